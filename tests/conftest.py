@@ -27,11 +27,8 @@ LONGEST = (
     "tests/e2e/test_schemathesis.py",
     "tests/equality/test_scores.py",
     "tests/service/engine/test_simulation.py",
-    "tests/service/http/test_protocol.py",
+    "tests/service/test_declared_errors.py",
     "tests/model/training/test_trainer.py",
-    "tests/service/api/test_streaming.py",
-    "tests/service/text/test_tokenizer_kinds.py",
-    "tests/service/test_faults.py",
 )
 
 

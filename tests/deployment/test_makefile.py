@@ -7,6 +7,8 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from tests.conftest import LONGEST
+
 MAKEFILE = Path("Makefile").read_text(encoding="utf-8")
 VERSION = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
@@ -36,6 +38,10 @@ def test_the_help_lists_every_target_with_its_description() -> None:
 def test_every_phony_target_has_a_description() -> None:
     described = re.findall(r"^([a-z-]+):.*  ## \S", MAKEFILE, flags=re.MULTILINE)
     assert sorted(described) == sorted(phony_targets())
+
+
+def test_the_files_that_start_first_exist() -> None:
+    assert [file for file in LONGEST if not Path(file).exists()] == []
 
 
 def test_the_default_version_of_the_images_is_the_projects() -> None:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import httpx2 as httpx
@@ -52,7 +52,10 @@ BEYOND: tuple[Mapping[str, Any], ...] = (
 # Fields that request a response of unlimited size.
 UNBOUNDED: tuple[Mapping[str, Any], ...] = ({"return_attention": True}, {"parameters": {"return_attention": True}})
 
-DOCUMENT: dict[str, Any] = create_app(Settings(), load_backend).openapi()
+
+@cache
+def document() -> dict[str, Any]:
+    return create_app(Settings(), load_backend).openapi()
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Operation:
     @property
     def _schema(self) -> Mapping[str, Any]:
         reference = self.described["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-        schema: Mapping[str, Any] = DOCUMENT["components"]["schemas"][reference.rsplit("/", 1)[1]]
+        schema: Mapping[str, Any] = document()["components"]["schemas"][reference.rsplit("/", 1)[1]]
         return schema
 
     @property
@@ -105,11 +108,12 @@ class Operation:
         return str(httpx.URL(path, params=query)) if query else path, {**body, **named}
 
 
-OPERATIONS = [
-    Operation(method.upper(), path, described)
-    for path, operations in DOCUMENT["paths"].items()
-    for method, described in operations.items()
-]
+def operations() -> list[Operation]:
+    return [
+        Operation(method.upper(), path, described)
+        for path, methods in document()["paths"].items()
+        for method, described in methods.items()
+    ]
 
 
 def as_it_is(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -198,7 +202,7 @@ async def bug(*_: Any, **__: Any) -> None:
 async def wrong(running: Running) -> AsyncIterator[None]:
     """Every route has a bug."""
     routes = [route for route in running.app.routes if isinstance(route, EndpointRoute)]
-    assert len(routes) == len(OPERATIONS)
+    assert len(routes) == len(operations())
     with pytest.MonkeyPatch.context() as patch:
         for route in routes:
             patch.setitem(vars(route.declared), "handler", bug)  # the same arguments, which are cached
@@ -321,7 +325,7 @@ async def test_every_route_returns_exactly_its_declared_errors(
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
     cause = CAUSES[code]
     async with caused(start, make_backend, cause) as running:
-        for operation in OPERATIONS:
+        for operation in operations():
             found = set()
             async with cause.state(running):
                 async for response in cause.responses(running, operation):
@@ -340,7 +344,7 @@ async def test_every_route_that_uses_a_model_is_subject_to_admission(
     caplog.set_level(logging.DEBUG, logs.access_logger.name)
     cause = Cause(full)
     async with caused(start, make_backend, cause) as running, full(running):
-        for operation in filter(lambda one: one.reads_body, OPERATIONS):
+        for operation in filter(lambda one: one.reads_body, operations()):
             responses = cause.responses(running, operation)
             found = {getattr(caplog.records[-1], logs.FIELDS)["code"] async for _ in responses}
             names_model = bool({"model_not_found", "empty_input"} & operation.errors.keys())
@@ -372,7 +376,7 @@ HEADS: Mapping[ErrorCode, bytes] = {
 def test_an_invalid_head_is_a_native_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
     assert HEADS.keys() == set(HEAD_ERRORS)
     with serve(header_timeout_s=0.05) as wire:
-        for operation in OPERATIONS:
+        for operation in operations():
             with wire.connect() as connection:
                 connection.sendall(f"{operation.method} {operation.path} HTTP/1.1\r\n".encode() + HEADS[code])
                 head, body = read_all(connection).split(b"\r\n\r\n")
@@ -383,9 +387,10 @@ def test_an_invalid_head_is_a_native_error_on_every_route(serve: Serve, code: Er
 
 async def test_every_example_of_a_body_succeeds(start: Start, make_backend: MakeBackend) -> None:
     cause = Cause(settings={"model_control": "explicit"})
-    operations = [one for one in OPERATIONS if one.reads_body]
     async with caused(start, make_backend, cause) as running:
-        for operation in sorted(operations, key=lambda one: one.path.endswith("/unload")):  # after all others
+        for operation in sorted(
+            filter(lambda one: one.reads_body, operations()), key=lambda one: one.path.endswith("/unload")
+        ):  # after all others
             for example in operation.examples:
                 responses = Cause().responses_to(example, running, operation)
                 statuses = [response.status_code async for response in responses]
