@@ -16,7 +16,7 @@ from service.fields import MAX_INPUTS
 ENV_PREFIX = "SIGHTLINE_"
 DEFAULT_MAX_INPUTS = 32
 # Compatibility APIs; service/compat/ has a module or a package for each.
-COMPATIBLE_APIS = ("openai", "open-inference", "tgi", "tei", "libretranslate")
+COMPATIBLE_APIS = ("openai", "open-inference", "tgi", "tei", "libretranslate", "ollama")
 
 ALL_MODELS = "*"  # value of `lazy_models`
 

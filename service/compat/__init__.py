@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from service.api.endpoint import Endpoint, ErrorFormat
-from service.compat import huggingface, libretranslate, open_inference, openai, tei, tgi
+from service.compat import huggingface, libretranslate, ollama, open_inference, openai, tei, tgi
 from service.compat.common import SENTENCE_ERRORS
 
 APIS: Mapping[str, Sequence[Endpoint]] = MappingProxyType(
@@ -14,6 +14,7 @@ APIS: Mapping[str, Sequence[Endpoint]] = MappingProxyType(
         "tgi": (*tgi.ENDPOINTS, *huggingface.ENDPOINTS),
         "tei": (*tei.ENDPOINTS, *huggingface.ENDPOINTS),
         "libretranslate": libretranslate.ENDPOINTS,
+        "ollama": ollama.ENDPOINTS,
     }
 )
 """The endpoints of each API; those that two APIs share are in both."""
@@ -26,4 +27,5 @@ def endpoints(names: Sequence[str]) -> list[Endpoint]:
 
 def error_formats(names: Sequence[str]) -> dict[str, ErrorFormat]:
     """Return the error formats of paths without an endpoint, by prefix of the path."""
-    return {"/v2/": SENTENCE_ERRORS} if "open-inference" in names else {}
+    prefixes = {"open-inference": "/v2/", "ollama": "/api/"}
+    return {prefix: SENTENCE_ERRORS for name, prefix in prefixes.items() if name in names}

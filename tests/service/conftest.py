@@ -148,7 +148,7 @@ class FakeRepository:
 MakeBackend = Callable[..., FakeBackend]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
     def make(*names: str, **options: Any) -> FakeBackend:
         sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 64, "max_target_tokens": 64}
@@ -307,7 +307,7 @@ class Wire:
 Serve = Callable[..., contextlib.AbstractContextManager[Wire]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve(make_backend: MakeBackend) -> Serve:
     """Return a function that starts a server and waits until it is ready, unless loading waits."""
 

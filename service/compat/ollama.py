@@ -1,0 +1,282 @@
+"""Ollama's API: text and dialogues as JSON lines, embeddings, and properties of the models."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from service import __version__
+from service.api.endpoint import JSON, NDJSON, TASK_ERRORS, Call, Endpoint, EventStream, line_of
+from service.api.messages import prompt_of
+from service.bundle import ChatTemplate, Manifest, Task
+from service.compat.common import SENTENCE_ERRORS, check_dimensions
+from service.compat.ollama_schemas import (
+    Capability,
+    DecodingBody,
+    DecodingOptions,
+    Details,
+    DialogueBody,
+    DialoguePart,
+    EmbedBody,
+    Embeddings,
+    GeneratedPart,
+    Logprob,
+    PromptBody,
+    ShowBody,
+    Shown,
+    Tags,
+    Version,
+)
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.encode import encode
+from service.inference.generate import generate, parameters_for
+from service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
+from service.inference.service import ServedModel
+from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from service.parameters import MODEL_DEFAULTS, NEUTRAL, GenerateParameters, given_parameters
+from service.text.chat import Prompt, apply_chat_template
+
+Content = Callable[[str], Mapping[str, Any]]  # fields of a text
+
+LATEST = ":latest"  # tag of the model names that clients show
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+FILTERS = ("top_k", "top_p", "min_p", "typical_p")
+CAPABILITIES: tuple[tuple[Task, Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
+OPTION_NAMES = {name: field.alias or name for name, field in DecodingOptions.model_fields.items()}
+
+
+async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventStream:
+    """Continue a prompt, or reply to it if the model has a chat template.
+
+    Unless `stream` is false, the response is `application/x-ndjson`: one JSON line for each token,
+    then a line with `done: true` and the token counts.
+    """
+    model = await call.model(name_of(call, body.model), "generate")
+    response = TextResponse(call, model, body, lambda text: {"response": text})
+    if not body.inputs:
+        return cast(GeneratedPart, response.loaded())
+    return cast(GeneratedPart | EventStream, await response.of(_prompt(model, body)))
+
+
+async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
+    """Reply to the last message of a dialogue.
+
+    Unless `stream` is false, the response is `application/x-ndjson`: one JSON line for each token,
+    then a line with `done: true` and the token counts.
+    """
+    model = await call.model(name_of(call, body.model), "generate")
+    response = TextResponse(call, model, body, lambda text: {"message": {"role": "assistant", "content": text}})
+    return cast(DialoguePart | EventStream, await response.of(prompt_of(model, body.inputs)))
+
+
+def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
+    if not body.inputs.strip():
+        raise ApiError("empty_input", field="inputs")
+    template = model.manifest.chat
+    if template is not None and not body.raw:
+        system = [body.system] if body.system else []
+        return apply_chat_template(template, system, [body.inputs], model.source_tokenizer)
+    if body.system:
+        reason = "It cannot be combined with raw: true." if template else f"{model.name} has no chat template."
+        raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
+    return Texts.one(body.inputs)
+
+
+def decoding_parameters(body: DecodingBody, model: ServedModel) -> GenerateParameters:
+    """Return the parameters of a body; the model's defaults are used for those that are absent.
+
+    Raises:
+        ApiError: `invalid_parameter` if an option needs sampling.
+    """
+    options = body.options or DecodingOptions()
+    given = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
+    has_limit = (options.max_new_tokens or 0) > 0
+    if not has_limit and (options.max_new_tokens is not None or model.manifest.generation.max_new_tokens is None):
+        given["max_new_tokens"] = model.manifest.limits.max_target_tokens
+    if options.temperature is not None:
+        given["do_sample"] = options.temperature > 0
+    parameters = parameters_for(model, given, stream=body.is_streamed, is_lenient=True)
+    for name in FILTERS if options.temperature is None and not parameters.do_sample else ():
+        if given.get(name, getattr(NEUTRAL, name)) != getattr(NEUTRAL, name):
+            raise ApiError("invalid_parameter", "It needs {temperature}, whose default is 0.", field=name)
+    return parameters
+
+
+class TextResponse:
+    """One text, whole or as JSON lines."""
+
+    def __init__(self, call: Call, model: ServedModel, body: DecodingBody, content: Content) -> None:
+        """Prepare a response; `content` returns the fields that hold a text."""
+        self._call = call
+        self._model = model
+        self._body = body
+        self._content = content
+
+    async def of(self, inputs: Texts | Prompt) -> Any:
+        """Generate from the inputs and return the response."""
+        parameters = decoding_parameters(self._body, self._model)
+        if self._body.is_streamed:
+            return EventStream(await stream(self._call, self._model, inputs, parameters), self, NDJSON)
+        result = await generate(self._call, self._model, inputs, parameters)
+        (output,) = result.outputs
+        end = self._end(output.finish_reason, result.usage, result.timings_ms)
+        return self._part(output.text, output.tokens) | end
+
+    def loaded(self) -> Any:
+        """Return the response to a request without a prompt, which only loads the model."""
+        return self._part("", []) | {"done": True, "done_reason": "load"}
+
+    def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
+        return line_of(self._part(event.text, [event.token]))
+
+    def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
+        return line_of(self._part("", []) | self._end(event.finish_reason, event.usage, event.timings_ms))
+
+    def close(self, stream: Stream) -> bytes:
+        return b""
+
+    def error(self, body: bytes) -> bytes:
+        return body + b"\n"
+
+    def _part(self, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
+        part = {"model": self._body.model, "created_at": rfc3339(time.time()), **self._content(text), "done": False}
+        return part | {"logprobs": [self._logprob(one) for one in tokens]} if self._body.logprobs and tokens else part
+
+    def _logprob(self, token: OutputToken) -> Logprob:
+        found: Logprob = {"token": token.text, "logprob": token.logprob}
+        if self._body.top_logprobs:
+            found["top_logprobs"] = [{"token": one.text, "logprob": one.logprob} for one in alternatives_of(token)]
+        return found
+
+    def _end(self, reason: str, usage: Usage, timings: TimingsMs) -> dict[str, Any]:
+        return {
+            "done": True,
+            "done_reason": FINISH_REASONS[reason],
+            "total_duration": nanoseconds(timings.total),
+            "load_duration": 0,
+            "prompt_eval_count": usage.input_tokens,
+            "prompt_eval_duration": nanoseconds(timings.encode),
+            "eval_count": usage.output_tokens,
+            "eval_duration": nanoseconds(timings.decode),
+        }
+
+
+async def embed(call: Call, body: EmbedBody) -> Embeddings:
+    """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
+    model = await call.model(name_of(call, body.model), "encode")
+    result = await encode(call, model, body.inputs, normalize=True, truncate=body.truncate is not False)
+    check_dimensions(body.dimensions, result.dimensions)
+    return {
+        "model": body.model,
+        "embeddings": result.embeddings,
+        "total_duration": nanoseconds(result.timings_ms.total),
+        "load_duration": 0,
+        "prompt_eval_count": result.usage.input_tokens,
+    }
+
+
+async def tags(call: Call) -> Tags:
+    """List the models."""
+    return {
+        "models": [
+            {
+                "name": one.name,
+                "model": one.name,
+                "modified_at": rfc3339(one.created),
+                "size": sum(record.bytes for record in one.files.values()),
+                "digest": one.digest,
+                "details": details_of(one),
+            }
+            for one in call.manifests
+        ]
+    }
+
+
+async def show(call: Call, body: ShowBody) -> Shown:
+    """Describe one model."""
+    manifest = call.manifest(name_of(call, body.model))
+    limits, family = manifest.limits, family_of(manifest)
+    defaults = ((OPTION_NAMES.get(name), getattr(manifest.generation, name)) for name in MODEL_DEFAULTS)
+    return {
+        "license": manifest.license,
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in defaults if name and value is not None),
+        "template": "" if manifest.chat is None else template_text(manifest.chat),
+        "details": details_of(manifest),
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": manifest.parameters,
+            f"{family}.context_length": limits.max_source_tokens,
+            f"{family}.vocab_size": limits.vocabulary,
+        },
+        "capabilities": [name for task, name in CAPABILITIES if task in manifest.tasks],
+        "modified_at": rfc3339(manifest.created),
+    }
+
+
+async def version(call: Call) -> Version:
+    """Return the version of the service."""
+    return {"version": __version__}
+
+
+def name_of(call: Call, name: str) -> str:
+    """Return the name of a served model for a name that may have the tag `:latest`."""
+    return name if name in call.service.manifests else name.removesuffix(LATEST)
+
+
+def family_of(manifest: Manifest) -> str:
+    return manifest.origin.family if manifest.origin else manifest.architecture
+
+
+def details_of(manifest: Manifest) -> Details:
+    family = family_of(manifest)
+    return {
+        "parent_model": "",
+        "format": "onnx",
+        "family": family,
+        "families": [family],
+        "parameter_size": size_text(manifest.parameters),
+        "quantization_level": manifest.dtype,
+    }
+
+
+def size_text(count: int) -> str:
+    """Return a number of weights, such as `4.9M`."""
+    scale, unit = next((one for one in ((10**9, "B"), (10**6, "M"), (10**3, "K")) if count >= one[0]), (1, ""))
+    return f"{count / scale:.1f}{unit}" if unit else str(count)
+
+
+def template_text(template: ChatTemplate) -> str:
+    """Return the texts of a chat template for one turn: system message, user message, reply."""
+    return f"{template.begin}{template.system or ''}{template.user}{template.reply}"
+
+
+def rfc3339(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def nanoseconds(milliseconds: float) -> int:
+    return round(1e6 * milliseconds)
+
+
+_STREAMED: dict[str, Any] = {
+    "errors": (*TASK_ERRORS, "unsupported_parameter"),
+    "media_types": (JSON, NDJSON),
+    "error_format": SENTENCE_ERRORS,
+}
+ENDPOINTS = (
+    Endpoint("POST", "/api/generate", generate_text, GeneratedPart, **_STREAMED),
+    Endpoint("POST", "/api/chat", chat, DialoguePart, **_STREAMED),
+    Endpoint(
+        "POST",
+        "/api/embed",
+        embed,
+        Embeddings,
+        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
+        error_format=SENTENCE_ERRORS,
+    ),
+    Endpoint("GET", "/api/tags", tags, Tags, errors=("loading",), error_format=SENTENCE_ERRORS),
+    Endpoint("POST", "/api/show", show, Shown, errors=("model_not_found", "loading"), error_format=SENTENCE_ERRORS),
+    Endpoint("GET", "/api/version", version, Version, error_format=SENTENCE_ERRORS),
+)

@@ -1,0 +1,276 @@
+"""Requests and responses of Ollama's API. In a request, null equals omitting the field."""
+
+from typing import Annotated, Any, Literal, NotRequired, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from typing_extensions import TypedDict
+
+from service.api.messages import Messages, check_dialogue
+from service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
+from service.inference.results import Numbers
+from service.parameters import (
+    MinP,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    TopK,
+    TopLogprobs,
+    TopP,
+    TypicalP,
+)
+
+IGNORED = "Accepted for compatibility; ignored."
+Capability = Literal["completion", "embedding"]
+RequiredModel = Annotated[
+    str, Field(min_length=1, max_length=128, description="Name of the model; the tag `:latest` may follow it.")
+]
+KeepAlive = Annotated[float | str | None, Field(description=IGNORED)]
+
+
+class DecodingOptions(RequestBody):
+    """Options of a generation. Those that are absent have the defaults of the model."""
+
+    max_new_tokens: Annotated[int, Field(ge=-2, le=65536)] | None = Field(
+        default=None,
+        alias="num_predict",
+        description="Maximum number of generated tokens. The default is that of the model; without one, and with 0, -1 "
+        "and -2, it is as many as the model can generate.",
+    )
+    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
+        default=None,
+        description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
+        "model samples by default.",
+    )
+    top_k: TopK | None = None
+    top_p: TopP | None = None
+    min_p: MinP | None = None
+    typical_p: TypicalP | None = None
+    seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
+    stop: Stop | None = None
+    repetition_penalty: RepetitionPenalty | None = Field(default=None, alias="repeat_penalty")
+    repeat_last_n: Annotated[Any, must_equal(-1)] = None
+    presence_penalty: Annotated[Any, must_equal(0)] = None
+    frequency_penalty: Annotated[Any, must_equal(0)] = None
+    tfs_z: Annotated[Any, must_equal(1)] = None
+    mirostat: Annotated[Any, must_equal(0)] = None
+    mirostat_tau: float | None = Field(default=None, description=IGNORED)
+    mirostat_eta: float | None = Field(default=None, description=IGNORED)
+    penalize_newline: bool | None = Field(default=None, description=IGNORED)
+    num_keep: int | None = Field(default=None, description=IGNORED)
+    num_ctx: int | None = Field(default=None, description=f"{IGNORED} The limits of the model apply.")
+    num_batch: int | None = Field(default=None, description=IGNORED)
+    num_gpu: int | None = Field(default=None, description=IGNORED)
+    main_gpu: int | None = Field(default=None, description=IGNORED)
+    num_thread: int | None = Field(default=None, description=IGNORED)
+    numa: bool | None = Field(default=None, description=IGNORED)
+    low_vram: bool | None = Field(default=None, description=IGNORED)
+    f16_kv: bool | None = Field(default=None, description=IGNORED)
+    logits_all: bool | None = Field(default=None, description=IGNORED)
+    vocab_only: bool | None = Field(default=None, description=IGNORED)
+    use_mmap: bool | None = Field(default=None, description=IGNORED)
+    use_mlock: bool | None = Field(default=None, description=IGNORED)
+    embedding_only: bool | None = Field(default=None, description=IGNORED)
+
+
+class DecodingBody(RequestBody):
+    """Fields that both text endpoints share."""
+
+    model: RequiredModel
+    stream: bool | None = Field(default=None, description="Send JSON lines as the text is generated; the default.")
+    options: DecodingOptions | None = Field(default=None, description="Generation parameters.")
+    logprobs: bool | None = Field(default=None, description="Return the log-probability of each token.")
+    top_logprobs: TopLogprobs | None = Field(
+        default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
+    )
+    keep_alive: KeepAlive = None
+    format: Annotated[Any, must_equal("")] = None
+    think: Annotated[Any, must_equal(False)] = None
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.stream is not False
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("invalid_parameter", "top_logprobs needs logprobs: true.", "top_logprobs")
+        return self
+
+
+class PromptBody(DecodingBody):
+    inputs: str = Field(
+        default="",
+        alias="prompt",
+        description="Prompt; an empty one only loads the model.",
+        json_schema_extra={"pattern": f"^$|{NOT_BLANK}"},
+    )
+    system: str | None = Field(default=None, description="System message; only for models with a chat template.")
+    raw: bool | None = Field(default=None, description="Do not apply the model's chat template to the prompt.")
+    suffix: Annotated[Any, must_equal("")] = None
+    template: Annotated[Any, must_equal("")] = None
+    context: Annotated[Any, must_equal([])] = None
+    images: Annotated[Any, must_equal([])] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"model": "multi30k-en-de", "prompt": "A man is riding a bicycle.", "stream": False},
+                {
+                    "model": "multi30k-en-de",
+                    "prompt": "A dog runs.",
+                    "options": {"temperature": 0.8, "top_k": 40, "seed": 7, "num_predict": 16},
+                },
+            ]
+        }
+    )
+
+
+class DialogueBody(DecodingBody):
+    inputs: Messages = Field(alias="messages")
+    tools: Annotated[Any, must_equal([])] = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "smalltalk-chat-gatt",
+                    "messages": [{"role": "user", "content": "Hello!"}],
+                    "stream": False,
+                }
+            ]
+        }
+    )
+
+    @model_validator(mode="after")
+    def _check_dialogue(self) -> Self:
+        check_dialogue(self.inputs)
+        return self
+
+
+class EmbedBody(RequestBody):
+    model: RequiredModel
+    inputs: Annotated[TextsWithoutIds, Field(alias="input", description="Text to encode, or a list of texts.")]
+    truncate: bool | None = Field(
+        default=None, description="Cut inputs that are too long instead of rejecting them; the default is true."
+    )
+    dimensions: int | None = Field(
+        default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
+    )
+    options: DecodingOptions | None = Field(default=None, description=IGNORED)
+    keep_alive: KeepAlive = None
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"model": "multi30k-en-de", "input": ["A dog runs.", "A cat sleeps."]},
+                {"model": "multi30k-en-de", "input": "A dog runs.", "truncate": False},
+            ]
+        }
+    )
+
+
+class ShowBody(RequestBody):
+    model: RequiredModel
+    verbose: bool | None = Field(default=None, description=IGNORED)
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de"}]})
+
+
+# Responses. The times of one call are in nanoseconds.
+
+Nanoseconds = Annotated[int, Field(ge=0)]
+
+
+class TokenLogprob(TypedDict):
+    token: Annotated[str, Field(description="Text of the token.")]
+    logprob: Annotated[float, Field(description="Natural logarithm of its probability.")]
+
+
+class Logprob(TokenLogprob):
+    top_logprobs: NotRequired[
+        Annotated[list[TokenLogprob], Field(description="Top alternatives at this position, best first.")]
+    ]
+
+
+class Part(TypedDict):
+    """A part of a text: the whole text, or the new text of a line of a stream.
+
+    The fields from `done_reason` on are in the whole text and in the last line.
+    """
+
+    model: Annotated[str, Field(description="Name of the model.")]
+    created_at: Annotated[str, Field(description="Time of this part, as in RFC 3339.")]
+    done: Annotated[bool, Field(description="True if nothing follows.")]
+    logprobs: NotRequired[Annotated[list[Logprob], Field(description="Tokens of this part; only if requested.")]]
+    done_reason: NotRequired[
+        Annotated[
+            Literal["stop", "length", "load"],
+            Field(description="Reason for the end: `stop`, `length`, or `load` if there was no prompt."),
+        ]
+    ]
+    total_duration: NotRequired[Annotated[Nanoseconds, Field(description="Duration of the call in nanoseconds.")]]
+    load_duration: NotRequired[Annotated[Nanoseconds, Field(description="Always 0.")]]
+    prompt_eval_count: NotRequired[Annotated[int, Field(description="Tokens of the prompt.")]]
+    prompt_eval_duration: NotRequired[
+        Annotated[Nanoseconds, Field(description="Time to encode the prompt in nanoseconds.")]
+    ]
+    eval_count: NotRequired[Annotated[int, Field(description="Generated tokens.")]]
+    eval_duration: NotRequired[Annotated[Nanoseconds, Field(description="Time to generate them in nanoseconds.")]]
+
+
+class GeneratedPart(Part):
+    response: Annotated[str, Field(description="Generated text, or its new part.")]
+
+
+class AssistantMessage(TypedDict):
+    role: Annotated[Literal["assistant"], Field(description="Always `assistant`.")]
+    content: Annotated[str, Field(description="Generated text, or its new part.")]
+
+
+class DialoguePart(Part):
+    message: Annotated[AssistantMessage, Field(description="Reply to the last message.")]
+
+
+class Embeddings(TypedDict):
+    model: Annotated[str, Field(description="Name of the model.")]
+    embeddings: Annotated[list[Numbers], Field(description="One vector of length 1 for each input, in order.")]
+    total_duration: Annotated[Nanoseconds, Field(description="Duration of the call in nanoseconds.")]
+    load_duration: Annotated[Nanoseconds, Field(description="Always 0.")]
+    prompt_eval_count: Annotated[int, Field(description="Tokens of the inputs.")]
+
+
+class Details(TypedDict):
+    parent_model: Annotated[str, Field(description="Always empty.")]
+    format: Annotated[Literal["onnx"], Field(description="Always `onnx`.")]
+    family: Annotated[str, Field(description="Architecture of the model.")]
+    families: Annotated[list[str], Field(description="The family alone.")]
+    parameter_size: Annotated[str, Field(description="Number of weights, such as `4.9M`.")]
+    quantization_level: Annotated[str, Field(description="Data type of the weights.")]
+
+
+class Tag(TypedDict):
+    name: Annotated[str, Field(description="Name of the model.")]
+    model: Annotated[str, Field(description="Name of the model.")]
+    modified_at: Annotated[str, Field(description="Time of the export, as in RFC 3339.")]
+    size: Annotated[int, Field(description="Size of the bundle's files in bytes.")]
+    digest: Annotated[str, Field(description="SHA-256 of the bundle's files.")]
+    details: Annotated[Details, Field(description="Properties of the model.")]
+
+
+class Tags(TypedDict):
+    models: Annotated[list[Tag], Field(description="Served models, sorted by name.")]
+
+
+class Shown(TypedDict):
+    license: Annotated[str, Field(description="License of the weights.")]
+    modelfile: Annotated[str, Field(description="Always empty: models are bundles.")]
+    parameters: Annotated[str, Field(description="Defaults of the options that the model sets, one on each line.")]
+    template: Annotated[str, Field(description="Chat template, with `{}` for messages; empty if there is none.")]
+    details: Annotated[Details, Field(description="Properties of the model.")]
+    model_info: Annotated[dict[str, Any], Field(description="Sizes and limits of the model.")]
+    capabilities: Annotated[list[Capability], Field(description="`completion` for text, `embedding` for vectors.")]
+    modified_at: Annotated[str, Field(description="Time of the export, as in RFC 3339.")]
+
+
+class Version(TypedDict):
+    version: Annotated[str, Field(description="Version of the service.")]

@@ -1,0 +1,217 @@
+"""Ollama's API through the unmodified `ollama` package, and the form of its JSON lines."""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+from ollama import Client, ResponseError
+
+from service import __version__
+from service.bundle import ChatTemplate, GenerationDefaults
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import FakeBackend, Serve, Wire
+from tests.support.fake_runner import Faults, fake_manifest
+
+TEMPLATE = ChatTemplate(begin="", system="S: {}\n", user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
+GREETING = {"role": "user", "content": "a dog"}
+
+
+def backend_of(tokenizer: TextTokenizer, **options: Any) -> FakeBackend:
+    """Return a backend with a model that chats, `talker`, and a translator, `fake`."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    talker = fake_manifest("talker", decoder_start="source", **sizes).model_copy(
+        update={"chat": TEMPLATE, "generation": GenerationDefaults(repetition_penalty=1.5)}
+    )
+    return FakeBackend(tokenizer, (fake_manifest("fake", **sizes), talker), **options)
+
+
+@pytest.fixture(scope="module")
+def wire(serve: Serve, tokenizer: TextTokenizer) -> Iterator[Wire]:
+    with serve(backend_of(tokenizer)) as wire:
+        yield wire
+
+
+@pytest.fixture(scope="module")
+def client(wire: Wire) -> Iterator[Client]:
+    with client_of(wire) as client:
+        yield client
+
+
+def client_of(wire: Wire) -> Client:
+    return Client(f"http://127.0.0.1:{wire.port}")
+
+
+def own(wire: Wire, model: str, text: str, **parameters: Any) -> Any:
+    """Return the output of the native endpoint."""
+    status, result = wire.post("/v1/generate", {"model": model, "inputs": text, "parameters": parameters})
+    assert status == 200, result
+    return result
+
+
+def test_a_text_equals_the_text_of_generate(wire: Wire, client: Client) -> None:
+    response = client.generate("fake", "a dog")
+    expected = own(wire, "fake", "a dog", max_new_tokens=120)
+    assert response.response == expected["outputs"][0]["text"]
+    assert (response.prompt_eval_count, response.eval_count) == tuple(expected["usage"].values())
+    assert (response.model, response.done, response.done_reason) == ("fake", True, "stop")
+    assert response.total_duration is not None and response.prompt_eval_duration is not None
+    assert 0 < response.prompt_eval_duration < response.total_duration
+    assert response.created_at is not None
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(response.created_at)).total_seconds()) < 60
+
+
+def test_options_are_the_parameters_of_generate(wire: Wire, client: Client) -> None:
+    options = {"num_predict": 3, "temperature": 1.5, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 5, "num_ctx": 512}
+    response = client.generate("fake", "a dog", options=options)
+    sampling = {"do_sample": True, "temperature": 1.5, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 5}
+    expected = own(wire, "fake", "a dog", max_new_tokens=3, **sampling)
+    assert response.response == expected["outputs"][0]["text"]
+    assert (response.done_reason, response.eval_count) == ("length", 3)
+    stop = str(response.response)[-1]
+    stopped = client.generate("fake", "a dog", options={"stop": [stop], "repeat_penalty": 1.2})
+    expected = own(wire, "fake", "a dog", max_new_tokens=120, stop=[stop], repetition_penalty=1.2)
+    assert stopped.response == expected["outputs"][0]["text"]
+
+
+@pytest.mark.parametrize("limit", [-2, -1, 0, None])
+def test_without_a_limit_as_many_tokens_are_generated_as_the_model_can(
+    wire: Wire, client: Client, limit: int | None
+) -> None:
+    response = client.generate("fake", "a dog", options={"num_predict": limit})
+    assert response.eval_count == own(wire, "fake", "a dog", max_new_tokens=120)["usage"]["output_tokens"]
+
+
+def test_a_prompt_is_the_user_s_message_if_the_model_chats(wire: Wire, client: Client) -> None:
+    response = client.generate("talker", "a dog", system="x")
+    expected = own(wire, "talker", "S: x\nU: a dog\nB:", max_new_tokens=120)
+    assert response.response == expected["outputs"][0]["text"]
+    raw = client.generate("talker", "a dog", raw=True)
+    assert raw.response == own(wire, "talker", "a dog", max_new_tokens=120)["outputs"][0]["text"]
+
+
+def test_a_reply_equals_that_of_chat_completions(wire: Wire, client: Client) -> None:
+    dialogue = [{"role": "system", "content": "x"}, GREETING, {"role": "assistant", "content": "Hund"}, GREETING]
+    response = client.chat("talker", dialogue, options={"num_predict": 9})
+    _, expected = wire.post("/v1/chat/completions", {"model": "talker", "messages": dialogue, "max_tokens": 9})
+    assert response.message.role == "assistant"
+    assert response.message.content == expected["choices"][0]["message"]["content"]
+    assert client.chat("talker", [*dialogue, response.message, GREETING]).done  # a reply can be sent back
+
+
+def test_the_parts_of_a_stream_form_the_whole_text(client: Client) -> None:
+    whole, parts = client.generate("fake", "a dog"), list(client.generate("fake", "a dog", stream=True))
+    assert "".join(part.response or "" for part in parts) == whole.response
+    assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert (parts[-1].eval_count, parts[-1].done_reason) == (whole.eval_count, "stop")
+    reply, pieces = client.chat("talker", [GREETING]), list(client.chat("talker", [GREETING], stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == reply.message.content
+    assert {piece.message.role for piece in pieces} == {"assistant"}
+
+
+def test_a_request_streams_json_lines_by_default(wire: Wire) -> None:
+    connection = wire.http()
+    body = json.dumps({"model": "fake", "prompt": "a dog"})
+    connection.request("POST", "/api/generate", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.headers["Content-Type"] == "application/x-ndjson"
+    lines = response.read().decode().splitlines()
+    connection.close()
+    assert len(lines) > 2
+    assert json.loads(lines[0]).keys() == {"model", "created_at", "response", "done"}
+
+
+def test_log_probabilities_are_those_of_generate(wire: Wire, client: Client) -> None:
+    response = client.generate("fake", "a dog", logprobs=True, top_logprobs=2)
+    tokens = own(wire, "fake", "a dog", max_new_tokens=120, top_logprobs=2)["outputs"][0]["tokens"]
+    assert response.logprobs is not None
+    assert [(one.token, one.logprob) for one in response.logprobs] == [(one["text"], one["logprob"]) for one in tokens]
+    found = [[(top.token, top.logprob) for top in one.top_logprobs or ()] for one in response.logprobs]
+    assert found == [[(top["text"], top["logprob"]) for top in one["alternatives"]] for one in tokens]
+    streamed = [
+        one for part in client.generate("fake", "a dog", stream=True, logprobs=True) for one in part.logprobs or ()
+    ]
+    assert [one.token for one in streamed] == [one["text"] for one in tokens]
+
+
+def test_an_empty_prompt_loads_the_model(client: Client) -> None:
+    response = client.generate("fake", keep_alive="5m")
+    assert (response.response, response.done, response.done_reason) == ("", True, "load")
+
+
+def test_vectors_have_length_1(wire: Wire, client: Client) -> None:
+    response = client.embed("fake", ["a dog", "a"])
+    _, expected = wire.post("/v1/encode", {"model": "fake", "inputs": ["a dog", "a"], "normalize": True})
+    assert np.allclose(response.embeddings, expected["embeddings"], atol=1e-6)
+    assert response.prompt_eval_count == expected["usage"]["input_tokens"]
+    assert len(client.embed("fake", "a dog " * 500).embeddings) == 1  # longer than the model's limit
+    with pytest.raises(ResponseError, match="input must have at most 90 tokens") as caught:
+        client.embed("fake", "a dog " * 500, truncate=False)
+    assert caught.value.status_code == 422
+
+
+def test_models_are_listed_and_described(client: Client) -> None:
+    models = {model.model: model for model in client.list().models}
+    assert models.keys() == {"fake", "talker"}
+    details = models["fake"].details
+    assert details is not None and (details.format, details.quantization_level) == ("onnx", "float32")
+    shown = client.show("talker:latest")
+    assert (shown.capabilities, shown.parameters) == (["completion", "embedding"], "repeat_penalty 1.5")
+    assert shown.template == "S: {}\nU: {}\nB:"
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["fake.context_length"] == 90
+
+
+def test_the_version_is_that_of_the_service(wire: Wire) -> None:
+    status, body = wire.get("/api/version")
+    assert (status, json.loads(body)) == (200, {"version": __version__})
+
+
+@pytest.mark.parametrize("model", ["fake", "fake:latest"])
+def test_the_tag_latest_may_follow_a_name(client: Client, model: str) -> None:
+    assert client.generate(model, "a dog").model == model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ({"model": "gpt"}, 404, "There is no model of this name; the models are fake, talker."),
+        ({"options": {"top_p": 0.5}}, 422, "options.top_p needs options.temperature, whose default is 0."),
+        ({"options": {"num_predict": 999}}, 422, "options.num_predict must be at most 120 for fake, got 999."),
+        ({"options": {"mirostat": 2}}, 422, "options.mirostat must be 0 or null: other values are not supported."),
+        ({"options": {"num_predicts": 1}}, 422, "did you mean options.num_predict?"),
+        ({"format": "json"}, 422, 'format must be "" or null: other values are not supported.'),
+        ({"system": "x"}, 422, "system: fake has no chat template. Leave it out."),
+        ({"top_logprobs": 2}, 422, "top_logprobs needs logprobs: true."),
+        ({"prompt": " "}, 422, "prompt is empty"),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_errors_name_the_field_of_this_api(
+    client: Client, arguments: dict[str, Any], status: int, message: str, is_streamed: bool
+) -> None:
+    with pytest.raises(ResponseError) as caught:
+        list(client.generate(**{"model": "fake", "prompt": "a dog", "stream": is_streamed, **arguments}))
+    assert caught.value.status_code == status
+    assert message in caught.value.error
+
+
+def test_a_model_without_a_template_cannot_chat(client: Client) -> None:
+    with pytest.raises(ResponseError, match="fake has no chat template"):
+        client.chat("fake", [GREETING])
+
+
+def test_a_broken_stream_ends_with_an_error(serve: Serve, tokenizer: TextTokenizer) -> None:
+    with serve(backend_of(tokenizer, faults=Faults(step_calls=frozenset({2})))) as wire, client_of(wire) as client:
+        parts = client.generate("fake", "a dog", stream=True)
+        assert next(parts).response
+        with pytest.raises(ResponseError):
+            list(parts)
+
+
+def test_an_unknown_path_has_the_form_of_this_api(wire: Wire) -> None:
+    status, body = wire.get("/api/ps")
+    assert status == 404
+    assert json.loads(body)["error"].startswith("There is no such route.")
