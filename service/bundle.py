@@ -31,6 +31,9 @@ PREFILL_TOKENS = 32
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "similar"]
+MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `Attention`
+LabelKind = Literal["classes", "independent", "score", "tokens"]  # see `Manifest.label_kind`
+VectorPooling = Literal["mean", "first", "last", "max"]
 # Operators of graphs. "standard": only those of ONNX. "contrib": also those of ONNX Runtime.
 Ops = Literal["contrib", "standard"]
 
@@ -150,7 +153,7 @@ class Attention(_Part):
     Columns beyond the length of a sequence are undefined.
     """
 
-    kind: Literal["encoder", "encoder_slots", "cross", "decoder"]
+    kind: MapKind
     outputs: tuple[str, ...]
     layers: int
     heads: int
@@ -275,7 +278,7 @@ class Dense(_Part):
 class Embedding(_Part):
     """Computation of one vector from the hidden states of a text."""
 
-    pooling: Literal["mean", "first", "last", "max"]
+    pooling: VectorPooling
     dense: tuple[Dense, ...] = ()  # layers after pooling, in order
     normalize: bool  # scale vectors to Euclidean norm 1, after the layers
     # Texts put before an input, by name, for models trained with them: {"query": "query: "}.
@@ -420,7 +423,7 @@ class Manifest(_Part):
     labels: tuple[str, ...] = ()  # names in the order of the output with their scores
     # Output of the encoder graph: "classes" and "tokens" have log-probabilities, the others have
     # logits. See `Graph`.
-    label_kind: Literal["classes", "independent", "score", "tokens"] = "classes"
+    label_kind: LabelKind = "classes"
     languages: Languages | None = None  # only for translation models
     chat: ChatTemplate | None = None  # only for chat models
     generation: GenerationDefaults = GenerationDefaults()

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from service.bundle import MAX_BEAMS, GenerationDefaults
+from service.bundle import MAX_BEAMS, GenerationDefaults, MapKind
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
@@ -33,12 +33,17 @@ MAX_STOP_STRINGS = 4
 MAX_BIAS = 100
 MAX_BIASED_TOKENS = 1024
 MAX_SUPPRESSED_TOKENS = 1024
+MAX_TEMPERATURE = 10
+MAX_TOKENS = 65536  # bound of lengths and positions, beyond the limits of all models
+MAX_TOP_K = 1_000_000
 MAX_TOP_LOGPROBS = 5
 DEFAULT_NEW_TOKENS = 128
+# Descriptions that several APIs share.
+DEFAULT_LENGTH = f"The default is {DEFAULT_NEW_TOKENS}, capped at the model's limit."
+STOP_STRINGS = f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it."
 DECIMAL_ID = r"(0|[1-9][0-9]{0,9})"  # a token id as the key of an object
 
 Encoding = Literal["float", "base64"]
-Kind = Literal["encoder", "encoder_slots", "cross", "decoder"]
 Reduce = Literal["none", "mean", "max"]
 Units = Literal["tokens", "words"]
 
@@ -103,7 +108,7 @@ Stop = Annotated[
     WithJsonSchema(
         {
             "anyOf": [_STOP_SCHEMA, {"type": "array", "items": _STOP_SCHEMA, "maxItems": MAX_STOP_STRINGS}, NULL],
-            "description": f"Up to {MAX_STOP_STRINGS} strings that end the text and are cut from it.",
+            "description": STOP_STRINGS,
         }
     ),
 ]
@@ -144,7 +149,7 @@ Indices = Annotated[
     AfterValidator(_check_duplicates),
 ]
 HiddenSourceTokens = Annotated[
-    tuple[Annotated[int, Field(ge=-65536, le=65535)], ...],
+    tuple[Annotated[int, Field(ge=-MAX_TOKENS, le=MAX_TOKENS - 1)], ...],
     Field(
         strict=False,
         max_length=1024,
@@ -158,19 +163,19 @@ NumNewTokens = Annotated[
     int,
     Field(
         ge=1,
-        le=65536,
-        description="Maximum number of generated tokens. The end token counts, a prefix does not. The default is "
-        f"{DEFAULT_NEW_TOKENS}, capped at the model's limit.",
+        le=MAX_TOKENS,
+        description=f"Maximum number of generated tokens. The end token counts, a prefix does not. {DEFAULT_LENGTH}",
     ),
 ]
 MinNewTokens = Annotated[
-    int, Field(ge=0, le=65536, description="Minimum number of generated tokens before the end token is allowed.")
+    int, Field(ge=0, le=MAX_TOKENS, description="Minimum number of generated tokens before the end token is allowed.")
 ]
 Temperature = Annotated[
-    float, Field(gt=0, le=10, description="Divisor of the logits; values above 1 make samples more diverse.")
+    float,
+    Field(gt=0, le=MAX_TEMPERATURE, description="Divisor of the logits; values above 1 make samples more diverse."),
 ]
 TopK = Annotated[
-    int, Field(ge=0, le=1_000_000, description="Sample from this many of the most probable tokens; 0 disables it.")
+    int, Field(ge=0, le=MAX_TOP_K, description="Sample from this many of the most probable tokens; 0 disables it.")
 ]
 TopP = Annotated[
     float,
@@ -203,7 +208,7 @@ RepetitionPenalty = Annotated[
     float, Field(ge=0.01, le=10, description="Values above 1 make tokens that already occurred less likely.")
 ]
 NgramSize = Annotated[
-    int, Field(ge=0, le=65536, description="Token n-grams of this size occur at most once; 0 disables it.")
+    int, Field(ge=0, le=MAX_TOKENS, description="Token n-grams of this size occur at most once; 0 disables it.")
 ]
 
 Language = Annotated[
@@ -221,7 +226,7 @@ class AttentionSelection(RequestBody):
 
     kinds: (
         Annotated[
-            list[Kind],
+            list[MapKind],
             Field(min_length=1, max_length=4, fail_fast=True, json_schema_extra=EACH_ONCE),
             AfterValidator(_check_duplicates),
         ]
@@ -257,11 +262,8 @@ ReturnAttention = Annotated[
 # Parameters that have an effect only if tokens are sampled, and only with beam search.
 SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
 BEAM_PARAMETERS = ("length_penalty", "early_stopping")
-# Parameters whose defaults a model can set.
-MODEL_DEFAULTS = (
-    *("num_beams", "length_penalty", "early_stopping", "min_new_tokens", "max_new_tokens", "no_repeat_ngram_size"),
-    *("repetition_penalty", "do_sample", "temperature", "top_k", "top_p"),
-)
+# Parameters whose defaults a model can set; the other settings always apply.
+MODEL_DEFAULTS = tuple(GenerationDefaults.model_fields.keys() - {"suppress_tokens", "force_end"})
 
 
 def complete_parameters_schema(schema: dict[str, Any]) -> None:

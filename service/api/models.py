@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service.api.endpoint import Call, Endpoint, PathModel
-from service.bundle import LanguageCode, Manifest
+from service.bundle import LabelKind, LanguageCode, Manifest, MapKind, VectorPooling
 from service.inference.maps import AttentionWindow, window_of
 from service.inference.service import ModelState
-from service.parameters import MODEL_DEFAULTS, Kind
+from service.parameters import MODEL_DEFAULTS
 
 STATES = (
     "`ready`: the model is loaded. `unloaded`, `loading`, `failed`: SIGHTLINE_LAZY_MODELS names the model. Its first "
@@ -22,7 +22,7 @@ class AttentionKind:
     """Attention maps of one kind that a model returns."""
 
     kind: Annotated[
-        Kind, Field(description="Kind of attention: of the encoder, between decoder and encoder, or of the decoder.")
+        MapKind, Field(description="Kind of attention: of the encoder, between decoder and encoder, or of the decoder.")
     ]
     layers: Annotated[int, Field(description="Number of layers.")]
     heads: Annotated[int, Field(description="Number of heads in each layer.")]
@@ -79,9 +79,7 @@ class ParameterDefaults:
 class EmbeddingSettings:
     """The defaults of a model that was trained to embed texts."""
 
-    pooling: Annotated[
-        Literal["mean", "first", "last", "max"], Field(description="Reduction of the token vectors to one vector.")
-    ]
+    pooling: Annotated[VectorPooling, Field(description="Reduction of the token vectors to one vector.")]
     normalize: Annotated[bool, Field(description="True if vectors get length 1.")]
     prompts: Annotated[dict[str, str], Field(description="Texts put before an input, by the name of the prompt.")]
     default_prompt: Annotated[
@@ -178,7 +176,7 @@ class ModelDetails(ModelCard):
     memory: Annotated[MemoryUse, Field(description="Memory of the model.")]
     labels: Annotated[list[str], Field(description="Labels of a classifier; empty for other models.")]
     label_kind: Annotated[
-        Literal["classes", "independent", "score", "tokens"] | None,
+        LabelKind | None,
         Field(
             description="Meaning of the scores: of labels that exclude each other, of independent labels, of the "
             "relevance of a document, or of the label of each token; null if the model has no labels."

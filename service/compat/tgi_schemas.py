@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from service.fields import RequestBody, Text, must_equal
 from service.parameters import (
+    DEFAULT_LENGTH,
     Language,
     NumNewTokens,
     RepetitionPenalty,
@@ -24,7 +25,7 @@ from service.parameters import (
 
 class TextGenerationParameters(RequestBody):
     max_new_tokens: NumNewTokens | None = Field(
-        default=None, description="Maximum number of generated tokens. The default is 128, capped at the model's limit."
+        default=None, description=f"Maximum number of generated tokens. {DEFAULT_LENGTH}"
     )
     do_sample: bool | None = Field(
         default=None,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
-from service.bundle import Manifest
+from service.bundle import Manifest, VectorPooling
 from service.engine.request import Encoded
 from service.errors import ApiError
 from service.fields import Texts
@@ -19,7 +19,7 @@ from service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_
 from service.inference.service import ServedModel
 from service.parameters import Encoding
 
-Pooling = Literal["mean", "first", "last", "max", "none"]
+Pooling = Literal[VectorPooling, "none"]
 Embeddings = Annotated[
     list[Any],
     WithJsonSchema(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.bundle import Attention
+from service.bundle import Attention, MapKind
 from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
@@ -17,7 +17,7 @@ from service.inference.call import Call, Ids
 from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
-from service.parameters import AttentionSelection, Encoding, Kind, Reduce, Units
+from service.parameters import AttentionSelection, Encoding, Reduce, Units
 from service.text.chat import Prompt
 from service.text.tokenizer import Offsets, TextTokenizer
 from service.text.words import Span, Word, merge_weights, words_of
@@ -48,7 +48,7 @@ def window_of(attention: Attention) -> AttentionWindow | None:
 class AttentionMap:
     """The selected attention maps of one kind."""
 
-    kind: Annotated[Kind, Field(description="Kind of attention.")]
+    kind: Annotated[MapKind, Field(description="Kind of attention.")]
     layers: Annotated[Sequence[int], Field(description="Indices of the layers in `data`.")]
     heads: Annotated[Sequence[int], Field(description="Indices of the heads in `data`, or those that were reduced.")]
     rows: Annotated[int, Field(description="Number of rows: the tokens or words that attend.")]
@@ -168,7 +168,7 @@ class MapLayout:
                 words.append(AxisWord(one.text, (one.start, one.end), tokens))
         return words
 
-    def groups(self, kind: Kind) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
+    def groups(self, kind: MapKind) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
         """Return the rows and the columns of each word; None if the columns are not tokens."""
         sources = [one.tokens for one in self.source_axis]
         if kind in ENCODER_KINDS:
@@ -176,7 +176,7 @@ class MapLayout:
         columns = [one.tokens for one in self.input_axis] if kind == "decoder" else sources
         return [one.tokens for one in self.target_axis], columns
 
-    def axes(self, kind: Kind) -> MapAxes:
+    def axes(self, kind: MapKind) -> MapAxes:
         """Return the special tokens of the rows and columns."""
         sources = _are_special(self.source.text_offsets)
         if kind in ENCODER_KINDS:

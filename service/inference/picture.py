@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import drawing
-from service.bundle import Manifest
+from service.bundle import Manifest, MapKind
 from service.drawing import Matrix
 from service.errors import ApiError
 from service.inference.maps import AttentionMap, TargetAttention
-from service.parameters import AttentionSelection, Kind
+from service.parameters import AttentionSelection
 
 View = Literal["heatmap", "alignment", "heads"]
-PREFERRED: tuple[Kind, ...] = ("cross", "encoder", "decoder", "encoder_slots")
-TITLES: dict[Kind, str] = {
+PREFERRED: tuple[MapKind, ...] = ("cross", "encoder", "decoder", "encoder_slots")
+TITLES: dict[MapKind, str] = {
     "encoder": "Encoder self-attention",
     "encoder_slots": "Encoder attention to projected keys",
     "cross": "Cross-attention",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.bundle import Manifest, MapKind
 from service.compat.open_inference.schemas import Datatype, InferParameters
 from service.compat.open_inference.tensors import DTYPES, padded
 from service.errors import ApiError
@@ -18,7 +18,7 @@ from service.inference.maps import AttentionMap
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
 from service.inference.tag import Entity, TagResult
-from service.parameters import AttentionSelection, GenerateParameters, Kind, TextParameters, given_parameters
+from service.parameters import AttentionSelection, GenerateParameters, TextParameters, given_parameters
 
 Task = Literal["generate", "classify", "rerank", "tag", "encode"]
 Result = Any  # result of the task that computes the output
@@ -46,8 +46,8 @@ class Output:
     task: Task
     read: Callable[[Result], NDArray[Any]]
     beside: Literal["alternatives", "maps"] | None = None  # additional result that the task must return
-    kind: Kind | None = None  # of attention map
-    any_kind: Kind | None = None  # of attention map that the model has
+    kind: MapKind | None = None  # of attention map
+    any_kind: MapKind | None = None  # of attention map that the model has
     parameters: Callable[[Result], Mapping[str, bool]] = lambda result: {}  # facts about the tensor
 
 
@@ -107,7 +107,7 @@ def attention_selection(parameters: InferParameters, outputs: Sequence[Output]) 
     if not maps:
         return None
     # Token names come with the maps of any kind.
-    kinds: list[Kind | None] = [output.kind for output in maps if output.kind is not None] or [maps[0].any_kind]
+    kinds: list[MapKind | None] = [output.kind for output in maps if output.kind is not None] or [maps[0].any_kind]
     return AttentionSelection.model_validate(
         {"kinds": list(dict.fromkeys(kinds))} | {name: getattr(parameters, name) for name in PARAMETERS["maps"]}
     )
@@ -199,18 +199,18 @@ def _maps(manifest: Manifest, task: Literal["generate", "classify", "rerank"]) -
     def attention(output: Any) -> Any:
         return output.attention if task == "generate" else output
 
-    def of_kind(kind: Kind) -> Callable[[Result], list[AttentionMap]]:
+    def of_kind(kind: MapKind) -> Callable[[Result], list[AttentionMap]]:
         return lambda result: [one for output in result.outputs for one in attention(output).maps if one.kind == kind]
 
-    def data(kind: Kind) -> Callable[[Result], NDArray[Any]]:
+    def data(kind: MapKind) -> Callable[[Result], NDArray[Any]]:
         maps = of_kind(kind)
         return lambda result: padded([one.data.reshape(one.shape) for one in maps(result)], "FP32")
 
-    def facts(kind: Kind) -> Callable[[Result], Mapping[str, bool]]:
+    def facts(kind: MapKind) -> Callable[[Result], Mapping[str, bool]]:
         maps = of_kind(kind)
         return lambda result: {"normalized": all(one.normalized for one in maps(result))}
 
-    def shape(kind: Kind) -> Callable[[Result], NDArray[Any]]:
+    def shape(kind: MapKind) -> Callable[[Result], NDArray[Any]]:
         maps = of_kind(kind)
         return lambda result: np.asarray([one.shape for one in maps(result)], "<i8")
 

@@ -29,7 +29,11 @@ from service.inference.service import ServedModel
 from service.parameters import (
     AT_MOST_ONE,
     BEAM_PARAMETERS,
+    DEFAULT_LENGTH,
+    MAX_TEMPERATURE,
+    MAX_TOP_K,
     NEUTRAL,
+    STOP_STRINGS,
     EarlyStopping,
     Encoding,
     GenerateParameters,
@@ -93,22 +97,22 @@ class DecodingBody(RequestBody):
     max_new_tokens: NumNewTokens | None = Field(
         default=None,
         alias="max_tokens",
-        description="Maximum number of generated tokens. The default is 128, capped at the model's limit.",
+        description=f"Maximum number of generated tokens. {DEFAULT_LENGTH}",
     )
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
         default=None,
         description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
         "model samples by default.",
     )
     top_p: TopP | None = None
-    top_k: Annotated[int, Field(ge=-1, le=1_000_000), AfterValidator(lambda count: max(0, count))] | None = Field(
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K), AfterValidator(lambda count: max(0, count))] | None = Field(
         default=None, description="Sample from this many of the most probable tokens; -1 and 0 disable it."
     )
     seed: Seed | None = Field(default=None, description="Seed of the sampling; choice i uses seed + i.")
     num_return_sequences: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, alias="n", description="Number of texts for each prompt: samples, or the best of a beam search."
     )
-    stop: Annotated[Stop | None, Field(description="Up to 4 strings that end the text and are cut from it.")] = None
+    stop: Annotated[Stop | None, Field(description=STOP_STRINGS)] = None
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
     user: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
