@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -14,11 +14,13 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
     PlainValidator,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
@@ -88,6 +90,19 @@ class RequestBody(BaseModel):
         schema = handler(core_schema)
         describe_optional_fields(handler.resolve_ref_schema(schema))
         return schema
+
+
+class NullsOmitted(BaseModel):
+    """Base of models in which a null equals omitting the field."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _omit_nulls(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Remove fields that are null from `model_fields_set`."""
+        model = handler(value)
+        if isinstance(value, dict):
+            model.model_fields_set.difference_update([name for name, one in value.items() if one is None])
+        return model
 
 
 def is_word(name: str) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -10,10 +10,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     PlainValidator,
     WithJsonSchema,
-    model_validator,
 )
 
 from service.bundle import MAX_BEAMS, GenerationDefaults, MapKind
@@ -21,6 +19,7 @@ from service.fields import (
     MAX_ID,
     MAX_INPUTS,
     NULL,
+    NullsOmitted,
     RequestBody,
     TextOrTexts,
     field_error,
@@ -323,7 +322,7 @@ class TextParameters(RequestBody):
         return suppressed + [("logit_bias", token_id, token_id) for token_id, _ in self.logit_bias or ()]
 
 
-class GenerateParameters(TextParameters):
+class GenerateParameters(TextParameters, NullsOmitted):
     """Generation parameters, with the names, meanings and defaults of Hugging Face's `generate`."""
 
     # The bodies of compatible APIs have fields with these names; their aliases are the names of the
@@ -341,15 +340,6 @@ class GenerateParameters(TextParameters):
             "hidden_source_tokens."
         ),
     ] = False
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _omit_nulls(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Remove parameters that are null from `model_fields_set`: null equals omitting them."""
-        parameters = handler(value)
-        if isinstance(value, dict):
-            parameters.model_fields_set.difference_update([name for name, one in value.items() if one is None])
-        return parameters
 
 
 PARAMETER_NAMES = tuple(GenerateParameters.model_fields)

@@ -187,12 +187,12 @@ class ModelDetails(ModelCard):
 
 async def list_models(call: Call) -> ModelList:
     """List the models."""
-    return ModelList("list", [card_of(one, call.service.state_of(one.name)) for one in call.manifests])
+    return ModelList("list", [card_of(one, call.service.state_of(one.name)) for one in call.service.all_manifests()])
 
 
 async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     """Describe one model: its limits, its attention, its memory, and the provider that runs it."""
-    service, manifest = call.service, call.manifest(model_id)
+    service, manifest = call.service, call.service.find_manifest(model_id)
     model, limits = service.models.get(manifest.name), manifest.limits
     memory = NO_MEMORY
     if model is not None:

@@ -54,13 +54,13 @@ def manifest_of_query(
 ) -> Manifest:
     """Return the manifest of the model that the query `?model=` names, or of the default model.
 
-    See `Call.manifest` for the parameters.
+    See `Service.find_manifest` for the parameters.
 
     Raises:
-        ApiError: see `Call.manifest`.
+        ApiError: see `Service.find_manifest`.
     """
     try:
-        return call.manifest(name, task, default_for)
+        return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
         raise _with_advice(error) from None
 

@@ -147,7 +147,7 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
     """
     cross = next((one for one in model.manifest.attention if one.kind == "cross"), None)
     if cross is None:
-        able = [one.name for one in call.manifests if any(kind.kind == "cross" for kind in one.attention)]
+        able = [one.name for one in call.service.all_manifests() if any(kind.kind == "cross" for kind in one.attention)]
         advice = f"models that can: {', '.join(able)}" if able else "no served model has any"
         message = f"{model.name} cannot align words, because it has no cross-attention; {advice}."
         raise ApiError("unsupported_task", message, field="model")

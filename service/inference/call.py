@@ -8,9 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from prometheus_client import Histogram
-
-from service.bundle import Manifest, Task
+from service.bundle import Task
 from service.engine.request import (
     Cancelled,
     Compared,
@@ -90,7 +88,8 @@ class Call:
         self._arrived: deque[Arrival] = deque()
         self._expiry: asyncio.TimerHandle | None = None
         self._tokenize_s = 0.0
-        self._latency: tuple[Histogram, float] | None = None
+        # Records the latency of the response, once it can no longer fail.
+        self.observe_latency: Callable[[], None] = lambda: None
 
     @property
     def seconds_left(self) -> float:
@@ -103,6 +102,7 @@ class Call:
             if not future.is_done:
                 future.cancel()
         self._futures.clear()  # whose listeners hold this call
+        self._failure = None  # its traceback holds this call
         if self._expiry is not None:
             self._expiry.cancel()
         if self.controller is not None and self.reservation is not None:
@@ -111,67 +111,24 @@ class Call:
 
     # Admission
 
-    @property
-    def manifests(self) -> list[Manifest]:
-        """Manifests of all models, also of those that are loaded on their first use, sorted by
-        name.
-
-        Raises:
-            ApiError: `loading`.
-        """
-        if not self.service.is_loaded:
-            raise ApiError("loading")
-        return list(self.service.manifests.values())
-
-    def manifest(self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None) -> Manifest:
-        """Return the manifest of the model that the call names, or of a default model.
-
-        It does not load the model.
-
-        Args:
-            name: name of the model; None for the default model.
-            task: task that the model must be able to do.
-            default_for: task whose default model is used, if it is not `task`.
-
-        Raises:
-            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
-                `task`.
-        """
-        service = self.service
-        default_task = default_for or task or "generate"
-        requested = service.default_models.get(default_task, service.default_model) if name is None else name
-        manifest = service.manifests.get(requested)
-        if manifest is None:
-            if not service.is_loaded or requested in service.replaced_models:
-                raise ApiError("loading")
-            names = f"the models are {', '.join(service.manifests)}" if service.manifests else "no model is loaded"
-            message = f"There is no model of this name; {names}."
-            if name is None:
-                message = f"The default model is not loaded; {names}."
-            raise ApiError("model_not_found", message, field="model")
-        if task is not None and task not in manifest.tasks:
-            message = f"{manifest.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
-            raise ApiError("unsupported_task", message, field="model")
-        return manifest
-
     async def model(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
     ) -> ServedModel:
         """Return the model that the call names, or a default model, and load it if necessary.
 
-        See `manifest` for the parameters.
+        See `Service.find_manifest` for the parameters.
 
         Raises:
-            ApiError: see `manifest` and `load_on_first_use`.
+            ApiError: see `Service.find_manifest` and `load_on_first_use`.
         """
         service = self.service
         default_task = default_for or task or "generate"
         requested = service.default_models.get(default_task, service.default_model) if name is None else name
         model = service.models.get(requested)
         if model is None or (task is not None and task not in model.manifest.tasks):
-            self.manifest(name, task, default_for)
+            service.find_manifest(name, task, default_for)
             model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
-            self.manifest(requested, task)  # the bundle may have changed since the service started
+            service.find_manifest(requested, task)  # the bundle may have changed since the service started
         return model
 
     def reserve(
@@ -264,49 +221,63 @@ class Call:
                 raised immediately.
             ClientGoneError: the client closed the connection.
         """
-        if self._failure is not None:
-            raise self._failure
-        outputs: dict[int, tuple[T, Result]] = {}
-        waiter = self._waiter = asyncio.get_running_loop().create_future()
-
-        def on_event(index: int, event: Event) -> None:
-            if waiter.done():
-                return
-            try:
-                result = event if isinstance(event, kind) else result_of(event, kind)
-                outputs[index] = convert(index, result), result
-            except Exception as error:
-                waiter.set_exception(error)
-            else:
-                if len(outputs) == len(requests):
-                    waiter.set_result(None)
-
-        self._submit(model, requests, on_event)
-        await waiter
+        outputs = self._submit(model, requests, kind, convert)
+        while len(outputs) < len(requests):
+            if self._failure is not None:
+                raise self._failure
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
         ordered = [outputs[index] for index in range(len(requests))]
         return [output for output, _ in ordered], [result for _, result in ordered]
 
     def start_stream(self, model: ServedModel, requests: Sequence[Request]) -> None:
         """Submit requests; `next_arrivals` returns their events."""
-        self._submit(model, requests, self._on_stream_event)
+        self._submit(model, requests, Generated, None)
 
-    def _submit(self, model: ServedModel, requests: Sequence[Request], on_event: Callable[[int, Event], None]) -> None:
+    def _submit(
+        self,
+        model: ServedModel,
+        requests: Sequence[Request],
+        kind: type[Result],
+        convert: Callable[[int, Result], T] | None,
+    ) -> dict[int, tuple[T, Result]]:
         """Submit requests to the engine; `close` cancels those that have not finished.
 
         At most as many requests as the call has reserved sequences are in the engine at once. The
         others follow as soon as earlier ones have succeeded.
+
+        Returns:
+            The outputs and results by the index of their request, added as they arrive; none if
+            `convert` is None, because `next_arrivals` returns the events then.
         """
+        if self._failure is not None:
+            raise self._failure
         reservation, worker = self.reservation, self.service.worker
         assert reservation is not None, "a call must be admitted before it submits requests"
         if self.controller is None or self.controller.is_closed:
             raise ApiError("model_not_found", field="model")
         units = reservation.units / len(requests)
+        outputs: dict[int, tuple[T, Result]] = {}
 
         def listen(index: int, event: Event) -> None:
             if not isinstance(event, TokenEvent):
                 reservation.units -= units
-            on_event(index, event)
-            if not isinstance(event, TokenEvent | Failed | Cancelled):
+            if isinstance(event, Failed | Cancelled):
+                self._fail(error_of(event))
+                return
+            if convert is None:
+                assert isinstance(event, TokenEvent | Generated)
+                self._arrived.append(Arrival(index, event, time.monotonic()))
+            elif self._failure is None:
+                assert isinstance(event, kind)
+                try:
+                    outputs[index] = convert(index, event), event
+                except Exception as error:
+                    self._fail(error)
+            has_news = bool(self._arrived) or len(outputs) == len(requests)
+            if has_news and (waiter := self._waiter) is not None and not waiter.done():
+                waiter.set_result(None)
+            if not isinstance(event, TokenEvent):
                 for following in islice(self._unsubmitted, 1):
                     self._futures.append(worker.submit(model.name, *following))
 
@@ -317,18 +288,7 @@ class Call:
             self._expiry.cancel()
         timeout = self.deadline - time.monotonic() + DEADLINE_SLACK_S
         self._expiry = asyncio.get_running_loop().call_later(timeout, self._expire)
-
-    def _expire(self) -> None:
-        self._fail(ApiError("deadline_exceeded"))
-
-    def _on_stream_event(self, index: int, event: Event) -> None:
-        try:
-            result = event if isinstance(event, TokenEvent) else result_of(event, Generated)
-        except Exception as error:
-            self._fail(error)
-        else:
-            self._arrived.append(Arrival(index, result, time.monotonic()))
-            self._wake()
+        return outputs
 
     async def next_arrivals(self) -> list[Arrival]:
         """Wait for events of the requests of `start_stream` and return at least one.
@@ -346,22 +306,17 @@ class Call:
         self._arrived.clear()
         return arrived
 
+    def _expire(self) -> None:
+        self._fail(ApiError("deadline_exceeded"))
+
     def on_client_gone(self) -> None:
         """End the call with `ClientGoneError`, because the client closed its connection."""
         self._fail(ClientGoneError())
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return
-        if self._failure is not None and not self._arrived:
-            waiter.set_exception(self._failure)
-        else:
-            waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     # The end
 
@@ -401,14 +356,8 @@ class Call:
             "encode_ms": timings.encode,
             "decode_ms": timings.decode,
         }
-        self._latency = self.service.model_metrics[model.name].call_seconds, timings.total / 1000
-
-    def observe_latency(self) -> None:
-        """Record the latency of a response once the response can no longer fail."""
-        if self._latency is not None:
-            histogram, seconds = self._latency
-            histogram.observe(seconds)
-            self._latency = None
+        histogram = self.service.model_metrics[model.name].call_seconds
+        self.observe_latency = partial(histogram.observe, timings.total / 1000)
 
 
 def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
@@ -490,16 +439,6 @@ def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | No
     return ApiError("input_too_long", message, field=field, index=index)
 
 
-def result_of(event: Event, kind: type[Result]) -> Result:
-    """Return a final event if it is a result.
-
-    Raises:
-        ApiError: the request failed.
-        ClientGoneError: the request was cancelled.
-    """
-    if isinstance(event, kind):
-        return event
-    if isinstance(event, Failed):
-        raise ApiError(event.code, MAP_ERRORS.get(event.code))
-    assert isinstance(event, Cancelled)
-    raise ClientGoneError
+def error_of(event: Failed | Cancelled) -> Exception:
+    """Return the error of a call whose request failed or was cancelled."""
+    return ApiError(event.code, MAP_ERRORS.get(event.code)) if isinstance(event, Failed) else ClientGoneError()

@@ -64,7 +64,7 @@ def translators(call: Call) -> list[tuple[Languages, Manifest]]:
     Raises:
         ApiError: `loading`.
     """
-    manifests = sorted(call.manifests, key=lambda one: (one.name != call.service.default_model, one.name))
+    manifests = sorted(call.service.all_manifests(), key=lambda one: (one.name != call.service.default_model, one.name))
     return [(languages, manifest) for manifest in manifests if (languages := manifest.languages)]
 
 

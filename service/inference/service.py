@@ -288,6 +288,50 @@ class Service:
         if self.unavailable_code is not None:
             raise ApiError(self.unavailable_code)
 
+    def all_manifests(self) -> list[Manifest]:
+        """Return the manifests of all models, also of those that are loaded on their first use.
+
+        They are sorted by name.
+
+        Raises:
+            ApiError: `loading`.
+        """
+        if not self.is_loaded:
+            raise ApiError("loading")
+        return list(self.manifests.values())
+
+    def find_manifest(
+        self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
+    ) -> Manifest:
+        """Return the manifest of the model that a call names, or of a default model.
+
+        It does not load the model.
+
+        Args:
+            name: name of the model; None for the default model.
+            task: task that the model must be able to do.
+            default_for: task whose default model is used, if it is not `task`.
+
+        Raises:
+            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
+                `task`.
+        """
+        default_task = default_for or task or "generate"
+        requested = self.default_models.get(default_task, self.default_model) if name is None else name
+        manifest = self.manifests.get(requested)
+        if manifest is None:
+            if not self.is_loaded or requested in self.replaced_models:
+                raise ApiError("loading")
+            names = f"the models are {', '.join(self.manifests)}" if self.manifests else "no model is loaded"
+            message = f"There is no model of this name; {names}."
+            if name is None:
+                message = f"The default model is not loaded; {names}."
+            raise ApiError("model_not_found", message, field="model")
+        if task is not None and task not in manifest.tasks:
+            message = f"{manifest.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
+            raise ApiError("unsupported_task", message, field="model")
+        return manifest
+
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""
         for lazy in list(self.lazy_models.values()):

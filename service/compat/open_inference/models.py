@@ -38,12 +38,12 @@ async def server_ready(call: Call) -> schemas.ServerReady:
 async def model_ready(call: Call, model_name: PathModel) -> schemas.ModelReady:
     """Return 200 if requests to the model are served, also before its load on first use."""
     call.service.check_ready()
-    return {"name": call.manifest(model_name).name, "ready": True}
+    return {"name": call.service.find_manifest(model_name).name, "ready": True}
 
 
 async def model_metadata(call: Call, model_name: PathModel) -> schemas.ModelMetadata:
     """Describe the input and output tensors of a model."""
-    manifest = call.manifest(model_name)
+    manifest = call.service.find_manifest(model_name)
     inputs, outputs = _tensors(manifest)
     return {
         "name": manifest.name,
@@ -56,7 +56,7 @@ async def model_metadata(call: Call, model_name: PathModel) -> schemas.ModelMeta
 
 async def model_config(call: Call, model_name: PathModel) -> schemas.ModelConfig:
     """Describe a model as a Triton configuration."""
-    manifest = call.manifest(model_name)
+    manifest = call.service.find_manifest(model_name)
     inputs, outputs = _tensors(manifest)
     return {
         "name": manifest.name,
@@ -83,12 +83,12 @@ def _tensors(manifest: Manifest) -> tuple[Tensors, Tensors]:
 
 async def model_statistics(call: Call, model_name: PathModel) -> schemas.ModelStatistics:
     """Return the statistics of a model."""
-    return {"model_stats": [_stats(call, call.manifest(model_name).name)]}
+    return {"model_stats": [_stats(call, call.service.find_manifest(model_name).name)]}
 
 
 async def all_statistics(call: Call) -> schemas.ModelStatistics:
     """Return the statistics of all models."""
-    return {"model_stats": [_stats(call, manifest.name) for manifest in call.manifests]}
+    return {"model_stats": [_stats(call, manifest.name) for manifest in call.service.all_manifests()]}
 
 
 def _stats(call: Call, name: str) -> schemas.ModelStats:
