@@ -1,12 +1,13 @@
 """POST /v1/generate."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, event_of
 from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
-from service.fields import OnEmpty, RequestBody, TextsWithBlanks, field_error, object_schema
+from service.errors import ApiError
+from service.fields import OnEmpty, RequestBody, TextsWithBlanks, object_schema
 from service.inference.generate import GenerateResult, generate, parameters_for
 from service.inference.languages import generating_model
 from service.inference.sentences import generate_by_sentence
@@ -71,13 +72,6 @@ class GenerateBody(RequestBody):
         }
     )
 
-    @model_validator(mode="after")
-    def _check_on_empty(self) -> Self:
-        if self.stream and self.on_empty == "pass":
-            message = "on_empty: pass cannot be combined with stream: true; leave one of them out."
-            raise field_error("invalid_parameter", message, "on_empty")
-        return self
-
 
 async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | EventStream:
     """Generate one text or several from each input.
@@ -85,6 +79,9 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     With `stream: true` the response is `text/event-stream`: one event for each token, one at the
     end of each sequence, then `[DONE]`.
     """
+    if body.stream and body.on_empty == "pass":
+        message = "on_empty: pass cannot be combined with stream: true; leave one of them out."
+        raise ApiError("invalid_parameter", message, field="on_empty")
     parameters = body.parameters
     languages = parameters.source_language, parameters.target_language
     if body.model is None and languages != (None, None):

@@ -188,14 +188,14 @@ async def tags(call: Call) -> Tags:
                 "digest": one.digest,
                 "details": details_of(one),
             }
-            for one in call.manifests
+            for one in call.service.all_manifests()
         ]
     }
 
 
 async def show(call: Call, body: ShowBody) -> Shown:
     """Describe one model."""
-    manifest = call.manifest(name_of(call, body.model))
+    manifest = call.service.find_manifest(name_of(call, body.model))
     limits, family = manifest.limits, family_of(manifest)
     defaults = ((OPTION_NAMES.get(name), getattr(manifest.generation, name)) for name in MODEL_DEFAULTS)
     return {

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.inference.admission import ResponseMemory
-from service.inference.call import Call
+from service.inference.admission import ResponseMemory, ResponseReservation
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import (
     FakeBackend,
@@ -62,14 +61,14 @@ async def test_a_call_reserves_at_least_its_response_and_releases_it(
 ) -> None:
     """Regression: responses were not counted, and many small requests exhausted the memory."""
     reserved: list[int] = []
-    observe_latency = Call.observe_latency
-
-    def note(call: Call) -> None:  # the response has been built, and is not sent yet
-        reserved.append(call.service.response_memory.num_bytes)
-        observe_latency(call)
-
-    monkeypatch.setattr(Call, "observe_latency", note)
+    release = ResponseReservation.release
     async with start(classifying(make_backend())) as running:
+
+        def note(reservation: ResponseReservation) -> None:  # the response has been sent
+            reserved.append(memory_of(running).num_bytes)
+            release(reservation)
+
+        monkeypatch.setattr(ResponseReservation, "release", note)
         response = await running.post(path, {"model": "fake", **body})
         assert response.status_code == 200
         assert reserved[0] >= len(response.content)
