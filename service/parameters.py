@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from service.bundle import MAX_BEAMS, GenerationDefaults, MapKind
+from service.errors import ApiError
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
@@ -399,6 +400,48 @@ def complete_parameters(
     if is_lenient and not does_sample:
         given = {name: value for name, value in given.items() if name not in SAMPLING_PARAMETERS}
     return NEUTRAL.model_copy(update={**own, **given})
+
+
+def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:
+    """Check the rules between parameters that hold for every model. `METHODS` has them as JSON
+    Schema, as far as JSON Schema can express them.
+
+    Raises:
+        ApiError: `invalid_parameter` or `unsupported_parameter`.
+    """
+    count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
+    for fields, has_effect, needed in (
+        (SAMPLING_PARAMETERS, parameters.do_sample, "{do_sample}: true"),
+        (BEAM_PARAMETERS, has_beams, "{num_beams} above 1"),
+    ):
+        for field in () if has_effect else fields:
+            if getattr(parameters, field) != getattr(NEUTRAL, field):
+                raise ApiError("invalid_parameter", f"{{{field}}} has no effect without {needed}.", field=field)
+    if has_beams and parameters.do_sample:
+        message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
+        raise ApiError("invalid_parameter", message, field="num_beams")
+    if has_beams and stream:
+        message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
+        raise ApiError("unsupported_parameter", message, field="num_beams")
+    if not parameters.do_sample and count > parameters.num_beams:
+        message = (
+            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}) without "
+            f"{{do_sample}}: true, got {count}."
+        )
+        raise ApiError("invalid_parameter", message, field="num_return_sequences")
+    if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:
+        message = (
+            f"{{min_new_tokens}} must be at most {{max_new_tokens}} ({parameters.max_new_tokens}), "
+            f"got {parameters.min_new_tokens}."
+        )
+        raise ApiError("invalid_parameter", message, field="min_new_tokens")
+    prefix = parameters.target_prefix
+    if prefix is not None and prefix.is_list and len(prefix.texts) != num_inputs:
+        message = (
+            f"{{target_prefix}} must be one string, or a list with a string for each input ({num_inputs}), "
+            f"got {len(prefix.texts)}."
+        )
+        raise ApiError("invalid_parameter", message, field="target_prefix")
 
 
 AT_MOST_ONE: dict[str, Any] = {"maximum": 1}

@@ -24,13 +24,11 @@ from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import BYTES_PER_TOKEN, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.parameters import (
-    BEAM_PARAMETERS,
     DEFAULT_NEW_TOKENS,
     FORCED,
     MAX_SEED,
-    NEUTRAL,
-    SAMPLING_PARAMETERS,
     GenerateParameters,
+    check_combination,
     complete_parameters,
 )
 from service.text.chat import Prompt
@@ -211,7 +209,7 @@ def check_parameters(
     Raises:
         ApiError: `invalid_parameter` or `unsupported_parameter`.
     """
-    _check_combination(parameters, num_inputs, stream=stream)
+    check_combination(parameters, num_inputs, stream=stream)
     if parameters.split_sentences:
         _check_split_sentences(model, parameters, stream=stream)
     limits = model.manifest.limits
@@ -229,42 +227,6 @@ def check_parameters(
         if token_id >= limits.vocabulary:
             message = f"It must be at most {limits.vocabulary - 1} for {model.name}, got {token_id}."
             raise ApiError("invalid_parameter", message, field=field, index=index)
-
-
-def _check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:
-    count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
-    for fields, has_effect, needed in (
-        (SAMPLING_PARAMETERS, parameters.do_sample, "{do_sample}: true"),
-        (BEAM_PARAMETERS, has_beams, "{num_beams} above 1"),
-    ):
-        for field in () if has_effect else fields:
-            if getattr(parameters, field) != getattr(NEUTRAL, field):
-                raise ApiError("invalid_parameter", f"{{{field}}} has no effect without {needed}.", field=field)
-    if has_beams and parameters.do_sample:
-        message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
-        raise ApiError("invalid_parameter", message, field="num_beams")
-    if has_beams and stream:
-        message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
-        raise ApiError("unsupported_parameter", message, field="num_beams")
-    if not parameters.do_sample and count > parameters.num_beams:
-        message = (
-            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}) without "
-            f"{{do_sample}}: true, got {count}."
-        )
-        raise ApiError("invalid_parameter", message, field="num_return_sequences")
-    if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:
-        message = (
-            f"{{min_new_tokens}} must be at most {{max_new_tokens}} ({parameters.max_new_tokens}), "
-            f"got {parameters.min_new_tokens}."
-        )
-        raise ApiError("invalid_parameter", message, field="min_new_tokens")
-    prefix = parameters.target_prefix
-    if prefix is not None and prefix.is_list and len(prefix.texts) != num_inputs:
-        message = (
-            f"{{target_prefix}} must be one string, or a list with a string for each input ({num_inputs}), "
-            f"got {len(prefix.texts)}."
-        )
-        raise ApiError("invalid_parameter", message, field="target_prefix")
 
 
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
