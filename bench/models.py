@@ -14,12 +14,15 @@ from tokenizers import Tokenizer
 from bench.ctranslate2_model import write_ctranslate2_model
 from bench.growth import grow
 from bench.weights import read_model
-from export.bundle import BundleMetadata, export_bundle, quantize_bundle
+from export.convert.bundles import quantize_bundle
 from export.convert.quantize import Recipe
+from export.options import BundleMetadata, ExportOptions
+from export.pipeline import export_checkpoint
 from model.architectures.transformer import Transformer
-from model.checkpoint import TOKENIZER, save_checkpoint
+from model.checkpoint import save_checkpoint
 from model.config import TransformerConfig
 from model.data.tokenizer import read_tokenizer
+from model.parts import TOKENIZER
 from service.bundle import read_bundle
 
 SEED = 6
@@ -112,7 +115,8 @@ class Models:
         checkpoint = self._scratch / name / "checkpoint"
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
         bundles = {dtype: self._folder(name, dtype) for dtype in ("float32", *RECIPES)}
-        export_bundle(checkpoint, bundles["float32"], BundleMetadata(name, "for measuring time"), self._few)
+        metadata, options = BundleMetadata(name, "for measuring time"), ExportOptions(sentences=tuple(self._few))
+        export_checkpoint(checkpoint, bundles["float32"], metadata, options, kind="training")
         for dtype, recipe in RECIPES.items():
             quantize_bundle(bundles["float32"], bundles[dtype], recipe, text=None, calibration=self._sentences)
         ctranslate2 = self._scratch / name / "ctranslate2"

@@ -4,106 +4,60 @@ The commands `zoo`, `verify`, `align`, `quantize` and `half` take the place of C
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Literal, get_args
+from typing import get_args
 
 from pydantic import BaseModel
 
 from export.errors import VerificationError
-from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS, ImportOptions, metadata_of
+from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS
 from export.options import SENTENCES as SENTENCES
-from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
+from export.sources.checkpoint import Kind
 from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task
 
 Action = Callable[[argparse.Namespace], BaseModel]
 
 
-def _heavy(name: str) -> Action:
-    """Return an action of `export.commands`, whose libraries are imported when it runs.
-
-    Therefore `--help` and wrong options need none of them.
-    """
-
-    def act(arguments: argparse.Namespace) -> BaseModel:
-        from export import commands
-
-        action: Action = getattr(commands, name)
-        return action(arguments)
-
-    return act
+# `export.commands` is imported when a command runs, so that `--help` and wrong options do not need
+# its libraries.
 
 
-def export(arguments: argparse.Namespace) -> BaseModel:
-    """Export a training run, or import a folder that others wrote."""
-    kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
-    if kind == "training":
-        if arguments.shortlist:
-            raise ValueError(
-                f"{arguments.checkpoint} is a training run, and only Firefox translation models have a shortlist; "
-                "leave out --shortlist"
-            )
-        return _heavy("export")(arguments)
-    if kind == "gguf":
-        return _import_gguf(arguments)
-    return import_folder(arguments, kind)
+def _export(arguments: argparse.Namespace) -> BaseModel:
+    from export.commands import export
+
+    return export(arguments)
 
 
-def _import_gguf(arguments: argparse.Namespace) -> BaseModel:
-    """Convert a GGUF file to a temporary folder, and import that."""
-    from export.sources.gguf import convert
-    from service.bundle import sha256_of
+def _zoo(arguments: argparse.Namespace) -> BaseModel:
+    from export.commands import zoo
 
-    file: Path = arguments.checkpoint
-    with TemporaryDirectory(prefix="sightline-") as temporary:
-        encodings = convert(file, Path(temporary))
-        provenance = Provenance(quantized=encodings, files={file.name: sha256_of(file)})
-        in_folder = argparse.Namespace(**vars(arguments) | {"checkpoint": Path(temporary)})
-        return import_folder(in_folder, "huggingface", provenance)
+    return zoo(arguments)
 
 
-def import_folder(
-    arguments: argparse.Namespace,
-    kind: Literal["huggingface", "firefox"],
-    provenance: Provenance = Provenance(),  # noqa: B008 - immutable
-    cache: Path | None = None,
-) -> BaseModel:
-    """Import a folder, print its notes, and return the verification.
+def _verify(arguments: argparse.Namespace) -> BaseModel:
+    from export.commands import verify
 
-    Args:
-        arguments: options of `export_parser`; `checkpoint` is the folder.
-        kind: kind of the folder.
-        provenance: location from which it was downloaded.
-        cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
-    """
-    from export.pipeline import import_checkpoint
-    from export.writing import clean_up
+    return verify(arguments)
 
-    clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    metadata = dataclasses.replace(metadata_of(arguments), chat=None)
-    if not arguments.languages:
-        metadata = dataclasses.replace(metadata, languages=None)
-    options = ImportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
-    imported = import_checkpoint(
-        arguments.checkpoint,
-        arguments.out,
-        metadata,
-        options,
-        kind=kind,
-        provenance=provenance,
-        allowed=[cache or hub_cache()],
-    )
-    for note in imported.notes:
-        print(f"note: {note}", file=sys.stderr)
-    manifest = imported.manifest
-    print(f"{arguments.out}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
-    peaks = (imported.import_peak_bytes / 1e6, imported.verification_peak_bytes / 1e6)
-    print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
-    assert manifest.verification is not None
-    return manifest.verification
+
+def _align(arguments: argparse.Namespace) -> BaseModel:
+    from export.commands import align
+
+    return align(arguments)
+
+
+def _quantize(arguments: argparse.Namespace) -> BaseModel:
+    from export.commands import quantize
+
+    return quantize(arguments)
+
+
+def _half(arguments: argparse.Namespace) -> BaseModel:
+    from export.commands import half
+
+    return half(arguments)
 
 
 def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
@@ -132,7 +86,7 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
         "as Firefox does (default: all tokens are possible)",
     )
     _add_export(parser)
-    parser.set_defaults(action=export)
+    parser.set_defaults(action=_export)
     return parser
 
 
@@ -182,21 +136,20 @@ def zoo_parser() -> argparse.ArgumentParser:
         "--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help="export only these"
     )
     _add_export(parser)
-    parser.set_defaults(action=_heavy("zoo"))
+    parser.set_defaults(action=_zoo)
     return parser
 
 
 def verify_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
     """Add the options of the verification to a parser, by default to that of `python -m export`."""
     parser = parser or argparse.ArgumentParser(prog="python -m export verify")
-    parser.description = "Compare a bundle in ONNX Runtime with a checkpoint in PyTorch."
+    parser.description = "Compare a bundle in ONNX Runtime with the checkpoint from which it was exported."
     parser.epilog = "example: %(prog)s bundles/multi30k-en-de --checkpoint runs/multi30k-en-de/averaged"
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, help="folder of the checkpoint from which it was exported"
-    )
+    parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint from which the bundle was exported")
+    parser.add_argument("--kind", choices=get_args(Kind), help="kind of the checkpoint (default: that of the manifest)")
     _add_verification(parser)
-    parser.set_defaults(action=_heavy("verify"))
+    parser.set_defaults(action=_verify)
     return parser
 
 
@@ -214,7 +167,7 @@ def align_parser() -> argparse.ArgumentParser:
         help="file with one source sentence per line (default: tests/data/sentences.txt of the repository for English "
         "models that were trained with it, otherwise sentences in the source language that belong to this command)",
     )
-    parser.set_defaults(action=_heavy("align"))
+    parser.set_defaults(action=_align)
     return parser
 
 
@@ -250,7 +203,7 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         help="file with one sentence per line for the scheme per-tensor, independent of the other texts (default: "
         "tests/data/sentences.txt of the repository, without sentences that are too long)",
     )
-    parser.set_defaults(action=_heavy("quantize"))
+    parser.set_defaults(action=_quantize)
     return parser
 
 
@@ -260,7 +213,7 @@ def half_parser() -> argparse.ArgumentParser:
         description="Convert a float32 bundle to float16 for CUDA, and measure the loss.",
     )
     _add_rewriting(parser)
-    parser.set_defaults(action=_heavy("half"))
+    parser.set_defaults(action=_half)
     return parser
 
 

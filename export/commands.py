@@ -1,37 +1,112 @@
-"""Actions of the commands that need PyTorch or ONNX Runtime.
+"""Actions of the commands.
 
-PyTorch is imported only by the actions that need it: converting a bundle needs it only for BLEU.
+PyTorch is imported only by what needs it: exports of recurrent models, and measuring BLEU.
 """
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tokenizers import Tokenizer
 
 from export.convert.bundles import Text, half_bundle, quantize_bundle
 from export.convert.quality import ParallelText
 from export.convert.text_quality import PlainText, text_ids
+from export.describe import chat_of
 from export.errors import VerificationError
 from export.options import (
     DEFAULT_SENTENCES,
     MAX_LOSS,
     MIN_PAIRS,
     BundleMetadata,
+    ExportOptions,
     Recipe,
     languages_of,
     metadata_of,
 )
+from export.pipeline import Exported, export_checkpoint, verify_bundle
+from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
 from export.writing import clean_up
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
-from service.bundle import Alignment, BundleError, Ops, Quantization, Verification, read_bundle, read_manifest
+from model.parts import load_parts
+from service.bundle import (
+    Alignment,
+    BundleError,
+    Ops,
+    Quantization,
+    Verification,
+    read_bundle,
+    read_manifest,
+    sha256_of,
+)
 
 
 def export(arguments: argparse.Namespace) -> Verification:
+    """Export a training run, or a folder that others wrote."""
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    return _export(arguments, arguments.checkpoint, arguments.out, metadata_of(arguments), arguments.ops)
+    kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
+    if kind == "gguf":
+        with converted(arguments.checkpoint) as (folder, provenance):
+            arguments.checkpoint = folder
+            return export_folder(arguments, "huggingface", provenance)
+    if kind != "training":
+        return export_folder(arguments, kind)
+    return _export_run(arguments, arguments.checkpoint, arguments.out, metadata_of(arguments), arguments.ops)
+
+
+@contextmanager
+def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
+    """Convert a GGUF file to a temporary folder of Hugging Face."""
+    from export.sources.gguf import convert
+
+    with TemporaryDirectory(prefix="sightline-") as temporary:
+        folder = Path(temporary)
+        encodings = convert(file, folder)
+        yield folder, Provenance(quantized=encodings, files={file.name: sha256_of(file)})
+
+
+def export_folder(
+    arguments: argparse.Namespace,
+    kind: Kind,
+    provenance: Provenance = Provenance(),  # noqa: B008 - immutable
+    cache: Path | None = None,
+) -> Verification:
+    """Export a folder that others wrote.
+
+    Args:
+        arguments: options of `export_parser`; `checkpoint` is the folder.
+        kind: kind of the folder.
+        provenance: location from which it was downloaded.
+        cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
+    """
+    clean_up(arguments.out)  # before the metadata of the existing bundle is read
+    metadata = dataclasses.replace(metadata_of(arguments), chat=None)
+    if not arguments.languages:
+        metadata = dataclasses.replace(metadata, languages=None)
+    options = ExportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
+    allowed = [cache or hub_cache()]
+    exported = export_checkpoint(
+        arguments.checkpoint, arguments.out, metadata, options, kind=kind, provenance=provenance, allowed=allowed
+    )
+    peaks = (exported.export_peak_bytes / 1e6, exported.check_peak_bytes / 1e6)
+    verification = _report(arguments.out, exported)
+    print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
+    return verification
+
+
+def _report(bundle: Path, exported: Exported) -> Verification:
+    """Print the notes and the size of a model, and return the verification."""
+    for note in exported.notes:
+        print(f"note: {note}", file=sys.stderr)
+    manifest = exported.manifest
+    print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
+    assert manifest.verification is not None
+    return manifest.verification
 
 
 def zoo(arguments: argparse.Namespace) -> Verification:
@@ -49,7 +124,7 @@ def zoo(arguments: argparse.Namespace) -> Verification:
         label = _zoo_metadata(name)
         checkpoint = arguments.runs / f"{name}-1" / "averaged"
         try:
-            verification = _export(arguments, checkpoint, arguments.out / label.name, label)
+            verification = _export_run(arguments, checkpoint, arguments.out / label.name, label)
         except VerificationError as error:
             failures.append(f"{name}: {error}")
     if failures:
@@ -58,7 +133,6 @@ def zoo(arguments: argparse.Namespace) -> Verification:
 
 
 def _zoo_metadata(name: str) -> BundleMetadata:
-    from export.bundle import chat_template
     from model.systems import SYSTEMS, bundle_name
 
     system = SYSTEMS[name]
@@ -68,25 +142,29 @@ def _zoo_metadata(name: str) -> BundleMetadata:
         system.description,
         corpus.license,
         languages=languages_of(corpus.languages) if corpus.languages else None,
-        chat=chat_template(chat) if chat else None,
+        chat=chat_of(chat) if chat else None,
     )
 
 
-def _export(
+def _export_run(
     arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata, ops: Ops = "contrib"
 ) -> Verification:
-    from export.bundle import export_bundle
-    from model.checkpoint import load_parts
+    options = ExportOptions(
+        ops=ops,
+        shortlist=getattr(arguments, "shortlist", False),
+        half_weights=arguments.half_weights,
+        sentences=_sentences_of_run(arguments, checkpoint),
+        tolerance=arguments.tolerance,
+    )
+    return _report(bundle, export_checkpoint(checkpoint, bundle, metadata, options, kind="training"))
 
+
+def _sentences_of_run(arguments: argparse.Namespace, checkpoint: Path) -> tuple[str, ...]:
+    """Return the sentences of `--sentences` that a training run can read."""
     numbered = numbered_sentences(_named(arguments.sentences))
     config, tokenizer = load_parts(checkpoint)
     lengths = _lengths(numbered, tokenizer)
-    sentences = _drop_too_long(config.max_positions, numbered, lengths, arguments.sentences, "--sentences")
-    tolerance, half_weights = arguments.tolerance, arguments.half_weights
-    manifest = export_bundle(checkpoint, bundle, metadata, sentences, tolerance, half_weights, ops)
-    print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
-    assert manifest.verification is not None
-    return manifest.verification
+    return tuple(_drop_too_long(config.max_positions, numbered, lengths, arguments.sentences, "--sentences"))
 
 
 def _named(sentences: Path | None) -> Path:
@@ -96,10 +174,17 @@ def _named(sentences: Path | None) -> Path:
 
 
 def verify(arguments: argparse.Namespace) -> Verification:
-    from export.bundle import verify_bundle
-
-    sentences = _usable_sentences(arguments.bundle, _named(arguments.sentences), "--sentences")
-    return verify_bundle(arguments.bundle, arguments.checkpoint, sentences, arguments.tolerance)
+    """Compare a bundle with the checkpoint from which it was exported."""
+    manifest = read_bundle(arguments.bundle)  # its errors precede those of the checkpoint
+    kind: Kind = arguments.kind or ("training" if manifest.origin is None else manifest.origin.kind)
+    sentences: Sequence[str] = ()
+    if kind == "training":
+        sentences = _usable_sentences(arguments.bundle, _named(arguments.sentences), "--sentences")
+    options = ExportOptions(sentences=tuple(sentences), tolerance=arguments.tolerance)
+    if arguments.checkpoint.suffix != ".gguf":
+        return verify_bundle(arguments.bundle, arguments.checkpoint, options, kind=kind)
+    with converted(arguments.checkpoint) as (folder, _):
+        return verify_bundle(arguments.bundle, folder, options, kind="huggingface")
 
 
 def align(arguments: argparse.Namespace) -> Alignment:

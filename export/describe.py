@@ -1,4 +1,4 @@
-"""Construction of the graphs of a checkpoint.
+"""Description of a checkpoint: what its graphs, its files and its manifest follow from.
 
 Everything that a checkpoint says about itself comes together here: configuration, weights,
 tokenizers, generation settings, languages and pooling.
@@ -6,35 +6,42 @@ tokenizers, generation settings, languages and pooling.
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from export.built import Built
 from export.errors import ImportFailedError
-from export.families import firefox
+from export.families import firefox, trained
 from export.families.description import Description
 from export.families.table import describe, find_family
 from export.families.weights import Array, Weights
 from export.graphs.builder import WeightFile
-from export.graphs.model import build_graphs
-from export.options import ImportOptions
+from export.graphs.model import Graphs, build_graphs
+from export.options import ExportOptions
+from export.sources.chat_template import ChatTemplateError, read_chat_template
 from export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
 from export.sources.firefox.marian_binary import open_marian, read_file
 from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from export.sources.generation import Generation, read_generation
-from export.sources.sentence_transformers import DenseModule, SentenceOptions, read_sentence_options
+from export.sources.sentence_transformers import SentenceOptions, read_sentence_options
+from export.sources.training_run import TrainingRun
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from export.tokenizers.languages import language_tag
-from export.writing import DENSE
+from export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
+from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, architecture_of
+from model.data import dialogues
+from model.data.tokenizer import prompt_tokenizer
 from service.bundle import (
+    ChatTemplate,
     Dense,
+    Embedding,
     GenerationDefaults,
     Languages,
     Limits,
@@ -43,28 +50,127 @@ from service.bundle import (
     sha256_of,
 )
 
+if TYPE_CHECKING:
+    from model.architectures.recurrent import RecurrentModel
+
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
-    """A described checkpoint."""
+class Described:
+    """A described checkpoint: what its graphs, its files and its manifest follow from."""
 
-    family: str
-    architecture: str  # informative
-    model: Description
-    weights: Weights
-    tokenizers: ConvertedTokenizers
+    family: str  # entry of the table of families, such as "bert"
+    architecture: str  # informative, such as "BertModel"
+    parameters: int
+    tokens: Tokens
+    limits: Limits
+    tokenizers: Mapping[str, Tokenizer]  # by the name of the file
+    source_file: str  # the tokenizer of sources, or of the prompts of a decoder-only model
+    target_file: str
+    model: Description | None = None  # None for a recurrent model, which has graphs of its own
+    weights: Weights | None = None
+    recurrent: "RecurrentModel | None" = None
+    config: Config | None = None  # of a Hugging Face folder
+    tensors: Tensors | None = None  # all tensors, None for a recurrent model
+    languages: Languages | None = None
+    chat: ChatTemplate | None = None
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    embedding: Embedding | None = None
+    dense: tuple[Array, ...] = ()  # content of the file of each layer of `embedding`
+    description: str = ""  # used if the user gives none
+    notes: tuple[str, ...] = ()  # facts that the user should read
 
 
-def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
-    """Build the graphs of a Hugging Face checkpoint; their constants are added to `weights`.
+def build(described: Described, file: WeightFile, ops: Ops) -> Graphs:
+    """Build the graphs of a described checkpoint; their constants are added to `file`.
+
+    Raises:
+        ImportFailedError: the configuration or the weights have a part that the graphs ignore.
+    """
+    if described.recurrent is not None:
+        from export.graphs.recurrent import build as build_recurrent
+
+        return build_recurrent(described.recurrent, file)
+    assert described.model is not None and described.weights is not None, "all other models have a description"
+    graphs = build_graphs(described.model, described.weights, file, ops)
+    if described.config is not None:
+        described.config.check_all_read()
+    if described.tensors is not None:
+        described.tensors.check_all_read()
+    return graphs
+
+
+@contextmanager
+def described(source: FolderFiles, options: ExportOptions) -> Iterator[Described]:
+    """Describe a checkpoint, whose weights can be read within the context.
 
     Raises:
         ImportFailedError: the checkpoint is not supported.
+        ValueError: the files of a training run do not belong together, or the graphs of a recurrent
+            model cannot have the operators.
     """
-    checkpoint = _describe(folder, options)
-    model, tokenizers = checkpoint.model, checkpoint.tokenizers
+    if isinstance(source, TrainingRun):
+        yield _describe_run(source, options)
+    elif isinstance(source, Folder):
+        yield _describe_folder(source, options)
+    else:
+        with _described_firefox(source, options) as firefox_model:
+            yield firefox_model
+
+
+def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
+    """Describe a training run."""
+    config = run.config
+    is_recurrent, is_causal = isinstance(config, RecurrentConfig), isinstance(config, CausalConfig)
+    if is_recurrent and options.ops != "contrib":
+        raise ValueError(
+            f"{run.path} is a recurrent model, whose graphs need operators of ONNX Runtime; omit --ops standard"
+        )
+    model, weights, recurrent, parameters = None, None, None, _count(run.tensors)
+    if is_recurrent:
+        recurrent = cast("RecurrentModel", run.load())
+        parameters = sum(parameter.numel() for parameter in recurrent.parameters())  # without buffers
+    else:
+        try:
+            model, weights = trained.describe(config, run.tensors)
+        except ImportFailedError as error:
+            raise run.unusable(error) from error
+    generates = not isinstance(config, ClassifierConfig)
+    return Described(
+        family=architecture_of(config),
+        architecture=architecture_of(config),
+        parameters=parameters,
+        tokens=Tokens(pad_id=config.pad_id, start_ids=(config.bos_id,), end_ids=(config.eos_id,)),
+        limits=Limits(
+            max_source_tokens=config.max_positions,
+            max_target_tokens=config.max_positions if generates else 0,
+            vocabulary=config.vocab_size,
+        ),
+        tokenizers={TOKENIZER: run.tokenizer}
+        | ({PROMPT_TOKENIZER: prompt_tokenizer(run.tokenizer)} if is_causal else {}),
+        source_file=PROMPT_TOKENIZER if is_causal else TOKENIZER,
+        target_file=TOKENIZER,
+        model=model,
+        weights=weights,
+        recurrent=recurrent,
+        tensors=None if is_recurrent else run.tensors,
+        chat=chat_of(dialogues.CHAT) if is_causal else None,
+    )
+
+
+def chat_of(template: dialogues.ChatTemplate) -> ChatTemplate:
+    """Convert the text format of training dialogues to its manifest entry."""
+    return ChatTemplate(user=template.user, assistant=template.bot, reply=template.reply, single_line=True)
+
+
+def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
+    """Describe a Hugging Face checkpoint."""
+    family = find_family(folder.config)
+    tokenizers = read_or_convert_tokenizers(folder)
+    input_names = (folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
+    tokenizer = json.loads(tokenizers.source.to_str())
+    model, weights = describe(family, folder.config, folder.tensors, tokenizer, input_names, options.max_tokens)
     sentences = None if model.decoder is not None else read_sentence_options(folder.json)
     if model.decoder is None:
         generation = _encoder_tokens(folder.config, tokenizers.source)
@@ -75,20 +181,70 @@ def build(folder: Folder, weights: WeightFile, options: ImportOptions) -> Built:
     languages = None
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
-    parameters = sum(math.prod(folder.tensors.shape(name)) for name in folder.tensors.names)
-    built = _built(checkpoint, weights, options.ops, parameters, generation, languages, sentences)
-    return built if sentences is None else _with_dense(built, folder, sentences.dense, model)
+    described = Described(
+        family=family.name,
+        architecture=next(iter(folder.architectures), family.architectures[0]),
+        parameters=_count(folder.tensors),
+        tokens=_tokens(generation),
+        limits=_limits(model, None if sentences is None else sentences.max_tokens),
+        **_files(tokenizers),
+        model=model,
+        weights=weights,
+        config=folder.config,
+        tensors=folder.tensors,
+        languages=languages,
+        generation=generation.defaults,
+    )
+    if model.is_decoder_only:
+        described = _with_chat(described, folder, tokenizers.source)
+    return described if sentences is None else _with_embedding(described, folder, sentences)
 
 
-def _with_dense(built: Built, folder: Folder, modules: Sequence[DenseModule], model: Description) -> Built:
-    """Add the layers after pooling.
+def _count(tensors: Tensors) -> int:
+    return sum(math.prod(tensors.shape(name)) for name in tensors.names)
+
+
+def _tokens(generation: Generation) -> Tokens:
+    return Tokens(pad_id=generation.pad_id, start_ids=generation.start_ids, end_ids=generation.end_ids)
+
+
+def _limits(model: Description, max_tokens: int | None = None) -> Limits:
+    positions = model.max_positions if max_tokens is None else min(model.max_positions, max_tokens)
+    return Limits(
+        max_source_tokens=positions,
+        max_target_tokens=0 if model.decoder is None else positions,
+        vocabulary=model.vocabulary,
+        source_vocabulary=model.source_vocabulary,
+    )
+
+
+def _files(tokenizers: ConvertedTokenizers) -> dict[str, Any]:
+    """Return the fields of `Described` for the tokenizers of a checkpoint."""
+    if tokenizers.target is tokenizers.source:
+        return {"tokenizers": {TOKENIZER: tokenizers.source}, "source_file": TOKENIZER, "target_file": TOKENIZER}
+    both = {TOKENIZER: tokenizers.source, TARGET_TOKENIZER: tokenizers.target}
+    return {"tokenizers": both, "source_file": TOKENIZER, "target_file": TARGET_TOKENIZER}
+
+
+def _with_chat(described: Described, folder: Folder, tokenizer: Tokenizer) -> Described:
+    """Add the chat template, or a note with the reason that there is none."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    try:
+        return replace(described, chat=read_chat_template(folder, [token.content for token in added if token.special]))
+    except ChatTemplateError as error:
+        note = f"chat is not available for this model, because its chat template is not supported: {error}"
+        return replace(described, notes=(note,))
+
+
+def _with_embedding(described: Described, folder: Folder, sentences: SentenceOptions) -> Described:
+    """Add the pooling and the layers after it.
 
     Raises:
         ImportFailedError: their weights are missing, or have another size.
     """
-    assert built.embedding is not None and model.encoder is not None, "an encoder has an embedding"
-    layers, values, size = list[Dense](), list[Array](), model.encoder.width
-    for number, module in enumerate(modules):
+    assert described.model is not None and described.model.encoder is not None, "an encoder has an embedding"
+    layers, values, size = list[Dense](), list[Array](), described.model.encoder.width
+    for number, module in enumerate(sentences.dense):
         tensors = folder.open_tensors(module.folder)
         names = ("linear.weight", "linear.bias") if module.has_bias else ("linear.weight",)
         weight, *bias = [tensors.read(name) for name in names]
@@ -103,56 +259,9 @@ def _with_dense(built: Built, folder: Folder, modules: Sequence[DenseModule], mo
         layers.append(Dense(**options))
         values.append(np.concatenate([weight.ravel(), *bias]))
         size = module.outputs
-    embedding = built.embedding.model_copy(update={"dense": tuple(layers)})
-    parameters = built.parameters + sum(map(len, values))
-    return replace(built, embedding=embedding, dense=tuple(values), parameters=parameters)
-
-
-def _describe(folder: Folder, options: ImportOptions) -> _Checkpoint:
-    """Describe a Hugging Face checkpoint."""
-    family = find_family(folder.config)
-    tokenizers = read_or_convert_tokenizers(folder)
-    input_names = (folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
-    tokenizer = json.loads(tokenizers.source.to_str())
-    model, named = describe(family, folder.config, folder.tensors, tokenizer, input_names, options.max_tokens)
-    architecture = next(iter(folder.architectures), family.architectures[0])
-    return _Checkpoint(family.name, architecture, model, named, tokenizers)
-
-
-def _built(
-    checkpoint: _Checkpoint,
-    weights: WeightFile,
-    ops: Ops,
-    parameters: int,
-    generation: Generation,
-    languages: Languages | None,
-    sentences: SentenceOptions | None,
-) -> Built:
-    model, named = checkpoint.model, checkpoint.weights
-    graphs = build_graphs(model, named, weights, ops)
-    positions = model.max_positions
-    if sentences is not None and sentences.max_tokens is not None:
-        positions = min(positions, sentences.max_tokens)
-    tokenizers = checkpoint.tokenizers
-    return Built(
-        family=checkpoint.family,
-        architecture=checkpoint.architecture,
-        parameters=parameters,
-        graphs=graphs,
-        tokens=Tokens(pad_id=generation.pad_id, start_ids=generation.start_ids, end_ids=generation.end_ids),
-        limits=Limits(
-            max_source_tokens=positions,
-            max_target_tokens=0 if graphs.decoder is None else positions,
-            vocabulary=model.vocabulary,
-            source_vocabulary=graphs.source_vocabulary,
-        ),
-        source_tokenizer=tokenizers.source,
-        target_tokenizer=None if tokenizers.target is tokenizers.source else tokenizers.target,
-        languages=languages,
-        generation=generation.defaults,
-        embedding=None if sentences is None else sentences.embedding,
-        guided_alignment=model.guided_alignment,
-    )
+    embedding = sentences.embedding.model_copy(update={"dense": tuple(layers)})
+    parameters = described.parameters + sum(map(len, values))
+    return replace(described, embedding=embedding, dense=tuple(values), parameters=parameters)
 
 
 def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> Generation:
@@ -203,53 +312,54 @@ def _languages(
     return languages, replace(generation, start_ids=generation.start_ids[:1])
 
 
-def build_firefox(folder: FolderFiles, weights: WeightFile, options: ImportOptions) -> Built:
-    """Build the graphs of a Firefox translation model; their constants are added to `weights`.
-
-    Raises:
-        ImportFailedError: the model is not supported.
-    """
-    files = find_firefox_files(folder.path)
-    with _open_firefox(folder, files, options) as (checkpoint, tensors):
-        metadata = read_metadata(folder, files)
-        unknown_id = checkpoint.tokenizers.target.token_to_id("<unk>")
-        generation = firefox.generation(checkpoint.model, unknown_id)
-        parameters = sum(math.prod(tensors.shape(name)) for name in tensors.names)
-        pair = metadata.languages or files.source_and_target
-        languages = None if pair is None else Languages(sources=pair[:1], targets=pair[1:])
-        built = _built(checkpoint, weights, options.ops, parameters, generation, languages, None)
-        tensors.check_all_read()
-    return replace(built, architecture=metadata.architecture, description=metadata.description)
-
-
 @contextmanager
-def _open_firefox(
-    folder: FolderFiles, files: FirefoxFiles, options: ImportOptions
-) -> Iterator[tuple[_Checkpoint, Tensors]]:
+def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[Described]:
     """Describe a Firefox translation model, whose tensors can be read within the context."""
+    files = find_firefox_files(folder.path)
     used = [*files.required, *([files.shortlist] if options.shortlist and files.shortlist else [])]
     paths = {path.name: folder.locate(path.name) for path in used}
     folder.files |= {name: sha256_of(path) for name, path in paths.items() if path is not None}
     with open_marian(files.model) as marian:
         stored = {name: StoredTensor(marian.shape(name), partial(marian.tensor, name)) for name in marian.names}
         tensors = Tensors(stored, str(files.model))
-        model, named = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
+        model, weights = firefox.describe(marian.config, tensors, str(files.model), options.max_tokens)
         sizes = firefox.vocabulary_sizes(model)
         if options.shortlist:
             model = replace(model, shortlist=_read_shortlist(folder.path, files, sizes))
-        source = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
-        target = source
-        if files.target_vocabulary != files.source_vocabulary:
-            target = firefox_tokenizer(read_file(files.target_vocabulary), files.target_vocabulary.name)
-        vocabularies = ((source, files.source_vocabulary), (target, files.target_vocabulary))
-        for (tokenizer, path), size in zip(vocabularies, sizes, strict=True):
-            if tokenizer.get_vocab_size() > size:
-                raise ImportFailedError(
-                    f"{path} has {tokenizer.get_vocab_size()} tokens, but {files.model.name} has only {size}; they "
-                    "belong to different models: download both again"
-                )
-        tokenizers = ConvertedTokenizers(source, target, files.source_vocabulary.name, {})
-        yield _Checkpoint("firefox", "firefox", model, named, tokenizers), tensors
+        tokenizers = _firefox_tokenizers(files, sizes)
+        metadata = read_metadata(folder, files)
+        generation = firefox.generation(model, tokenizers.target.token_to_id("<unk>"))
+        pair = metadata.languages or files.source_and_target
+        yield Described(
+            family="firefox",
+            architecture=metadata.architecture,
+            parameters=_count(tensors),
+            tokens=_tokens(generation),
+            limits=_limits(model),
+            **_files(tokenizers),
+            model=model,
+            weights=weights,
+            tensors=tensors,
+            languages=None if pair is None else Languages(sources=pair[:1], targets=pair[1:]),
+            generation=generation.defaults,
+            description=metadata.description,
+        )
+
+
+def _firefox_tokenizers(files: FirefoxFiles, sizes: tuple[int, int]) -> ConvertedTokenizers:
+    """Convert the vocabularies of a model with these sizes of its source and target vocabulary."""
+    source = firefox_tokenizer(read_file(files.source_vocabulary), files.source_vocabulary.name)
+    target = source
+    if files.target_vocabulary != files.source_vocabulary:
+        target = firefox_tokenizer(read_file(files.target_vocabulary), files.target_vocabulary.name)
+    vocabularies = ((source, files.source_vocabulary), (target, files.target_vocabulary))
+    for (tokenizer, path), size in zip(vocabularies, sizes, strict=True):
+        if tokenizer.get_vocab_size() > size:
+            raise ImportFailedError(
+                f"{path} has {tokenizer.get_vocab_size()} tokens, but {files.model.name} has only {size}; they "
+                "belong to different models: download both again"
+            )
+    return ConvertedTokenizers(source, target, files.source_vocabulary.name, {})
 
 
 def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -> Shortlist:
@@ -266,18 +376,3 @@ def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -
         target_size=sizes[1],
         is_shared=files.source_vocabulary == files.target_vocabulary,
     )
-
-
-@contextmanager
-def described(folder: FolderFiles, options: ImportOptions) -> Iterator[tuple[Description, Weights]]:
-    """Describe a checkpoint, whose weights can be read within the context.
-
-    Raises:
-        ImportFailedError: the checkpoint is not supported.
-    """
-    if isinstance(folder, Folder):
-        checkpoint = _describe(folder, options)
-        yield checkpoint.model, checkpoint.weights
-        return
-    with _open_firefox(folder, find_firefox_files(folder.path), options) as (checkpoint, _):
-        yield checkpoint.model, checkpoint.weights

@@ -53,13 +53,16 @@ class BundleMetadata:
 
 
 @dataclass(frozen=True)
-class ImportOptions:
-    """Options of an import that change the graphs or the limits."""
+class ExportOptions:
+    """Options of an export that change the graphs, the limits or the check."""
 
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
     task: str | None = None  # a task that the model must be able to do
     ops: Ops = "contrib"  # operators of the graphs
     shortlist: bool = False  # restrict a Firefox model to its shortlist
+    half_weights: bool = False  # round matrices of a training run to float16; computation stays float32
+    sentences: tuple[str, ...] = ()  # source sentences for the check of a training run
+    tolerance: float | None = None  # largest difference from the reference; None: derived from float32 rounding
 
 
 @dataclass(frozen=True)

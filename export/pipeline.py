@@ -1,86 +1,108 @@
-"""Import of checkpoints that others trained: from a folder to a verified bundle.
+"""The export of a checkpoint: from a source to a checked bundle.
 
-An import needs neither PyTorch nor transformers. It reads one tensor at a time and writes it to the
-bundle. The written bundle is verified in a child process, so that the memory of both steps does not
-add up.
+One way leads from each kind of source to a bundle, with one module for each step:
+
+1. `export.sources` opens a training run, a folder of Hugging Face, or a Firefox model. GGUF files
+   are converted to a folder first.
+2. `export.describe` describes it, with `export.families` and `export.tokenizers`.
+3. `export.graphs` builds the graphs.
+4. `export.writing` and `export.manifest` write the files.
+5. `export.check` compares the written bundle with the source, in a child process.
+
+No step needs transformers, and only recurrent models need PyTorch. One tensor at a time is read and
+written. The child process keeps the memory of the check apart from that of the other steps.
 """
 
+import ctypes
 import errno
 import math
 import multiprocessing
+import os
 import resource
 import shutil
+import signal
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import TextIO
 
 from tokenizers import Tokenizer
 
-from export import describe
-from export.built import Built
+from export.describe import Described, build, described
+from export.errors import ImportFailedError
 from export.graphs.builder import WeightFile
-from export.options import BundleMetadata, ImportOptions
+from export.manifest import manifest_of, write_others
+from export.options import BundleMetadata, ExportOptions
 from export.progress import ByteProgress
-from export.sources.chat_template import ChatTemplateError, read_chat_template
-from export.sources.checkpoint import Folder, FolderFiles, ImportFailedError, Provenance, open_folder
+from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
+from export.sources.opening import open_source
+from export.sources.training_run import TrainingRun
 from export.writing import WEIGHTS, replacing, write_graphs
 from service.bundle import (
-    SCHEMA_VERSION,
     Alignment,
-    GenerationDefaults,
-    Graph,
+    BundleError,
     Manifest,
-    Ops,
     Origin,
     Verification,
-    record_files,
+    read_bundle,
     write_manifest,
 )
 
-TOKENIZER, TARGET_TOKENIZER = "tokenizer.json", "target_tokenizer.json"
-NO_OPTIONS = ImportOptions()
+NO_OPTIONS = ExportOptions()
 UNKNOWN = Provenance()
 FLOAT32_BYTES = 4
-# Memory of the verification beside the weights: Python, NumPy, ONNX Runtime, and the intermediate
-# results of a long text.
+# Memory of the check beside the weights: Python, NumPy, ONNX Runtime, and the intermediate results
+# of a long text.
 BASE_BYTES = 400 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+Opening = tuple[Path, Kind, tuple[Path, ...], bool]  # arguments of `open_source`
 
 
 @dataclass(frozen=True)
-class Imported:
-    """Result of an import."""
+class Exported:
+    """Result of an export."""
 
     manifest: Manifest
     notes: tuple[str, ...]  # facts that the user should read
-    import_peak_bytes: int  # largest memory of this process so far
-    verification_peak_bytes: int  # largest memory of the child process
+    export_peak_bytes: int  # largest memory of this process so far
+    check_peak_bytes: int  # largest memory of the child process
 
 
-def import_checkpoint(
+@dataclass(frozen=True)
+class Checked:
+    """Result of the check of a bundle."""
+
+    verification: Verification
+    alignment: Alignment | None
+    peak_bytes: int  # largest memory of the process
+
+
+def export_checkpoint(
     path: Path,
     bundle: Path,
     metadata: BundleMetadata,
-    options: ImportOptions = NO_OPTIONS,
+    options: ExportOptions = NO_OPTIONS,
     *,
-    kind: Literal["huggingface", "firefox"] = "huggingface",
+    kind: Kind = "huggingface",
     provenance: Provenance = UNKNOWN,
     allowed: Iterable[Path] = (),
     stream: TextIO = sys.stderr,
-) -> Imported:
-    """Import a checkpoint to a bundle and verify it. An existing bundle is replaced.
+) -> Exported:
+    """Export a checkpoint to a bundle and check it. An existing bundle is replaced.
+
+    Files in the folder of an existing bundle that its manifest does not list are kept.
 
     Args:
         path: folder of the checkpoint.
         bundle: folder to write or replace.
         metadata: descriptive fields of the manifest.
-        options: options that change the graphs or the limits.
+        options: options that change the graphs, the limits or the check.
         kind: kind of the folder, see `export.sources.checkpoint.detect_kind`.
         provenance: location from which the folder was downloaded.
         allowed: folders that symbolic links may lead into, such as the cache of a hub.
@@ -91,45 +113,118 @@ def import_checkpoint(
             or disk space; nothing is written.
         VerificationError: the bundle differs from the checkpoint; nothing is written.
         BundleError: `bundle` exists and is not a folder without subfolders.
+        FileNotFoundError: a file of a training run is missing.
+        ValueError: a training run cannot be read, a sentence is too long, or an option does not
+            suit the model.
     """
-    if options.shortlist and kind != "firefox":
-        raise ImportFailedError(
-            f"{path} is not a Firefox translation model, and only those have a shortlist; leave out --shortlist"
-        )
-    with _clear_disk_errors(bundle), _open(path, kind, tuple(allowed)) as checkpoint, replacing(bundle) as folder:
-        num_bytes = _num_bytes(checkpoint)
+    _check_options(path, kind, options)
+    source = (path, kind, tuple(allowed), options.half_weights)
+    with (
+        _clear_disk_errors(bundle),
+        open_source(*source) as checkpoint,
+        replacing(bundle) as folder,
+        described(checkpoint, options) as model,
+    ):
+        num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
-        with WeightFile(folder / WEIGHTS) as weights:
-            built = _build(checkpoint, weights, options, ByteProgress("importing", num_bytes, stream))
-        built, notes = _with_chat(built, checkpoint)
-        if provenance.quantized is not None:
-            notes.append(
-                f"the weights were quantized before ({provenance.quantized}), so the results only approximate those of "
-                "the original model; the manifest records it"
-            )
-        entries = write_graphs(folder, built.graphs)
-        files = _write_files(folder, built, entries.values())
-        origin = Origin(
-            kind=kind,
-            family=built.family,
-            repository=provenance.repository,
-            revision=provenance.revision,
-            package=provenance.package,
-            quantized=provenance.quantized,
-            pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
-            files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
-        )
-        manifest = _manifest(folder, built, metadata, options.ops, origin, entries, files)
+        progress = ByteProgress("exporting", num_bytes, stream)
+        if model.tensors is not None:
+            model.tensors.on_read = progress.add
+        with WeightFile(folder / WEIGHTS, options.half_weights) as weights:
+            try:
+                graphs = build(model, weights, options.ops)
+            finally:
+                progress.close()
+        entries = write_graphs(folder, graphs)
+        others = write_others(folder, model)
+        origin = _origin(kind, model, provenance, checkpoint)
+        manifest = manifest_of(folder, model, graphs, entries, others, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise ImportFailedError(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
                 "checkpoint that was trained for it"
             )
-        verification, peak = _verify_in_child(checkpoint, folder, manifest, options)
-        alignment = _align_in_child(folder, manifest, built.guided_alignment)
-        manifest = manifest.model_copy(update={"verification": verification, "alignment": alignment})
+        guided = None if model.model is None else model.model.guided_alignment
+        checked = check_in_child(source, folder, manifest, options, guided)
+        results = {"verification": checked.verification, "alignment": checked.alignment}
+        manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
-    return Imported(manifest, (*notes, *_memory_note(manifest)), _peak_bytes(), peak)
+    notes = (*model.notes, *_quantized_note(provenance), *_memory_note(manifest))
+    return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
+
+
+def _check_options(path: Path, kind: Kind, options: ExportOptions) -> None:
+    """Check that the options suit the kind of the source.
+
+    Raises:
+        ImportFailedError: only a Firefox model has a shortlist.
+    """
+    if options.shortlist and kind != "firefox":
+        reason = (
+            "is a training run, and only Firefox translation models have"
+            if kind == "training"
+            else "is not a Firefox translation model, and only those have"
+        )
+        raise ImportFailedError(f"{path} {reason} a shortlist; leave out --shortlist")
+
+
+def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind) -> Verification:
+    """Compare a bundle on disk with its checkpoint.
+
+    Args:
+        bundle: folder of the bundle.
+        path: folder of the checkpoint from which it was exported.
+        options: sentences and tolerance of the check. The manifest says how the bundle was
+            exported.
+        kind: kind of the checkpoint.
+
+    Raises:
+        VerificationError: they differ.
+        BundleError: the bundle is damaged or quantized, or its tokenizer is not that of the
+            checkpoint.
+        FileNotFoundError: a file of a training run is missing.
+        ValueError: the checkpoint cannot be read, or a sentence is too long.
+    """
+    manifest = read_bundle(bundle)
+    if manifest.quantization is not None:
+        raise BundleError(
+            f"{bundle} is {manifest.dtype} and intentionally differs from its checkpoint; verify its float32 bundle"
+        )
+    options = replace(
+        options,
+        max_tokens=manifest.limits.max_source_tokens,
+        ops=manifest.ops,
+        shortlist=any(state.input == "shortlist" for state in manifest.states),
+        half_weights=manifest.half_weights,
+    )
+    with open_source(path, kind, [hub_cache()], options.half_weights) as checkpoint:
+        return compare(checkpoint, bundle, manifest, options)
+
+
+def _quantized_note(provenance: Provenance) -> list[str]:
+    """Return a note if the weights were quantized before."""
+    if provenance.quantized is None:
+        return []
+    return [
+        f"the weights were quantized before ({provenance.quantized}), so the results only approximate those of the "
+        "original model; the manifest records it"
+    ]
+
+
+def _origin(kind: Kind, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
+    """Return the origin of a model that others trained, None for a training run."""
+    if kind == "training":
+        return None
+    return Origin(
+        kind="firefox" if kind == "firefox" else "huggingface",
+        family=model.family,
+        repository=provenance.repository,
+        revision=provenance.revision,
+        package=provenance.package,
+        quantized=provenance.quantized,
+        pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
+        files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
+    )
 
 
 @contextmanager
@@ -144,32 +239,6 @@ def _clear_disk_errors(bundle: Path) -> Iterator[None]:
             f"{bundle} cannot be written: {error.strerror}; remove files, or choose another --out; no incomplete "
             "bundle is left"
         ) from None
-
-
-def _open(path: Path, kind: str, allowed: Iterable[Path]) -> FolderFiles:
-    return FolderFiles(path, allowed) if kind == "firefox" else open_folder(path, allowed)
-
-
-def _build(checkpoint: FolderFiles, weights: WeightFile, options: ImportOptions, progress: ByteProgress) -> Built:
-    """Build the graphs, and check that everything in the checkpoint is known."""
-    if not isinstance(checkpoint, Folder):
-        return describe.build_firefox(checkpoint, weights, options)
-    checkpoint.tensors.on_read = progress.add
-    try:
-        built = describe.build(checkpoint, weights, options)
-    finally:
-        progress.close()
-    checkpoint.config.check_all_read()
-    checkpoint.tensors.check_all_read()
-    return built
-
-
-def _num_bytes(checkpoint: FolderFiles) -> int:
-    """Return the size of all weights as float32, or an upper bound of it."""
-    if not isinstance(checkpoint, Folder):  # int8
-        return sum((checkpoint.path / name).stat().st_size for name in checkpoint.names()) * FLOAT32_BYTES
-    tensors = checkpoint.tensors
-    return sum(math.prod(tensors.shape(name)) for name in tensors.names) * FLOAT32_BYTES
 
 
 def _check_resources(num_bytes: int, folder: Path) -> None:
@@ -218,162 +287,80 @@ def available_memory() -> int | None:
     return max(0, min(found)) if found else None
 
 
-def _with_chat(built: Built, checkpoint: FolderFiles) -> tuple[Built, list[str]]:
-    """Add the chat template of a decoder-only model, or a note with the reason that it has none."""
-    notes: list[str] = []
-    if built.graphs.decoder_start != "source" or built.chat is not None:
-        return built, notes
-    added = built.source_tokenizer.get_added_tokens_decoder().values()
-    special_tokens = [token.content for token in added if token.special]
-    try:
-        return replace(built, chat=read_chat_template(checkpoint, special_tokens)), notes
-    except ChatTemplateError as error:
-        notes.append(f"chat is not available for this model, because its chat template is not supported: {error}")
-        return built, notes
+def check_in_child(
+    source: Opening, folder: Path, manifest: Manifest, options: ExportOptions, guided: tuple[int, int] | None
+) -> Checked:
+    """Check a written bundle in a child process, whose memory is released at its end.
 
-
-def _write_files(folder: Path, built: Built, graphs: Iterable[Graph]) -> list[str]:
-    """Write the layers after pooling and the tokenizers; return the names of all files."""
-    files, limits = [WEIGHTS, *(graph.file for graph in graphs)], built.limits
-    for layer, values in zip(built.embedding.dense if built.embedding else (), built.dense, strict=True):
-        values.astype("<f4").tofile(folder / layer.file)
-        files.append(layer.file)
-    for name, tokenizer, vocabulary in (
-        (TOKENIZER, built.source_tokenizer, limits.source_vocabulary or limits.vocabulary),
-        (TARGET_TOKENIZER, built.target_tokenizer, limits.vocabulary),
-    ):
-        if tokenizer is not None:
-            _write_tokenizer(folder / name, tokenizer, vocabulary)
-            files.append(name)
-    return files
-
-
-def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Write a tokenizer without its settings of padding and truncation.
-
-    Raises:
-        ImportFailedError: it has more tokens than the model.
+    Args:
+        source: the checkpoint.
+        folder: the bundle.
+        manifest: its manifest.
+        options: options of the export.
+        guided: layer and head of the cross-attention that was trained to align words.
     """
-    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    if size > vocabulary:
-        raise ImportFailedError(
-            f"the tokenizer has token ids up to {size - 1}, but the model has only {vocabulary} tokens; the tokenizer "
-            "files belong to another checkpoint"
-        )
-    tokenizer = Tokenizer.from_str(tokenizer.to_str())
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises bare exceptions
-
-
-def _manifest(
-    folder: Path,
-    built: Built,
-    metadata: BundleMetadata,
-    ops: Ops,
-    origin: Origin,
-    entries: Mapping[str, Graph],
-    files: list[str],
-) -> Manifest:
-    graphs = built.graphs
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        name=metadata.name,
-        architecture=built.architecture,
-        description=metadata.description or built.description,
-        license=metadata.license,
-        created=int(time.time()),
-        dtype="float32",
-        ops=ops,
-        tasks=graphs.tasks,
-        parameters=built.parameters,
-        source_tokenizer=TOKENIZER,
-        target_tokenizer=TOKENIZER if built.target_tokenizer is None else TARGET_TOKENIZER,
-        tokens=built.tokens,
-        decoder_start=graphs.decoder_start,
-        limits=built.limits,
-        encoder=entries.get("encoder"),
-        decoder=entries.get("decoder"),
-        similar=entries.get("similar"),
-        states=graphs.states,
-        attention=graphs.attention,
-        labels=graphs.labels,
-        label_kind=graphs.label_kind,
-        languages=metadata.languages or built.languages,
-        chat=metadata.chat or built.chat,
-        generation=built.generation or GenerationDefaults(),
-        embedding=built.embedding,
-        origin=origin,
-        verification=None,
-        files=record_files(folder, files),
-    )
-
-
-def _verify_in_child(
-    checkpoint: FolderFiles, folder: Path, manifest: Manifest, options: ImportOptions
-) -> tuple[Verification, int]:
-    """Verify a bundle in a child process; return the record and the child's largest memory."""
-    kind = manifest.origin.kind if manifest.origin else "huggingface"
-    source = (checkpoint.path, kind, checkpoint.allowed)
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        future = pool.submit(_verify, source, folder, manifest.model_dump_json(), options)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
         try:
-            record, peak = future.result()
+            return pool.submit(check, source, folder, manifest, options, guided).result()
         except BrokenProcessPool:
             raise ImportFailedError(
                 "the process that verifies the bundle was ended, probably because there is too little memory; end "
                 "other programs, or import on a machine with more memory and copy the bundle"
             ) from None
-    return Verification.model_validate_json(record), peak
 
 
-def _verify(
-    source: tuple[Path, str, tuple[Path, ...]],
-    folder: Path,
-    manifest: str,
-    options: ImportOptions,
-) -> tuple[str, int]:
-    with _open(*source) as checkpoint:
-        record = compare(checkpoint, folder, Manifest.model_validate_json(manifest), options)
-    return record.model_dump_json(), _peak_bytes()
+def _end_with(parent: int) -> None:
+    """Let Linux end this process when its parent ends, even if the parent is killed."""
+    with suppress(OSError, AttributeError):  # other systems have no prctl
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
 
 
-def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: ImportOptions) -> Verification:
-    """Compare a written bundle with the NumPy reference of its checkpoint.
-
-    Raises:
-        VerificationError: a difference is larger than rounding explains.
-        ImportFailedError: the checkpoint is not supported.
-    """
-    from export.check.verify_imported import verify
-
-    with describe.described(checkpoint, options) as (model, weights):
-        return verify(bundle, manifest, model, weights)
-
-
-def _align_in_child(folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Alignment | None:
-    """Choose the heads that align words in a child process, whose memory is released at its end."""
-    if all(one.kind != "cross" for one in manifest.attention):
-        return None
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            record = pool.submit(_align, folder, manifest.model_dump_json(), guided).result()
-        except BrokenProcessPool:
-            raise ImportFailedError(
-                "the process that chooses the alignment heads was ended, probably because there is too little memory; "
-                "end other programs, or import on a machine with more memory and copy the bundle"
-            ) from None
-    return None if record is None else Alignment.model_validate_json(record)
-
-
-def _align(folder: Path, manifest: str, guided: tuple[int, int] | None) -> str | None:
+def check(
+    source: Opening, folder: Path, manifest: Manifest, options: ExportOptions, guided: tuple[int, int] | None
+) -> Checked:
     from export.check.alignment import choose_alignment
     from export.check.sessions import open_sessions
 
-    sessions = open_sessions(folder, Manifest.model_validate_json(manifest))
-    alignment = choose_alignment(sessions, folder, guided=guided)
-    return None if alignment is None else alignment.model_dump_json()
+    with open_source(*source) as checkpoint:
+        verification = compare(checkpoint, folder, manifest, options)
+    alignment = None
+    if any(one.kind == "cross" for one in manifest.attention):
+        alignment = choose_alignment(open_sessions(folder, manifest), folder, options.sentences, guided)
+    return Checked(verification, alignment, _peak_bytes())
+
+
+def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: ExportOptions) -> Verification:
+    """Compare a written bundle with its checkpoint.
+
+    The reference of recurrent models is PyTorch, that of all others NumPy.
+
+    Raises:
+        VerificationError: a difference is larger than rounding explains.
+        BundleError: the tokenizer of the bundle is not that of the checkpoint.
+        ImportFailedError: the checkpoint is not supported.
+        ValueError: a sentence is too long.
+    """
+    with described(checkpoint, options) as model:
+        for file, tokenizer in model.tokenizers.items() if isinstance(checkpoint, TrainingRun) else ():
+            if Tokenizer.from_file(str(bundle / file)).to_str() != tokenizer.to_str():
+                raise BundleError(
+                    f"{bundle / file} differs from the tokenizer of the checkpoint; name the checkpoint that was "
+                    "exported"
+                )
+        if isinstance(checkpoint, TrainingRun):
+            from export.check.sessions import open_sessions
+            from export.check.verify import verify as verify_torch
+
+            sessions, tokenizer = open_sessions(bundle, manifest), model.tokenizers[model.source_file]
+            return verify_torch(sessions, checkpoint.load(), tokenizer, options.sentences, options.tolerance)
+        from export.check.verify_imported import verify
+
+        assert model.model is not None and model.weights is not None, "only training runs have no description"
+        return verify(bundle, manifest, model.model, model.weights)
 
 
 def _peak_bytes() -> int:

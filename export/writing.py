@@ -13,7 +13,7 @@ from service.bundle import MANIFEST, BundleError, Graph, read_manifest
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 SIMILAR, ROWS, WEIGHTS = "similar.onnx", "rows.onnx", "weights.bin"
 DENSE = "dense.{}.bin"  # layers after pooling, by number
-PROMPT_TOKENIZER = "prompt_tokenizer.json"
+TOKENIZER, TARGET_TOKENIZER, PROMPT_TOKENIZER = "tokenizer.json", "target_tokenizer.json", "prompt_tokenizer.json"
 
 
 def graph_entry(name: str, proto: onnx.ModelProto) -> Graph:

@@ -12,13 +12,14 @@ import torch
 
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
-from model.checkpoint import WEIGHTS, load_checkpoint, load_metadata, load_model, replace_text
+from model.checkpoint import load_checkpoint, load_metadata, load_model, replace_text
 from model.config import ModelConfig, architecture_of, with_fields
 from model.data.text import read_labelled
 from model.decoding.reference import one_thread
 from model.evaluation.accuracy import accuracy, accuracy_fields
 from model.evaluation.bleu import TEST_SPLIT, Scores, read_test_set, score, tokenised_path, translate
 from model.evaluation.recall import SEED, TURNS, greedy_answers, recall
+from model.parts import WEIGHTS
 from model.systems import PLAN, SYSTEMS, System
 from model.training.classification import CLASSIFICATION
 from model.training.config import PRECISIONS, Precision, TrainConfig, read_train_config

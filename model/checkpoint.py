@@ -18,10 +18,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.architectures.factory import Model, TranslationModel, build_model
-from model.config import ModelConfig, architecture_of, model_config_to_json, read_model_config
-from model.data.tokenizer import check_tokenizer, read_tokenizer
-
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
+from model.config import ModelConfig, architecture_of, model_config_to_json
+from model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -148,27 +146,6 @@ def one_line(error: Exception) -> str:
     second.
     """
     return " ".join(line.strip() for line in str(error).splitlines()[:2])
-
-
-def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
-    """Read the configuration and the tokenizer of a checkpoint.
-
-    Raises:
-        FileNotFoundError: one of the three files is missing; the message names it.
-        ValueError: a file cannot be read, or the configuration does not match the tokenizer.
-    """
-    for name in (CONFIG, WEIGHTS, TOKENIZER):
-        if not (folder / name).is_file():
-            trained = [part for part in ("averaged", "best") if (folder / part / WEIGHTS).is_file()]
-            hint = f"; use {folder / trained[0]}" if trained else ""
-            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}{hint}")
-    try:
-        config = read_model_config(folder / CONFIG)
-    except ValueError as error:
-        raise ValueError(f"{folder} is not a checkpoint of this version of Sightline: {error}") from error
-    tokenizer = read_tokenizer(folder / TOKENIZER)
-    check_tokenizer(tokenizer, config)
-    return config, tokenizer
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:

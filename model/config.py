@@ -175,6 +175,12 @@ class RecurrentConfig(ModelConfig):
 Config = TypeVar("Config", bound=ModelConfig)
 
 
+def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:
+    """Return the indices of a layer's E and F in `Projections.matrices`."""
+    first = {"headwise": 2 * layer, "key-value": layer, "layerwise": 0}[sharing]
+    return first, first + 1 if sharing == "headwise" else first
+
+
 def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
     """Return a configuration with some fields replaced by values given as text.
 

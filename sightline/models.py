@@ -70,7 +70,7 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
 
 def get(parser: Parser, arguments: Sequence[str]) -> int:
     """Download a model, import it as a verified bundle, and return the exit code."""
-    from export.__main__ import add_metadata, import_folder, run_action
+    from export.__main__ import add_metadata, run_action
     from export.sources.catalogue import CATALOGUE, downloaded
     from export.sources.download import download, parse_repository
 
@@ -92,6 +92,8 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
 
     def act(parsed: argparse.Namespace) -> BaseModel:
+        from export.commands import export_folder
+
         entry = CATALOGUE.get(parsed.model)
         name = parsed.model if entry else parse_repository(parsed.model).name.partition("/")[2]
         parsed.out = parsed.out or Path("bundles", name)
@@ -104,7 +106,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
                 parsed.description = entry.description
             parsed.license = parsed.license or got.license
             parsed.checkpoint = got.folder
-            return import_folder(parsed, "huggingface", got.source, got.cache)
+            return export_folder(parsed, "huggingface", got.source, got.cache)
 
     return run_action(act, parsed)
 

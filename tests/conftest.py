@@ -118,8 +118,9 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Verified bundle of the toy checkpoint; copy it before changing a file."""
-    from export.bundle import BundleMetadata, export_bundle
+    from export.options import BundleMetadata
     from service.bundle import Languages
+    from tests.support.training_runs import export_bundle
 
     folder = tmp_path_factory.mktemp("bundles") / "toy"
     label = BundleMetadata("toy", "random weights", "Apache-2.0", Languages(sources=("en",), targets=("de",)))
@@ -130,7 +131,8 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def classifier_bundle(classifier_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Verified bundle of the toy classifier; copy it before changing a file."""
-    from export.bundle import BundleMetadata, export_bundle
+    from export.options import BundleMetadata
+    from tests.support.training_runs import export_bundle
 
     folder = tmp_path_factory.mktemp("classifiers") / "toy-classifier"
     export_bundle(classifier_checkpoint, folder, BundleMetadata("toy-classifier"), TOY_SENTENCES)

@@ -23,8 +23,10 @@ from bench.gpu import speed
 from bench.gpu.equality import Equality, compare
 from bench.record import RESULTS, Recorded, Result, write_result
 from bench.weights import read_model
-from export.bundle import BundleMetadata, export_bundle, half_bundle
 from export.check.verify import read_sentences
+from export.convert.bundles import half_bundle
+from export.options import BundleMetadata, ExportOptions
+from export.pipeline import export_checkpoint
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.data.tokenizer import encode_lines, read_tokenizer
@@ -51,7 +53,8 @@ def make_bundles(shipped: Path, folder: Path, sentences: Sequence[str]) -> Bundl
     """Export the model of a bundle, which may be quantized, in float32 and float16."""
     model, tokenizer = read_model(shipped), shipped / read_manifest(shipped).source_tokenizer
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
-    export_bundle(folder / "checkpoint", folder / "float32", BundleMetadata("float32"), sentences[:NUM_VERIFIED])
+    options = ExportOptions(sentences=tuple(sentences[:NUM_VERIFIED]))
+    export_checkpoint(folder / "checkpoint", folder / "float32", BundleMetadata("float32"), options, kind="training")
     half_bundle(folder / "float32", folder / "float16", text=None)
     return Bundles(model, read_tokenizer(tokenizer), folder / "float32", folder / "float16")
 

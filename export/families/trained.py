@@ -1,53 +1,33 @@
 """Families of the models that `model` trains.
 
-Their checkpoints are training runs, and the tensors are those of `state_dict`.
+Their checkpoints are training runs, and the tensors are those of `state_dict`. PyTorch is not
+needed.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from export.families import Family
 from export.families.description import Attention, Description, Embedding, FeedForward, Head, Norm, ProjectedKeys, Stack
 from export.families.shapes import check_shapes
+from export.families.values import sinusoids
 from export.families.weights import Array, Source, Weights
-from export.graphs.builder import WeightFile
-from export.graphs.model import Graphs, build_graphs
 from export.sources.checkpoint import Config, Tensors
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.transformer import Transformer
-from model.checkpoint import CONFIG
-from model.config import SPECIAL_IDS, ModelConfig, architecture_of
-from model.layers.embedding import sinusoidal_positions
-from model.layers.linformer import matrix_indices
-from service.bundle import Ops
+from model.config import SPECIAL_IDS, ModelConfig, architecture_of, matrix_indices
+from model.parts import CONFIG
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
 PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
 # Keys that only change the training, and keys that the tensors or the manifest have too.
 HARMLESS_KEYS = ("architecture", "dropout", "word_dropout", *SPECIAL_IDS)
 
-Trained = Transformer | Classifier | CausalModel
 
-
-def build(model: Trained, file: WeightFile, ops: Ops = "contrib") -> Graphs:
-    """Build the graphs of a trained model; their constants are added to `file`.
-
-    Raises:
-        ImportFailedError: the configuration or the weights have a part that the graphs would
-            ignore.
-    """
-    tensors = state_tensors(model)
-    graphs = build_graphs(*describe(model.config, tensors), file, ops)
-    tensors.check_all_read()
-    return graphs
-
-
-def state_tensors(module: nn.Module) -> Tensors:
+def state_tensors(module: "nn.Module") -> Tensors:
     """Return the parameters of a module by their names in `state_dict`."""
     return Tensors.of_arrays({name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()})
 
@@ -126,7 +106,7 @@ def _stack_modules(name: str, stack: Stack, model: Description) -> dict[str, Sou
     layers, norm = ("layers", "norm") if model.is_decoder_only else (name, f"{name}_norm")
     modules: dict[str, Source] = {
         f"{name}.norm": norm,
-        f"{name}.positions": partial(_positions, model.max_positions, stack.width),
+        f"{name}.positions": partial(sinusoids, model.max_positions, stack.width),
     }
     parts = {"self_attention": ("query", "key", "value", "output"), "feed_forward": ("inner", "outer")}
     parts["cross_attention"] = parts["self_attention"]
@@ -134,11 +114,6 @@ def _stack_modules(name: str, stack: Stack, model: Description) -> dict[str, Sou
         modules[f"{name}.{{}}.{part}_norm"] = f"{layers}.{{}}.{part}_norm.norm"
         modules |= {f"{name}.{{}}.{part}.{linear}": f"{layers}.{{}}.{part}.{linear}" for linear in linears}
     return modules
-
-
-def _positions(positions: int, width: int) -> Array:
-    table: Array = sinusoidal_positions(positions, width).numpy()
-    return table
 
 
 def _projection(tensors: Tensors, number: int) -> Array:

@@ -57,6 +57,16 @@ def equal_heads(config: Config, key: str, width: int) -> Attention:
     return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
 
 
+def sinusoids(positions: int, width: int) -> Array:
+    """Return sinusoids (P, M) as the models of this project have them (Vaswani et al. 2017).
+
+    They equal those of `model.layers.embedding.sinusoidal_positions`, which PyTorch computes.
+    """
+    rates = 10000.0 ** (-np.arange(0, width, 2, dtype=np.float64) / width)  # (M / 2,)
+    angles = np.arange(positions, dtype=np.float64)[:, None] * rates  # (P, M / 2)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(positions, -1).astype(np.float32)
+
+
 def timescale_sinusoids(positions: int, width: int, first: int = 0) -> Array:
     """Return sinusoids (P, M) as fairseq and Marian have them, in float32 as in training.
 

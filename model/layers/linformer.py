@@ -11,7 +11,7 @@ source.
 import torch
 from torch import Tensor, nn
 
-from model.config import TransformerConfig
+from model.config import TransformerConfig, matrix_indices
 from model.layers.attention import AttentionHeads
 
 
@@ -41,12 +41,6 @@ class Projections(nn.Module):
         """Return E and F of a layer, each (k, n)."""
         key_index, value_index = self.matrix_indices(layer)
         return self.matrices[key_index], self.matrices[value_index]
-
-
-def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:
-    """Return the indices of a layer's E and F in `Projections.matrices`."""
-    first = {"headwise": 2 * layer, "key-value": layer, "layerwise": 0}[sharing]
-    return first, first + 1 if sharing == "headwise" else first
 
 
 def project(matrix: Tensor, x: Tensor, mask: Tensor) -> Tensor:

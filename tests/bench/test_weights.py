@@ -9,13 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from bench.weights import read_model
-from export.bundle import BundleMetadata, export_bundle, quantize_bundle
+from export.convert.bundles import quantize_bundle
 from export.convert.quantize import Recipe
+from export.options import BundleMetadata
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig
 from model.data.tokenizer import read_tokenizer
 from service.bundle import QuantScheme
+from tests.support.training_runs import export_bundle
 
 FORMS: tuple[QuantScheme, ...] = ("group-wise", "per-token", "per-tensor")
 

@@ -15,7 +15,7 @@ import pytest
 
 from bench.server import RunningServer, serving
 from export.options import BundleMetadata
-from export.pipeline import import_checkpoint
+from export.pipeline import export_checkpoint
 from tests.e2e.test_imported_models import random_t5, write_marian_folder
 
 pytestmark = pytest.mark.browser
@@ -45,7 +45,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     tokenizer.save(str(checkpoints / "t5" / "tokenizer.json"))
     (checkpoints / "t5" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     for name in ("marian", "t5"):
-        import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+        export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
     with serving(bundles) as running:
         yield running
 

@@ -34,8 +34,8 @@ from transformers import (
 
 from bench.server import RunningServer, serving
 from export import pipeline
-from export.options import BundleMetadata, ImportOptions
-from export.pipeline import import_checkpoint
+from export.options import BundleMetadata, ExportOptions
+from export.pipeline import export_checkpoint
 from export.sources.firefox.marian_binary import MarianModel
 from export.sources.firefox.shortlist import parse_shortlist
 from export.tokenizers.sentencepiece import SentencePieceModel
@@ -97,21 +97,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     )
     with pytest.MonkeyPatch.context() as patch:
         # Comparing with transformers is stricter, and the verification has tests of its own.
-        patch.setattr(pipeline, "_verify_in_child", lambda *_: (record, 1))
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(record, None, 1))
         for name, (model, tokenizer, template) in made.items():
             model.save_pretrained(checkpoints / name)
             config = {"chat_template": template} if template else {}
             tokenizer.save(str(checkpoints / name / "tokenizer.json"))
             (checkpoints / name / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-            import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+            export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
         made["marian"] = write_marian_folder(checkpoints / "marian")
-        import_checkpoint(checkpoints / "marian", bundles / "marian", BundleMetadata("marian"))
+        export_checkpoint(checkpoints / "marian", bundles / "marian", BundleMetadata("marian"))
         _write_firefox(checkpoints / "firefox")
-        for name, options in (("firefox", ImportOptions()), ("firefox-shortlist", ImportOptions(shortlist=True))):
-            import_checkpoint(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, kind="firefox")
+        for name, options in (("firefox", ExportOptions()), ("firefox-shortlist", ExportOptions(shortlist=True))):
+            export_checkpoint(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, kind="firefox")
         for name, sentence_model in SENTENCE_MODELS.items():
             made[name] = sentence_model.write(checkpoints / name)
-            import_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+            export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
     with serving(bundles, threads=1) as server:
         yield Served(
             server,

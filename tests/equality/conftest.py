@@ -13,12 +13,13 @@ from tokenizers import Tokenizer
 
 from bench.marian import to_marian
 from bench.weights import read_model
-from export.bundle import BundleMetadata, export_bundle
+from export.options import BundleMetadata
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import read_bundle, read_manifest
 from service.runtime.ort import OnnxRunner
+from tests.support.training_runs import export_bundle
 
 SHIPPED = Path("bundles/multi30k-en-de")
 

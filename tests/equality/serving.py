@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 
-from export.bundle import BundleMetadata, export_bundle
+from export.options import BundleMetadata
 from model.architectures.factory import Model, TranslationModel
 from model.checkpoint import load_checkpoint, save_checkpoint
 from service.app import create_app
@@ -18,6 +18,7 @@ from service.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
 from service.loading import load_backend
 from service.runtime.ort import OnnxRunner
 from service.settings import Settings
+from tests.support.training_runs import export_bundle
 
 
 def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path, sentences: Sequence[str]) -> Path:

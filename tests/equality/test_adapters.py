@@ -10,14 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from bench.weights import dequantize, read_model
-from export.bundle import quantize_bundle, verify_bundle
 from export.check.sessions import encode, open_sessions
+from export.convert.bundles import quantize_bundle
 from export.convert.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.rounding import reference
 from service.bundle import read_manifest
 from tests.equality.conftest import SHIPPED
 from tests.rounding import assert_within_rounding
+from tests.support.training_runs import verify_bundle
 
 
 def test_the_model_read_from_a_bundle_is_the_one_that_was_exported(model: Transformer, float_bundle: Path) -> None:

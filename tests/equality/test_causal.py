@@ -10,13 +10,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.bundle import BundleMetadata, export_bundle, half_bundle, quantize_bundle, verify_bundle
 from export.check.sessions import open_sessions
 from export.check.verify import VerificationError
+from export.convert.bundles import half_bundle, quantize_bundle
 from export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
 from export.convert.calibrate import measure_ranges
 from export.convert.quality import ParallelText, compare
 from export.convert.quantize import Recipe
+from export.options import BundleMetadata
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig
@@ -34,6 +35,7 @@ from tests.equality.running import FAR, make_request, run, run_events
 from tests.equality.serving import client_of
 from tests.equality.systems import random_models, small_systems
 from tests.rounding import assert_within_rounding
+from tests.support.training_runs import export_bundle, verify_bundle
 
 MAX_POSITIONS = 200
 SYSTEMS = small_systems(CausalConfig, max_positions=MAX_POSITIONS)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from export.bundle import half_bundle
+from export.convert.bundles import half_bundle
 from service.bundle import State, read_bundle, read_manifest, record_files, write_manifest
 from service.engine.checks import run_test_input
 from service.engine.request import Failed, Generated

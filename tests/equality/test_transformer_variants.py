@@ -11,9 +11,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.bundle import half_bundle, quantize_bundle, verify_bundle
 from export.check.sessions import encode, open_sessions
 from export.check.verify import VerificationError
+from export.convert.bundles import half_bundle, quantize_bundle
 from export.convert.quantize import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
@@ -30,6 +30,7 @@ from tests.equality.running import make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
+from tests.support.training_runs import verify_bundle
 
 # Fewer projected keys than tokens; the system of the zoo has more.
 FEW_SLOTS: dict[str, Any] = {"linformer_size": 5, "max_positions": 48}

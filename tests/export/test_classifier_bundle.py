@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.bundle import half_bundle, verify_bundle
 from export.check.sessions import Array, encode, open_sessions
 from export.check.verify import VerificationError, verify
-from model.checkpoint import TOKENIZER, load_model
+from export.convert.bundles import half_bundle
+from model.checkpoint import load_model
 from model.data.tokenizer import read_tokenizer
+from model.parts import TOKENIZER
 from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest
+from tests.support.training_runs import verify_bundle
 
 
 def test_a_classifier_bundle_has_an_encoder_and_labels_and_no_decoder(classifier_bundle: Path) -> None:

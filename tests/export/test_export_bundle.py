@@ -13,25 +13,27 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from export.bundle import BundleMetadata, export_bundle, half_bundle, verify_bundle
-from export.check.verify import VerificationError
+from export.convert.bundles import half_bundle
+from export.errors import ImportFailedError, VerificationError
 from export.graphs.builder import WeightFile, external_tensor
+from export.options import BundleMetadata
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.data.tokenizer import train_tokenizer
 from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
 from service.external_data import ExternalTensor, external_tensors
 from tests.export.folders import BUNDLE_FILES, names
+from tests.support.training_runs import export_bundle, verify_bundle
 
 LABEL = BundleMetadata("toy", "random weights", "Apache-2.0")
 
 
 @pytest.fixture
 def broken_checkpoint(checkpoint: Path, tmp_path: Path) -> Path:
-    """A weight is NaN, so that the verification must fail."""
+    """A weight differs from that of `checkpoint`."""
     folder = tmp_path / "broken"
     model, _ = load_checkpoint(checkpoint)
     with torch.no_grad():
-        model.embedding.weight[3, 3] = torch.nan
+        model.embedding.weight[3, 3] += 1
     save_checkpoint(folder, model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
     return folder
 
@@ -196,22 +198,32 @@ def test_nothing_in_a_bundle_is_pickled(bundle: Path) -> None:
 
 
 def test_a_bundle_that_fails_verification_is_not_written(
-    broken_checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     out = tmp_path / "out" / "toy"
-    with pytest.raises(VerificationError, match="nan"):
-        export_bundle(broken_checkpoint, out, LABEL, toy_sentences[:1])
+    with pytest.raises(VerificationError, match="differ by"):
+        export_bundle(checkpoint, out, LABEL, toy_sentences[:1], tolerance=0)
     assert not any(out.parent.iterdir())
 
 
+def test_a_weight_that_is_no_number_is_rejected(checkpoint: Path, tmp_path: Path, toy_sentences: list[str]) -> None:
+    model, _ = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        model.embedding.weight[3, 3] = torch.nan
+    save_checkpoint(tmp_path / "nan", model.config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    with pytest.raises(ImportFailedError, match=r"embedding\.weight has values that are not finite float32 numbers"):
+        export_bundle(tmp_path / "nan", tmp_path / "out", LABEL, toy_sentences[:1])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_bundle_that_fails_verification_keeps_the_existing_one(
-    broken_checkpoint: Path, copied: Path, toy_sentences: list[str]
+    checkpoint: Path, copied: Path, toy_sentences: list[str]
 ) -> None:
     before = read_bundle(copied)
     with pytest.raises(VerificationError):
-        export_bundle(broken_checkpoint, copied, LABEL, toy_sentences[:1])
+        export_bundle(checkpoint, copied, LABEL, toy_sentences[:1], tolerance=0)
     assert read_bundle(copied) == before
-    assert names(copied.parent) == {"copied", "broken"}
+    assert names(copied.parent) == {"copied"}
 
 
 def test_replacing_a_bundle_keeps_files_that_its_manifest_does_not_name(

@@ -11,8 +11,9 @@ import pytest
 from export import __main__ as export_main
 from export import commands
 from export.__main__ import SENTENCES, main
-from export.bundle import BundleMetadata, quantize_bundle
 from export.check.verify import VerificationError
+from export.convert.bundles import quantize_bundle
+from export.options import BundleMetadata
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
 from model.architectures.transformer import Transformer
@@ -413,14 +414,14 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
     for name in ("bahdanau", "linformer", "pre-norm"):
         shutil.copytree(checkpoint, runs / f"{name}-1" / "averaged")
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
-    export_one = commands._export
+    export_one = commands._export_run
 
     def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
         if label.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
         return export_one(arguments, checkpoint, out, label)
 
-    monkeypatch.setattr(commands, "_export", reject_two)
+    monkeypatch.setattr(commands, "_export_run", reject_two)
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
     assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
     assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]

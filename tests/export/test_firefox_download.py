@@ -19,8 +19,8 @@ from export.check.sessions import Sessions, onnx_steps, open_sessions
 from export.convert.text_quality import chrf, greedy_outputs
 from export.families import firefox
 from export.families.description import Description
-from export.options import BundleMetadata, ImportOptions
-from export.pipeline import import_checkpoint
+from export.options import BundleMetadata, ExportOptions
+from export.pipeline import export_checkpoint
 from export.sources.checkpoint import StoredTensor, Tensors
 from export.sources.firefox import find_firefox_files
 from export.sources.firefox.marian_binary import open_marian, read_file
@@ -199,8 +199,8 @@ def translated(sessions: Sessions, sources: Sequence[list[int]]) -> list[list[in
 def import_both(folder: Path, texts: list[str], out: Path) -> Imported:
     """Import a model with and without its shortlist; both bundles are verified."""
     opened: dict[str, Sessions] = {}
-    for name, options in (("unrestricted", ImportOptions()), ("restricted", ImportOptions(shortlist=True))):
-        import_checkpoint(folder, out / name, BundleMetadata(name), options, kind="firefox")
+    for name, options in (("unrestricted", ExportOptions()), ("restricted", ExportOptions(shortlist=True))):
+        export_checkpoint(folder, out / name, BundleMetadata(name), options, kind="firefox")
         opened[name] = open_sessions(out / name, read_bundle(out / name))
     tokenizer = Tokenizer.from_file(str(out / name / opened[name].manifest.source_tokenizer))
     return Imported(folder, opened["unrestricted"], opened["restricted"], tokenizer, texts)

@@ -322,7 +322,7 @@ def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> No
 
 
 def test_the_command_line_imports_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     encoding = GGMLQuantizationType.Q8_0
     path = write_gguf(tmp_path / "model.gguf", hf_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)

@@ -9,8 +9,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from export.bundle import half_bundle
 from export.check.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
+from export.convert.bundles import half_bundle
 from export.convert.half import OPSET, half_graphs
 from export.graphs.builder import WeightFile
 from service.bundle import BundleError, Manifest, Quantization, read_bundle, write_manifest

@@ -20,8 +20,8 @@ from export import pipeline
 from export.__main__ import main
 from export.check.sessions import encode, open_sessions
 from export.errors import VerificationError
-from export.options import BundleMetadata, ImportOptions
-from export.pipeline import import_checkpoint
+from export.options import BundleMetadata, ExportOptions
+from export.pipeline import export_checkpoint
 from export.progress import ByteProgress, clock
 from export.sources.checkpoint import ImportFailedError, Provenance, detect_kind
 from service.bundle import BundleError, Verification, read_bundle, read_manifest
@@ -51,19 +51,19 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
 
 
 def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> None:
     provenance = Provenance("owner/name", "0" * 40)
-    imported = import_checkpoint(folder, tmp_path / "bundle", METADATA, provenance=provenance)
+    imported = export_checkpoint(folder, tmp_path / "bundle", METADATA, provenance=provenance)
     manifest = read_bundle(tmp_path / "bundle")
     assert manifest == imported.manifest and (manifest.name, manifest.license) == ("imported", "MIT")
     assert manifest.verification is not None and manifest.tasks == ("encode", "attention", "similar")
     assert manifest.origin is not None
     assert (manifest.origin.repository, manifest.origin.revision) == ("owner/name", "0" * 40)
     assert manifest.origin.files.keys() == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert min(imported.import_peak_bytes, imported.verification_peak_bytes) > 1 << 20
+    assert min(imported.export_peak_bytes, imported.check_peak_bytes) > 1 << 20
     tokenizer = Tokenizer.from_file(str(tmp_path / "bundle" / "tokenizer.json"))
     assert tokenizer.truncation is None and tokenizer.padding is None
     hidden = encode(open_sessions(tmp_path / "bundle", manifest), [[2, 9, 11, 3]])["hidden"]
@@ -78,7 +78,7 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
     for convert in (torch.Tensor.bfloat16, torch.Tensor.float):
         torch.save({name: convert(half) for name, half in halves.items()}, folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink(missing_ok=True)
-        manifest = import_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
+        manifest = export_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
         assert manifest.origin is not None and manifest.origin.pickle
         digests.append(manifest.files["weights.bin"])
     assert digests[0] == digests[1]
@@ -187,11 +187,11 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
 ) -> None:
     monkeypatch.setattr(pipeline, "available_memory", lambda: 200_000_000)
     with pytest.raises(ImportFailedError, match=r"needs about 0.4 GB of memory, but 0.2 GB are available; end other"):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(folder, tmp_path / "bundle", METADATA)
     monkeypatch.setattr(pipeline, "available_memory", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ImportFailedError, match=r"needs about 0.0 GB in .*, but 0.0 GB are free; remove files, or"):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(folder, tmp_path / "bundle", METADATA)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
@@ -259,7 +259,7 @@ def test_a_full_disk_of_temporary_files_is_an_error(
     monkeypatch.setattr("tempfile.tempdir", str(disk))
     message = r"pytorch_model.bin: the pickle cannot be converted in .*/disk, which needs [0-9,]+ bytes: No space left"
     with pytest.raises(ImportFailedError, match=message):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(folder, tmp_path / "bundle", METADATA)
     assert list(disk.iterdir()) == [] and not (tmp_path / "bundle").exists()
 
 
@@ -309,7 +309,7 @@ def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Pa
         (folder / name).unlink()
         name = "2_Dense/pytorch_model.bin"
         torch.save({"linear.weight": torch.from_numpy(weight), "linear.bias": torch.from_numpy(bias)}, folder / name)
-    manifest = import_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
+    manifest = export_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
     assert read_bundle(tmp_path / "bundle") == manifest
     assert manifest.embedding is not None and manifest.origin is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("first", True)
@@ -333,7 +333,7 @@ def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Pa
 @pytest.mark.usefixtures("unverified")
 def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_path: Path) -> None:
     write_dense(folder, np.ones((5, 16), np.float32), np.ones(5, np.float32))
-    import_checkpoint(folder, tmp_path / "bundle", METADATA)
+    export_checkpoint(folder, tmp_path / "bundle", METADATA)
     path = tmp_path / "bundle" / "manifest.json"
     document = json.loads(path.read_text())
     (layer,) = document["embedding"]["dense"]
@@ -362,17 +362,17 @@ def test_layers_after_pooling_must_fit(
 ) -> None:
     write_dense(folder, np.ones(shape, np.float32), changes=changes)
     with pytest.raises(ImportFailedError, match=message):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(folder, tmp_path / "bundle", METADATA)
     (folder / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(ImportFailedError, match=r"2_Dense has no weights: it needs model\.safetensors"):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(folder, tmp_path / "bundle", METADATA)
 
 
 @pytest.mark.usefixtures("unverified")
 def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ImportFailedError, match="cannot do the task generate; it can do encode, attention, similar;"):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA, ImportOptions(task="generate"))
-    import_checkpoint(folder, tmp_path / "bundle", METADATA, ImportOptions(task="encode"))
+        export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="generate"))
+    export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="encode"))
 
 
 def test_the_available_memory_is_less_than_that_of_the_machine() -> None:
@@ -413,12 +413,12 @@ def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
-        import_checkpoint(folder, tmp_path / "bundle", METADATA)
+        patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+        export_checkpoint(folder, tmp_path / "bundle", METADATA)
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
-    monkeypatch.setattr(pipeline, "_verify", verify)  # pickled by its name, so that the child calls it
+    monkeypatch.setattr(pipeline, "check", verify)  # pickled by its name, so that the child calls it
     with pytest.raises(error, match=message):
-        import_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"))
+        export_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"))
     assert (tmp_path / "bundle" / "manifest.json").read_bytes() == before
     assert not list(tmp_path.glob(".*"))
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from export.errors import ImportFailedError
 from export.options import SENTENCES, BundleMetadata
-from export.pipeline import import_checkpoint
+from export.pipeline import export_checkpoint
 from export.sources.catalogue import CATALOGUE, downloaded
 from model.rounding import reference
 from service.bundle import Embedding
@@ -107,7 +107,7 @@ def test_embeddings_and_retrieval_equal_transformers(
 
 
 def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path: Path) -> None:
-    result = import_checkpoint(folder, tmp_path / "minilm", BundleMetadata("minilm"), stream=io.StringIO())
+    result = export_checkpoint(folder, tmp_path / "minilm", BundleMetadata("minilm"), stream=io.StringIO())
     manifest = result.manifest
     assert manifest.embedding == Embedding(pooling="mean", normalize=True)
     assert manifest.limits.max_source_tokens == 256  # tokenizer.json says 128

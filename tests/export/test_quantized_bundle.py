@@ -7,9 +7,9 @@ import numpy as np
 import onnx
 import pytest
 
-from export.bundle import quantize_bundle, verify_bundle
 from export.check.sessions import onnx_steps, open_sessions
 from export.check.verify import VerificationError
+from export.convert.bundles import quantize_bundle
 from export.convert.quality import ParallelText
 from export.convert.quantize import Recipe
 from model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
@@ -18,6 +18,7 @@ from model.evaluation.bleu import EvaluationSet
 from service.bundle import BundleError, Languages, Quality, read_bundle
 from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere
+from tests.support.training_runs import verify_bundle
 
 
 def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
     with pytest.raises(BundleError, match="small must be a float32 bundle, got int4"):
         quantize_bundle(out, tmp_path / "smaller", Recipe(4), None)
     with pytest.raises(
-        BundleError, match="small is int4 and intentionally differs from PyTorch; verify its float32 bundle"
+        BundleError, match="small is int4 and intentionally differs from its checkpoint; verify its float32 bundle"
     ):
         verify_bundle(out, checkpoint, toy_sentences[:1])
     assert names(tmp_path) == {"small"}

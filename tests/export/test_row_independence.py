@@ -14,7 +14,6 @@ from onnx import TensorProto
 from export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
 from export.convert.calibrate import measure_ranges
 from export.convert.quantize import Recipe, quantize_graphs
-from export.families import trained
 from export.graphs.builder import GraphBuilder, WeightFile
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
@@ -32,6 +31,7 @@ from tests.export.products import (
     quantized,
     random,
 )
+from tests.export.test_trained_models import build_trained
 
 OUTLIER = 1000.0
 RECIPES_OF_PRODUCTS = [*IN_BLOCKS, everywhere("per-token"), everywhere("per-tensor")]
@@ -137,7 +137,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
         model.embedding.weight[OUTLIER_ID] *= OUTLIER
     folder, manifest = tmp_path_factory.mktemp("float32"), read_bundle(bundle)
     with WeightFile(folder / "weights.bin") as weights:
-        built = trained.build(model, weights)
+        built = build_trained(model, weights)
     assert built.encoder is not None and built.decoder is not None
     graphs = [built.encoder, built.decoder]
     ranges = measure_ranges(bundle, manifest, sources)

@@ -20,7 +20,7 @@ from export.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T
 from export.families.weights import Weights
 from export.graphs.relative import bias_of_distances, buckets
 from export.options import BundleMetadata
-from export.pipeline import import_checkpoint
+from export.pipeline import export_checkpoint
 from export.sources.checkpoint import ImportFailedError, open_folder
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import Hypothesis, NextLogits, beam, greedy
@@ -568,7 +568,7 @@ def test_mbart_with_unknown_positions_of_languages_is_an_error(tmp_path: Path) -
     write_tokenizer(tmp_path, case_named("mbart"))
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(ImportFailedError, match=r"for mBART-25, decoder_start_token_id .* such as 62 for en, without"):
-        import_checkpoint(tmp_path, tmp_path / "bundle", BundleMetadata("imported"))
+        export_checkpoint(tmp_path, tmp_path / "bundle", BundleMetadata("imported"))
 
 
 @pytest.mark.slow
@@ -577,7 +577,7 @@ def test_folders_are_imported_and_verified(case: Case, tmp_path: Path) -> None:
     """Each import starts a process for its verification."""
     save(case, tmp_path / "folder")
     write_tokenizer(tmp_path / "folder", case)
-    manifest = import_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("imported")).manifest
+    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("imported")).manifest
     assert manifest.verification is not None
     assert manifest.verification.max_logit_difference < TOLERANCE
     assert {attention.kind for attention in manifest.attention} == {"encoder", "cross", "decoder"}

@@ -8,9 +8,9 @@ import onnxruntime
 import pytest
 import torch
 
-from export.bundle import half_bundle, quantize_bundle, verify_bundle
 from export.check.sessions import Array, open_sessions, token_cosines
 from export.check.verify import VerificationError, verify
+from export.convert.bundles import half_bundle, quantize_bundle
 from export.convert.quantize import Recipe
 from export.graphs.builder import WeightFile
 from export.graphs.similar import similar_graph
@@ -21,6 +21,7 @@ from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
 from tests.export.products import everywhere
 from tests.rounding import rounding_bound
+from tests.support.training_runs import verify_bundle
 
 IDS = np.array([5, 300, 17], np.int64)
 

@@ -37,7 +37,7 @@ from export.convert.text_quality import (
 )
 from export.errors import VerificationError
 from export.options import BundleMetadata, Recipe
-from export.pipeline import import_checkpoint
+from export.pipeline import export_checkpoint
 from model.data.tokenizer import read_tokenizer
 from model.decoding.reference import greedy
 from model.evaluation.bleu import EvaluationSet
@@ -116,9 +116,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     write_hf(checkpoints / "translator", T5ForConditionalGeneration(t5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
         for folder in sorted(checkpoints.iterdir()):
-            import_checkpoint(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT"))
+            export_checkpoint(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT"))
     return bundles
 
 

@@ -14,6 +14,7 @@ from export.check.reference_decoder import ReferenceDecoder
 from export.errors import ImportFailedError
 from export.families import trained
 from export.graphs.builder import WeightFile
+from export.graphs.model import Graphs, build_graphs
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer
@@ -37,14 +38,24 @@ FLOAT64_ROUNDING = 2 * 2.0**-29
 Outputs = Mapping[str, NDArray[np.float64]]
 
 
-def make_model(name: str, checkpoint: Path) -> trained.Trained:
+Trained = Transformer | Classifier | CausalModel
+
+
+def build_trained(model: Trained, file: WeightFile) -> Graphs:
+    tensors = trained.state_tensors(model)
+    graphs = build_graphs(*trained.describe(model.config, tensors), file)
+    tensors.check_all_read()
+    return graphs
+
+
+def make_model(name: str, checkpoint: Path) -> Trained:
     (model,) = random_models({name: SYSTEMS[name]}, checkpoint / "tokenizer.json", noise=0.1).values()
-    assert isinstance(model, trained.Trained)
+    assert isinstance(model, Trained)
     return model
 
 
 @torch.inference_mode()
-def pytorch_outputs(model: trained.Trained) -> Outputs:
+def pytorch_outputs(model: Trained) -> Outputs:
     source, lengths, target = torch.tensor([SOURCE]), torch.tensor([len(SOURCE)]), torch.tensor([TARGET])
     if isinstance(model, CausalModel):
         hidden, maps = model.hidden_states(source, need_weights=True)
@@ -61,7 +72,7 @@ def pytorch_outputs(model: trained.Trained) -> Outputs:
     return {name: tensor[0].numpy() for name, tensor in found.items()}
 
 
-def described_outputs(model: trained.Trained) -> Outputs:
+def described_outputs(model: Trained) -> Outputs:
     description, weights = trained.describe(model.config, trained.state_tensors(model))
     if description.is_decoder_only:
         decoded = ReferenceDecoder(description, weights).decode(SOURCE)
@@ -94,7 +105,7 @@ def test_a_weight_that_the_graphs_would_ignore_is_an_error(name: str, checkpoint
         WeightFile(tmp_path / "weights.bin") as file,
         pytest.raises(ImportFailedError, match="has 1 tensors that its architecture does not use: gate"),
     ):
-        trained.build(model, file)
+        build_trained(model, file)
 
 
 def test_a_key_that_the_description_would_ignore_is_an_error(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

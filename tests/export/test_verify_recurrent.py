@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.bundle import BundleMetadata, export_bundle
 from export.check.forced import forced_pass
 from export.check.sessions import Sessions, open_sessions
 from export.check.verify import VerificationError, verify
+from export.options import BundleMetadata
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import save_checkpoint
 from model.config import RecurrentConfig
 from model.data.tokenizer import read_tokenizer
 from model.rounding import reference
+from tests.support.training_runs import export_bundle
 
 READ = [1, *[7, 9, 30, 50, 11, 17] * 10]  # any tokens, many
 

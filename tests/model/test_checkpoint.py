@@ -10,9 +10,6 @@ import torch
 
 from model.architectures.transformer import Transformer
 from model.checkpoint import (
-    CONFIG,
-    TOKENIZER,
-    WEIGHTS,
     average,
     load_checkpoint,
     load_metadata,
@@ -20,6 +17,7 @@ from model.checkpoint import (
     save_tensors,
 )
 from model.config import TransformerConfig
+from model.parts import CONFIG, TOKENIZER, WEIGHTS
 
 
 def test_a_saved_checkpoint_loads_as_the_same_model(

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import pytest
 
-from export.bundle import half_bundle
+from export.convert.bundles import half_bundle
 from service.bundle import (
     MANIFEST,
     MAX_BEAMS,

@@ -12,6 +12,10 @@ from typing import NoReturn
 
 import pytest
 
+from model.architectures.recurrent import RecurrentModel
+from model.checkpoint import save_checkpoint
+from model.config import RecurrentConfig
+from model.data.tokenizer import read_tokenizer
 from service import __version__
 from sightline import __main__ as command_line
 from sightline.__main__ import COMMANDS, Command, main
@@ -71,7 +75,6 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
     ("command", "module", "message"),
     [
         ("train x", "torch", "sightline train needs PyTorch: pip install 'sightline[train]'"),
-        ("export {run} --out x", "torch", "sightline export needs PyTorch: pip install 'sightline[cpu,train]'"),
         (
             "quantize x --out y --bits 8 --unverified",
             "onnx",
@@ -91,12 +94,19 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_extra_that_has_it(
-    command: str, module: str, message: str, tmp_path: Path, bundle: Path
+    command: str, module: str, message: str, bundle: Path
 ) -> None:
-    for name in ("config.json", "weights.safetensors"):  # of a training run
-        (tmp_path / name).touch()
-    words = command.format(run=tmp_path, bundle=bundle).split()
+    words = command.format(bundle=bundle).split()
     done = run(*words, before=f"sys.modules[{module!r}] = None")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_the_export_of_a_recurrent_model_needs_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    config = RecurrentConfig(read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size())
+    model = RecurrentModel(config)
+    save_checkpoint(tmp_path / "run", config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    done = run("export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), before="sys.modules['torch'] = None")
+    message = "sightline export needs PyTorch: pip install 'sightline[cpu,train]'"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from export.bundle import BundleMetadata, export_bundle
+from export.options import BundleMetadata
 from model.architectures.causal import CausalModel
 from model.checkpoint import save_checkpoint
 from model.config import CausalConfig
@@ -12,6 +12,7 @@ from model.data.dialogues import draw_examples
 from model.data.tokenizer import train_tokenizer
 from model.systems import bundle_name
 from study.chats import MODELS
+from tests.support.training_runs import export_bundle
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,12 @@ from typing import Any
 import pytest
 
 from bench.record import Recorded, Result, read_results
-from export.bundle import BundleMetadata, export_bundle
+from export.options import BundleMetadata
 from model.systems import SYSTEMS, bundle_name
 from service.bundle import read_manifest
 from study.__main__ import RESULTS
 from study.cards import CARD, card, write_cards
+from tests.support.training_runs import export_bundle
 
 BUNDLES = Path("bundles")
 SCORED: dict[str, Any] = {

@@ -17,8 +17,8 @@ from export.convert.quantize import quantize_graphs
 from export.errors import ImportFailedError, VerificationError
 from export.graphs.builder import WeightFile
 from export.graphs.nodes import EXCLUDED
-from export.options import BundleMetadata, ImportOptions, Recipe
-from export.pipeline import import_checkpoint
+from export.options import BundleMetadata, ExportOptions, Recipe
+from export.pipeline import export_checkpoint
 from export.sources.checkpoint import FolderFiles
 from export.sources.firefox.marian_binary import open_marian, read_file
 from export.sources.firefox.shortlist import Shortlist, parse_shortlist
@@ -36,7 +36,7 @@ from tests.export.firefox.reference import END_ID, FirefoxReference
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")
-WITH_SHORTLIST = ImportOptions(shortlist=True)
+WITH_SHORTLIST = ExportOptions(shortlist=True)
 MODEL, SHORTLIST = "model.ende.intgemm8.bin", "lex.50.50.ende.s2t.bin"
 TEXTS = ["a b", "c", "d e f a", "g h i j k l", "m é"]
 NEW_TOKENS = 8
@@ -55,7 +55,7 @@ RECORD = Verification(
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "_verify_in_child", lambda *_: (RECORD, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
 
 
 @pytest.fixture(params=[False, True], ids=["one vocabulary", "two vocabularies"])
@@ -63,8 +63,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return write_folder(tmp_path / "ende", random_tensors(separate=request.param, seed=4))
 
 
-def import_firefox(folder: Path, bundle: Path, options: ImportOptions = ImportOptions()) -> Manifest:  # noqa: B008
-    return import_checkpoint(folder, bundle, METADATA, options, kind="firefox").manifest
+def import_firefox(folder: Path, bundle: Path, options: ExportOptions = ExportOptions()) -> Manifest:  # noqa: B008
+    return export_checkpoint(folder, bundle, METADATA, options, kind="firefox").manifest
 
 
 def shortlist_of(folder: Path, *, is_shared: bool) -> Shortlist:
@@ -94,8 +94,8 @@ def test_a_description_of_the_user_replaces_that_of_the_metadata(tmp_path: Path)
     folder = write_folder(tmp_path / "ende", TENSORS)
     (folder / "metadata.json").write_text('{"version": "1.0"}')
     metadata = BundleMetadata("imported", "mine")
-    manifest = import_checkpoint(
-        folder, tmp_path / "bundle", metadata, ImportOptions(max_tokens=7), kind="firefox"
+    manifest = export_checkpoint(
+        folder, tmp_path / "bundle", metadata, ExportOptions(max_tokens=7), kind="firefox"
     ).manifest
     assert manifest.description == "mine" and manifest.limits.max_source_tokens == 7
     assert manifest.origin is not None and manifest.origin.kind == "firefox"
@@ -165,7 +165,7 @@ def test_the_projection_of_a_model_with_a_shortlist_is_recognised(folder: Path, 
 # Errors
 
 
-def check_error(folder: Path, tmp_path: Path, message: str, options: ImportOptions = ImportOptions()) -> None:  # noqa: B008
+def check_error(folder: Path, tmp_path: Path, message: str, options: ExportOptions = ExportOptions()) -> None:  # noqa: B008
     with pytest.raises(ImportFailedError, match=re.escape(message)):
         import_firefox(folder, tmp_path / "bundle", options)
     assert not (tmp_path / "bundle").exists()
@@ -280,7 +280,7 @@ def test_a_shortlist_that_is_missing_or_of_another_model(tmp_path: Path) -> None
     message = f"ende has no shortlist {SHORTLIST}; download it to the folder, or import without --shortlist"
     check_error(folder, tmp_path, message, WITH_SHORTLIST)
     with pytest.raises(ImportFailedError, match="is not a Firefox translation model, and only those have a shortlist"):
-        import_checkpoint(folder, tmp_path / "bundle", METADATA, WITH_SHORTLIST)
+        export_checkpoint(folder, tmp_path / "bundle", METADATA, WITH_SHORTLIST)
 
 
 @pytest.mark.usefixtures("unverified")

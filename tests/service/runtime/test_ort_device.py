@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.bundle import half_bundle
+from export.convert.bundles import half_bundle
 from service.bundle import Manifest, read_bundle
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner

@@ -1,0 +1,25 @@
+"""Opening of a source by its kind."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from export.sources.checkpoint import FolderFiles, Kind, open_folder
+from export.sources.training_run import TrainingRun
+
+
+def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weights: bool = False) -> FolderFiles:
+    """Open a checkpoint.
+
+    Args:
+        path: the folder.
+        kind: kind of the folder, see `export.sources.checkpoint.detect_kind`.
+        allowed: folders that symbolic links of a Hugging Face or Firefox folder may lead into.
+        half_weights: round the matrices of a training run to float16.
+
+    Raises:
+        FileNotFoundError: a file of a training run is missing.
+        ValueError: a file cannot be read, or the folder is of another kind.
+    """
+    if kind == "training":
+        return TrainingRun(path, half_weights)
+    return FolderFiles(path, allowed) if kind == "firefox" else open_folder(path, allowed)

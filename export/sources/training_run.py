@@ -1,0 +1,84 @@
+"""Checkpoint of a training run of `model`. Only recurrent models need PyTorch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export.sources.checkpoint import FolderFiles, StoredTensor, Tensors
+from export.sources.safetensors_file import SafetensorsFile
+from model.parts import WEIGHTS, load_parts
+
+if TYPE_CHECKING:
+    from model.architectures.factory import Model
+
+Read = Callable[[], NDArray[np.float32]]
+
+
+class TrainingRun(FolderFiles):
+    """A folder with the configuration, the tokenizer and the weights of a model."""
+
+    def __init__(self, path: Path, half_weights: bool = False) -> None:
+        """Open a checkpoint.
+
+        Args:
+            path: the folder.
+            half_weights: round matrices to float16 when they are read.
+
+        Raises:
+            FileNotFoundError: a file is missing; the message names it.
+            ValueError: a file cannot be read, or the configuration does not match the tokenizer.
+        """
+        super().__init__(path)
+        self.config, self.tokenizer = load_parts(path)
+        try:
+            file = SafetensorsFile(path / WEIGHTS, str(path / WEIGHTS))
+        except ValueError as error:
+            raise self.unusable(error) from error
+        stored = {name: StoredTensor(entry.shape, partial(file.read, name)) for name, entry in file.entries.items()}
+        if half_weights:
+            stored = {name: replace(one, load=partial(_read_half, name, one.load)) for name, one in stored.items()}
+        self.tensors = Tensors(stored, str(path / WEIGHTS))
+
+    def unusable(self, error: Exception) -> ValueError:
+        """Return the error for weights that do not belong to the configuration."""
+        # PyTorch names the class in the first line and the first mismatch in the second.
+        reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        return ValueError(f"{self.path} is not a checkpoint of this version of Sightline: {reason}; train it again")
+
+    def load(self) -> "Model":
+        """Return the model in PyTorch, in evaluation mode.
+
+        Raises:
+            ValueError: the weights do not belong to the configuration.
+        """
+        import torch
+
+        from model.architectures.factory import build_model
+
+        model = build_model(self.config)
+        try:
+            model.load_state_dict({name: torch.from_numpy(self.tensors.read(name)) for name in self.tensors.names})
+        except RuntimeError as error:
+            raise self.unusable(error) from error
+        return model.eval()
+
+
+def _read_half(name: str, read: Read) -> NDArray[np.float32]:
+    """Read a tensor; round a matrix to float16 and back.
+
+    Raises:
+        ValueError: a weight is too large for float16.
+    """
+    array = read()
+    if array.ndim < 2:
+        return array
+    with np.errstate(over="ignore"):
+        rounded = array.astype(np.float16).astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise ValueError(f"{name} has weights beyond ±65504, the largest of float16")
+    return rounded

@@ -1,0 +1,31 @@
+"""Configuration and tokenizer of a checkpoint, which can be read without PyTorch."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from model.config import ModelConfig, read_model_config
+from model.data.tokenizer import check_tokenizer, read_tokenizer
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
+
+
+def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
+    """Read the configuration and the tokenizer of a checkpoint.
+
+    Raises:
+        FileNotFoundError: one of the three files is missing; the message names it.
+        ValueError: a file cannot be read, or the configuration does not match the tokenizer.
+    """
+    for name in (CONFIG, WEIGHTS, TOKENIZER):
+        if not (folder / name).is_file():
+            trained = [part for part in ("averaged", "best") if (folder / part / WEIGHTS).is_file()]
+            hint = f"; use {folder / trained[0]}" if trained else ""
+            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}{hint}")
+    try:
+        config = read_model_config(folder / CONFIG)
+    except ValueError as error:
+        raise ValueError(f"{folder} is not a checkpoint of this version of Sightline: {error}") from error
+    tokenizer = read_tokenizer(folder / TOKENIZER)
+    check_tokenizer(tokenizer, config)
+    return config, tokenizer

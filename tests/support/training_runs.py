@@ -1,0 +1,41 @@
+"""Exports of training runs that are checked in this process, which is faster than in a child."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+from export import pipeline
+from export.options import BundleMetadata, ExportOptions
+from service.bundle import Manifest, Verification
+
+
+def export_bundle(
+    checkpoint: Path,
+    bundle: Path,
+    metadata: BundleMetadata,
+    sentences: Sequence[str],
+    *,
+    half_weights: bool = False,
+    check: bool = True,
+    tolerance: float | None = None,
+) -> Manifest:
+    """Export a training run.
+
+    Args:
+        checkpoint: folder of the run.
+        bundle: folder to write.
+        metadata: descriptive fields of the manifest.
+        sentences: source sentences for the check, and for the choice of alignment heads.
+        half_weights: round matrices to float16.
+        check: compare the graphs with the checkpoint. Tests that compare them in other ways omit
+            it.
+        tolerance: largest difference from the reference; 0 lets every check fail.
+    """
+    options = ExportOptions(half_weights=half_weights, sentences=tuple(sentences), tolerance=tolerance)
+    compare = pipeline.compare if check else lambda *_: None
+    with patch.object(pipeline, "check_in_child", pipeline.check), patch.object(pipeline, "compare", compare):
+        return pipeline.export_checkpoint(checkpoint, bundle, metadata, options, kind="training").manifest
+
+
+def verify_bundle(bundle: Path, checkpoint: Path, sentences: Sequence[str]) -> Verification:
+    return pipeline.verify_bundle(bundle, checkpoint, ExportOptions(sentences=tuple(sentences)), kind="training")
