@@ -255,13 +255,3 @@ def num_dropped_lines() -> int:
     """Return the number of log lines dropped because their reader was too slow or had gone."""
     handlers = logging.getLogger().handlers
     return sum(handler.num_dropped for handler in handlers if isinstance(handler, QueuedHandler))
-
-
-def log_call(level: int, fields: dict[str, Any]) -> None:
-    """Log the access log line of a finished call."""
-    if access_logger.isEnabledFor(level):
-        # Created here, because the logger would look up the calling line of code, which costs more
-        # than the rest.
-        record = logging.LogRecord(access_logger.name, level, "", 0, "request", None, None)
-        setattr(record, FIELDS, fields)
-        access_logger.handle(record)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, log_call, num_dropped_lines
+from service.http.dispatch import log_call
+from service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, num_dropped_lines
 from tests.service.conftest import Start
 
 SECRET = "Geheimrezept"
