@@ -351,16 +351,18 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
                     f"{bundle / file} differs from the tokenizer of the checkpoint; name the checkpoint that was "
                     "exported"
                 )
-        if isinstance(checkpoint, TrainingRun):
+        tokenizer = model.tokenizers[model.source_file]
+        if model.recurrent is not None:
+            from export.check import recurrent
             from export.check.sessions import open_sessions
-            from export.check.verify import verify as verify_torch
 
-            sessions, tokenizer = open_sessions(bundle, manifest), model.tokenizers[model.source_file]
-            return verify_torch(sessions, checkpoint.load(), tokenizer, options.sentences, options.tolerance)
-        from export.check.verify_imported import verify
+            sessions = open_sessions(bundle, manifest)
+            return recurrent.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
+        from export.check.verify import verify
 
-        assert model.model is not None and model.weights is not None, "only training runs have no description"
-        return verify(bundle, manifest, model.model, model.weights)
+        assert model.model is not None and model.weights is not None, "only recurrent models have no description"
+        sentences = [encoding.ids for encoding in tokenizer.encode_batch(list(options.sentences))]
+        return verify(bundle, manifest, model.model, model.weights, sentences, options.tolerance)
 
 
 def _peak_bytes() -> int:

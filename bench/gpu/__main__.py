@@ -23,12 +23,12 @@ from bench.gpu import speed
 from bench.gpu.equality import Equality, compare
 from bench.record import RESULTS, Recorded, Result, write_result
 from bench.weights import read_model
-from export.check.verify import read_sentences
 from export.convert.bundles import half_bundle
 from export.options import BundleMetadata, ExportOptions
 from export.pipeline import export_checkpoint
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
+from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import Graph, read_bundle, read_manifest
 from service.runtime.device import DeviceRunner
@@ -106,7 +106,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace, command: str) -> int:
     described = machine.describe_or_exit(arguments.allow_dirty)
-    sentences = read_sentences(arguments.sentences)
+    sentences = list(numbered_sentences(arguments.sentences).values())
     with tempfile.TemporaryDirectory() as scratch:
         bundles = make_bundles(arguments.bundle, Path(scratch), sentences)
         runner = open_device(bundles, "cuda")

@@ -236,7 +236,7 @@ class ReferenceLayers:
         memory_lengths: Sequence[int],
         biases: Sequence[Array | None],
         visible: Sequence[Mask | None],
-    ) -> tuple[Array, list[Array]]:
+    ) -> tuple[Array, list[Array], list[Array]]:
         """Attend from the tokens of each text to those of its memory.
 
         Self-attention has memory = x, at positions 0, 1, … of each text.
@@ -252,8 +252,8 @@ class ReferenceLayers:
             visible: of each text, see `attend`.
 
         Returns:
-            The output (N, M), and the attention weights (H, T, S) of each text. Weights of
-            projected keys are converted to weights of tokens.
+            The output (N, M), the attention weights (H, T, S) of each text, and those of projected
+            keys (H, T, k), if there are such keys. The former are then converted from the latter.
         """
         heads: dict[str, list[Array]] = {}
         for part, source, sizes in (
@@ -272,7 +272,7 @@ class ReferenceLayers:
         if options.projected_keys is not None:
             for part, number in (("key", options.projected_keys.key), ("value", options.projected_keys.value)):
                 matrix = self.weights.read(f"{self.name}.projection.{number}.weight").astype(np.float64)
-                heads[part] = [np.einsum("ks,shd->khd", matrix[:, : len(one)], one) for one in heads[part]]
+                heads[part] = [self._project(matrix[:, : len(one)], one) for one in heads[part]]
                 matrices[part] = matrix
         results = [
             attend(query, key, value, options.scale, bias, mask, self.arithmetic)
@@ -281,9 +281,18 @@ class ReferenceLayers:
             )
         ]
         attended, maps = np.concatenate([one for one, _ in results]), [weights for _, weights in results]
+        slots = list[Array]()
         if matrices:
-            maps = [one @ matrices["value"][:, :size] for one, size in zip(maps, memory_lengths, strict=True)]
-        return self.linear(attended, f"{module}.output") if options.has_projections else attended, maps
+            slots = maps
+            product, matrix = self.arithmetic.product, matrices["value"]
+            maps = [product(one, matrix[:, :size]) for one, size in zip(maps, memory_lengths, strict=True)]
+        output = self.linear(attended, f"{module}.output") if options.has_projections else attended
+        return output, maps, slots
+
+    def _project(self, matrix: Array, heads: Array) -> Array:
+        """Return projected keys or values (k, H, D) of heads (S, H, D), with a matrix (k, S)."""
+        projected = self.arithmetic.product(matrix, heads.reshape(len(heads), -1))
+        return projected.reshape(len(matrix), *heads.shape[1:])
 
     def relative_bias(self, queries: int, keys: int) -> Array | None:
         """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""
@@ -315,6 +324,7 @@ class Encoded:
 
     hidden: Array  # (S, M)
     maps: Array  # (layers, H, R, S)
+    slots: Array | None  # weights of projected keys (layers, H, R, k), None without such keys
     labels: Array | None  # as the graph returns them: (labels,), or (S, labels) for tokens
 
 
@@ -342,13 +352,16 @@ class Reference:
         lengths = [len(text) for text in texts]
         biases = [layers.relative_bias(length, length) for length in lengths]
         maps: list[list[Array]] = [[] for _ in texts]
+        slots: list[list[Array]] = [[] for _ in texts]
 
         def attend_self(number: int, attention: Attention, x: Array) -> Array:
             visible = [_window_mask(length, attention.window) for length in lengths]
             module = f"encoder.{number}.self_attention"
-            output, weights = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
-            for kept, one, selected in zip(maps, weights, rows, strict=True):
-                kept.append(one[:, selected])
+            output, weights, projected = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
+            for text, selected in enumerate(rows):
+                maps[text].append(weights[text][:, selected])
+                if projected:
+                    slots[text].append(projected[text][:, selected])
             return output
 
         x = layers.embed(texts)
@@ -360,8 +373,13 @@ class Reference:
             x = layers.norm(x, "encoder.norm")
         head = self._model.head
         return [
-            Encoded(hidden, np.stack(kept), None if head is None else self._labels(head, hidden))
-            for hidden, kept in zip(split_texts(x, lengths), maps, strict=True)
+            Encoded(
+                hidden,
+                np.stack(maps[text]),
+                np.stack(slots[text]) if slots[text] else None,
+                None if head is None else self._labels(head, hidden),
+            )
+            for text, hidden in enumerate(split_texts(x, lengths))
         ]
 
     def _labels(self, head: Head, x: Array) -> Array:

@@ -64,7 +64,7 @@ class ReferenceDecoder:
         def attend_self(number: int, attention: Attention, x: Array) -> Array:
             visible = [_causal_mask(length, attention.window) for length in lengths]
             module = f"decoder.{number}.self_attention"
-            output, weights = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
+            output, weights, _ = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
             for kept, one, selected in zip(maps, weights, rows, strict=True):
                 kept.append(one[:, selected])
             return output
@@ -73,7 +73,7 @@ class ReferenceDecoder:
             assert memories is not None, "cross-attention needs the hidden states of the encoder"
             memory, sizes = np.concatenate(memories), [len(one) for one in memories]
             module = f"decoder.{number}.cross_attention"
-            output, weights = layers.attention(module, attention, x, lengths, memory, sizes, nothing, nothing)
+            output, weights, _ = layers.attention(module, attention, x, lengths, memory, sizes, nothing, nothing)
             for kept, one, selected in zip(cross_maps, weights, rows, strict=True):
                 kept.append(one[:, selected])
             return output

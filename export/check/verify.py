@@ -1,395 +1,539 @@
-"""Verification: compare the graphs of a bundle in ONNX Runtime with their PyTorch model."""
+"""Verification of a bundle: its graphs in ONNX Runtime against the NumPy reference.
+
+It needs neither PyTorch nor transformers. `export.check.recurrent` verifies recurrent models, which
+have no description.
+
+The bundle is the written one, as it will be served. The reference reads the weights from the
+checkpoint, so that errors of the builder are found, too.
+
+Three random texts are short. A long one crosses the limits that depend on positions, as far as the
+time allows: the last position, sliding windows, chunks of a prompt, and buckets of relative
+positions. Sentences of the user are further texts.
+
+The limits follow from float32 rounding. The reference is also evaluated with random errors of the
+size of float32 rounding in all operations, see `reference.Rounded`. The distances of those
+results from the exact ones show how the model amplifies rounding. A result of a graph is accepted
+if its distance from the exact result is at most `MARGIN` times the largest of these distances, plus
+u times the largest result for the rounding of the result itself.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import torch
-from tokenizers import Tokenizer
-from torch import Tensor
+from numpy.typing import NDArray
 
-from export.check.forced import ForcedPass, forced_pass
-from export.check.sessions import Array, Sessions, encode, onnx_steps, read_sources, run_step, token_cosines
-from export.errors import VerificationError as VerificationError
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.factory import Model, TranslationModel
-from model.data.batches import pad
-from model.data.text import numbered_sentences
-from model.decoding.reference import greedy, one_thread, pytorch_steps
-from model.rounding import Reference, reference
-from service.bundle import Manifest, Verification
+from export.check.reference import EXACT, Arithmetic, Reference, Rounded, log_softmax
+from export.check.reference_decoder import ReferenceDecoder
+from export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
+from export.check.sessions import DecoderSession, open_session
+from export.errors import VerificationError
+from export.families.description import Description
+from export.families.weights import Weights
+from export.graphs.nodes import EXCLUDED
+from export.sources.firefox.shortlist import Shortlist
+from model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Verification
 
-PERTURBED_PAIRS = 2  # pairs of perturbed models, see `model.rounding`; few are enough, because a batch has many values
-BATCH_ROWS = 16
-MAX_NEW_TOKENS = 80
-COMPARED_TOKENS = 64
-SPARE_POSITIONS = 3  # the caches of the service are longer than its sequences
-
-Generator = TranslationModel | CausalModel  # models that generate text
-
-# Fields of `Differences` that have limits, with their names in messages.
-COMPARED = {
-    "hidden": "hidden",
-    "logits": "logits",
-    "attention": "attention maps",
-    "states": "states",
-    "cosines": "cosines of tokens",
-}
-
-
-@dataclass(frozen=True)
-class Differences:
-    """Largest absolute differences, and numbers of different generations."""
-
-    hidden: float = 0.0
-    logits: float = 0.0  # also log-probabilities of tokens and labels
-    attention: float = 0.0
-    generations: int = 0  # that rounding does not explain
-    close_generations: int = 0  # that differ first where the two best candidates are close
-    cosines: float = 0.0  # cosines of token embeddings
-    states: float = 0.0  # states after a step
-
-    def merged(self, other: "Differences") -> "Differences":
-        return Differences(
-            # NumPy's maximum keeps NaN, which Python's may lose.
-            float(np.maximum(self.hidden, other.hidden)),
-            float(np.maximum(self.logits, other.logits)),
-            float(np.maximum(self.attention, other.attention)),
-            self.generations + other.generations,
-            self.close_generations + other.close_generations,
-            float(np.maximum(self.cosines, other.cosines)),
-            float(np.maximum(self.states, other.states)),
-        )
+Array = NDArray[Any]
+SAMPLES = 2  # evaluations of the reference with random rounding errors
+# Such an evaluation repeats all texts but the longest up to this number of texts. Where a softmax
+# is saturated, few weights decide the largest distance of a short text, and few samples may miss
+# it.
+SHORT_TEXTS = 12
+# The random errors are estimates, and few samples seldom contain the largest possible distance.
+# Without a margin, one of 500 right models exceeded its limits, by 3 % (decision record 26).
+MARGIN = 2
+SCORES = ("logits", "logprobs", "top_logprobs", "top_ids")  # outputs of a decoder graph
+LENGTHS = (19, 6, 1)  # of the short random texts
+NEW_TOKENS = 5  # tokens that are generated after each random text
+SENTENCE_TOKENS = 32  # tokens that are generated after each sentence of the user
+BATCH_ROWS = 16  # sentences of the user that are verified at a time
+COMPARED_TOKENS = 64  # tokens whose cosines with all tokens are compared
+VOCABULARY_BLOCK = 8192  # tokens whose cosines the reference computes at a time
+CHUNK = 7  # tokens of a short prompt that a decoder-only graph reads at a time
+# The long text is as long as the model allows within these limits of one evaluation of the
+# reference: multiply-adds with weights, which limit the time, and attention scores of one layer,
+# which limit the memory.
+LONG_OPERATIONS = 3 * 10**10
+LONG_SCORES = 1 << 22
+# It has at least this length, because reading the weights takes longer than computing with so few
+# tokens. It then consists of three chunks.
+LEAST_LONG = 2 * PREFILL_TOKENS + 6
+LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last bucket of T5, at distance 128
+# Attention weights and logits of a longer text are compared at about this number of positions.
+MAX_ROWS = 48
+MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
 
 
 @dataclass(frozen=True)
-class Compared:
-    """Differences in one batch, and the largest differences that rounding explains, by field."""
+class Texts:
+    """Token ids to compare, the longest text first."""
 
-    found: Differences
-    limits: Mapping[str, float]
+    sources: tuple[tuple[int, ...], ...]  # inputs of the encoder, or prompts of a decoder-only model
+    targets: tuple[tuple[int, ...], ...] = ()  # inputs of the decoder for each source
 
 
-def read_sentences(path: Path) -> list[str]:
-    """Read a file with one sentence per line, without blank lines.
+def compared_rows(length: int) -> NDArray[np.int64]:
+    """Return the positions of a text whose attention weights and logits are compared.
 
-    Raises:
-        ValueError: the file has no sentence or is not UTF-8.
+    They are all positions of a short text. Those of a long one are evenly spaced, and include the
+    last ones, at which tokens are generated.
     """
-    return list(numbered_sentences(path).values())
+    if length <= MAX_ROWS:
+        return np.arange(length)
+    return np.union1d(np.linspace(0, length - 1, MAX_ROWS).astype(np.int64), np.arange(length - NEW_TOKENS, length))
+
+
+def reference_outputs(
+    model: Description, weights: Weights, texts: Texts, arithmetic: Arithmetic = EXACT
+) -> dict[str, Array]:
+    """Compute the outputs of a model with the reference.
+
+    Returns:
+        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `encoder_slots.i`
+        (layers, H, R, k), `labels.i`, `logits.i` (R, V), `decoder.i` (layers, H, R, T) and
+        `cross.i` (layers, H, R, S), as far as the model has them.
+        R are the positions of `compared_rows`.
+    """
+    outputs: dict[str, Array] = {}
+    memories: list[Array] | None = None
+    if model.encoder is not None:
+        rows = [compared_rows(len(source)) for source in texts.sources]
+        encoded = Reference(model, weights, arithmetic).encode_all(texts.sources, rows)
+        memories = [one.hidden for one in encoded]
+        for number, source in enumerate(encoded):
+            outputs |= {f"hidden.{number}": source.hidden, f"encoder.{number}": source.maps}
+            if source.slots is not None:
+                outputs[f"encoder_slots.{number}"] = source.slots
+            if source.labels is not None:
+                outputs[f"labels.{number}"] = source.labels
+    if model.decoder is not None:
+        rows = [compared_rows(len(target)) for target in texts.targets]
+        decoded = ReferenceDecoder(model, weights, arithmetic).decode_all(texts.targets, rows, memories)
+        for number, target in enumerate(decoded):
+            outputs[f"logits.{number}"] = target.logits
+            if model.is_decoder_only:
+                outputs[f"hidden.{number}"] = target.hidden
+            if len(target.maps):
+                outputs[f"decoder.{number}"] = target.maps
+            if target.cross_maps is not None:
+                outputs[f"cross.{number}"] = target.cross_maps
+    return outputs
+
+
+def rounding_limits(model: Description, weights: Weights, texts: Texts) -> tuple[dict[str, Array], dict[str, float]]:
+    """Compute exact outputs and the largest accepted error of each.
+
+    Returns:
+        The arrays of `reference_outputs`, and by name the largest absolute difference that float32
+        rounding explains.
+    """
+    exact = reference_outputs(model, weights, texts)
+    largest = dict.fromkeys(exact, 0.0)
+    short = list(range(1, len(texts.sources)))
+    numbers = [0, *short * (max(1, SHORT_TEXTS // len(short)) if short else 1)]
+    repeated = Texts(
+        tuple(texts.sources[number] for number in numbers),
+        tuple(texts.targets[number] for number in numbers) if texts.targets else (),
+    )
+    for seed in range(SAMPLES):
+        for repeated_name, array in reference_outputs(model, weights, repeated, Rounded(seed)).items():
+            kind, _, index = repeated_name.partition(".")
+            name = f"{kind}.{numbers[int(index)]}"
+            largest[name] = max(largest[name], max_abs(array - exact[name]))
+    return exact, {name: MARGIN * largest[name] + UNIT_ROUNDOFF * max_abs(array) for name, array in exact.items()}
+
+
+class GraphRunner:
+    """Runs the graphs of a bundle on texts, and collects the arrays of `reference_outputs`."""
+
+    def __init__(self, folder: Path, manifest: Manifest, model: Description) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._model = model
+        self._encoder_maps = [one for one in manifest.attention if one.kind in ("encoder", "encoder_slots")]
+
+    def run(
+        self, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], new_tokens: int
+    ) -> tuple[Texts, dict[str, Array]]:
+        """Run the graphs on sources; the decoder generates `new_tokens` tokens greedily.
+
+        Args:
+            sources: the longest one first.
+            prompts: inputs of the decoder before the generated tokens, the longest one first.
+                Those of a decoder-only model are the sources.
+            new_tokens: number of tokens to generate for each source.
+
+        Returns:
+            The sources with the inputs of the decoder, and the outputs. Logits that the graphs do
+            not compute are NaN.
+        """
+        texts = Texts(tuple(map(tuple, sources)))
+        states: list[dict[str, Array]] = [{} for _ in sources]
+        outputs: dict[str, Array] = {}
+        if self._model.encoder is not None:
+            session = open_session(self._folder / self._manifest.encoder_graph.file)
+            # The longest text alone: the states of the others would be padded to its length.
+            for first, batch in ((0, sources[:1]), (1, sources[1:])):
+                for row, arrays in enumerate(self._encode(session, batch) if batch else ()):
+                    outputs |= self._encoder_outputs(first + row, arrays)
+                    for state in self._manifest.states:
+                        if state.encoder_output is not None:
+                            states[first + row][state.input] = arrays[state.encoder_output]
+            del session  # before the weights of the decoder are loaded
+        if self._model.decoder is None:
+            return texts, outputs
+        targets, decoded = self._decode(sources, prompts, states, new_tokens)
+        return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
+
+    def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
+        """Return the outputs of the encoder graph for each source, without padding.
+
+        Attention maps have the rows of `compared_rows`.
+        """
+        ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
+        for row, source in enumerate(sources):
+            ids[row, : len(source)] = source
+        lengths = np.array([len(source) for source in sources], np.int32)
+        feeds = {"source_ids": ids, "source_lengths": lengths}
+        kinds = {one.kind: one.outputs for one in self._encoder_maps}
+        maps = [name for names in kinds.values() for name in names]
+        others = [name for name in self._manifest.encoder_graph.outputs if name not in maps]
+        outputs: list[dict[str, Array]] = [{} for _ in sources]
+        for name, array in zip(others, session.run(others, feeds), strict=True):
+            for row, source in enumerate(sources):
+                has_tokens = name in ("hidden", LABEL_OUTPUTS["tokens"])
+                outputs[row][name] = array[row, : len(source)] if has_tokens else array[row]
+        for start in range(0, len(maps), MAP_LAYERS):
+            names = maps[start : start + MAP_LAYERS]
+            for name, array in zip(names, session.run(list(names), feeds), strict=True):
+                for row, source in enumerate(sources):
+                    columns = len(source) if name in kinds["encoder"] else array.shape[-1]
+                    outputs[row][name] = array[row][:, compared_rows(len(source)), :columns]
+        return outputs
+
+    def _encoder_outputs(self, number: int, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the compared outputs of text `number` from those of its row."""
+        outputs = {f"hidden.{number}": arrays["hidden"]}
+        for kind in self._encoder_maps:
+            outputs[f"{kind.kind}.{number}"] = np.stack([arrays[name] for name in kind.outputs])
+        if self._model.head is not None:
+            outputs[f"labels.{number}"] = arrays[LABEL_OUTPUTS[self._model.head.label_kind]]
+        return outputs
+
+    def _decode(
+        self,
+        sources: Sequence[Sequence[int]],
+        prompts: Sequence[Sequence[int]],
+        states: Sequence[Mapping[str, Array]],
+        new_tokens: int,
+    ) -> tuple[list[list[int]], dict[str, Array]]:
+        manifest = self._manifest
+        kinds: dict[str, str] = {
+            attention.kind: attention.outputs[0]
+            for attention in manifest.attention
+            if attention not in self._encoder_maps
+        }
+        source_lengths = [len(source) for source in sources]
+        session = DecoderSession(
+            self._folder / manifest.decoder_graph.file,
+            manifest.states,
+            len(sources),
+            len(prompts[0]) + new_tokens - 1,
+            source_lengths[0],
+            manifest.ops,
+        )
+        for row, arrays in enumerate(states):
+            for name, array in arrays.items():
+                session.buffers[name][row][tuple(map(slice, array.shape))] = array
+        is_decoder_only, requested = self._model.is_decoder_only, [*SCORES, *kinds.values()]
+        if is_decoder_only:
+            requested.append("hidden")
+        collected = [_Collected(len(prompt) + new_tokens - 1) for prompt in prompts]
+        fed: list[list[int]] = [[] for _ in prompts]
+
+        def read(first: int, tokens: Array) -> dict[str, Array]:
+            """Read tokens (B, S) of rows from `first` on; S is 1 for a decoder with an encoder."""
+            rows = slice(first, first + len(tokens))
+            lengths = [len(done) for done in fed[rows]]
+            ids, own_lengths = (tokens, None) if is_decoder_only else (tokens[:, 0], source_lengths[rows])
+            given = session.run(first, ids, lengths, requested, own_lengths)
+            self._check_scores(given)
+            for row, new in enumerate(tokens.tolist()):
+                number = first + row
+                fed[number] += new
+                collected[number].add(given, row, len(fed[number]), kinds, len(new), source_lengths[number])
+            return given
+
+        # All tokens of a prompt but the last are read alone, so that the rows then differ in age.
+        for row, prompt in enumerate(prompts):
+            size = 1
+            if is_decoder_only:
+                size = CHUNK if len(prompt) < LEAST_LONG else PREFILL_TOKENS
+            for start in range(0, len(prompt) - 1, size):
+                read(row, np.array([prompt[start : min(start + size, len(prompt) - 1)]]))
+        tokens = np.array([[prompt[-1]] for prompt in prompts])
+        for _ in range(new_tokens):
+            tokens = read(0, tokens)["logits"].argmax(axis=-1)[:, None]
+        outputs: dict[str, Array] = {}
+        for row, one in enumerate(collected):
+            outputs |= {f"{name}.{row}": array for name, array in one.arrays().items()}
+        return fed, outputs
+
+    def _check_scores(self, given: Mapping[str, Array]) -> None:
+        """Check the outputs that follow from the logits (B, V).
+
+        Raises:
+            VerificationError: they do not.
+        """
+        logits = given["logits"].astype(np.float64)
+        if np.isnan(logits).any():
+            return  # the comparison of logits finds it
+        exact = log_softmax(logits)
+        error = max_abs(given["logprobs"] - exact)
+        limit = rounding_error(logits.shape[1]) * (1 + max_abs(exact))
+        top, ids = given["top_logprobs"], given["top_ids"]
+        is_top = np.array_equal(np.take_along_axis(given["logprobs"], ids, axis=-1), top) and bool(
+            ((given["logprobs"] > top[:, -1:]).sum(axis=-1) < top.shape[1]).all()
+        )
+        if not (error <= limit and is_top):
+            raise VerificationError(
+                f"log-probabilities of {self._folder} differ by {error:.2g} from those of its logits, or the most "
+                f"probable tokens are others; float32 rounding explains at most {limit:.2g}; please report this "
+                "checkpoint"
+            )
+
+
+class _Collected:
+    """Outputs of the calls for one sequence, at the positions of `compared_rows`."""
+
+    def __init__(self, length: int) -> None:
+        """Create a collection for a sequence of `length` inputs of the decoder."""
+        self._rows = compared_rows(length)
+        self._logits: list[Array] = []
+        self._hidden: list[Array] = []
+        self._maps: dict[str, list[Array]] = {}
+
+    def add(
+        self, given: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int
+    ) -> None:
+        """Add the outputs of a call that read `new` tokens, so that `total` tokens were read."""
+        start = total - new
+        kept = self._rows[(start <= self._rows) & (self._rows < total)] - start  # among the new tokens
+        logits = np.full((len(kept), given["logits"].shape[1]), np.nan, np.float32)
+        logits[kept == new - 1] = given["logits"][row]
+        self._logits.append(logits)
+        if "hidden" in given:
+            self._hidden.append(given["hidden"][row])
+        for kind, name in kinds.items():
+            maps = given[name][row]  # (H, L, columns), or (H, L, new, columns)
+            maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1])[:, :, kept].swapaxes(0, 1)
+            self._maps.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
+
+    def arrays(self) -> dict[str, Array]:
+        arrays = {"logits": np.concatenate(self._logits)}
+        if self._hidden:
+            arrays["hidden"] = np.concatenate(self._hidden)
+        for kind, parts in self._maps.items():
+            columns = max(part.shape[-1] for part in parts)
+            padded = [np.pad(part, [(0, 0)] * 3 + [(0, columns - part.shape[-1])]) for part in parts]
+            arrays[kind] = np.concatenate(padded, axis=2)
+        return arrays
+
+
+def long_length(manifest: Manifest, model: Description) -> int:
+    """Return the length of the long text within the limits of time and memory.
+
+    The limit of the model is not considered.
+    """
+    stack = model.encoder or model.decoder
+    assert stack is not None, "a model has an encoder or a decoder"
+    matrices = max(1, manifest.parameters - model.vocabulary * stack.width)  # without the table of tokens
+    heads = max(attention.heads for attention in stack.attention)
+    return max(LEAST_LONG, min(LONG_OPERATIONS // matrices, math.isqrt(LONG_SCORES // heads)))
+
+
+def random_inputs(manifest: Manifest, model: Description, seed: int) -> tuple[list[list[int]], list[list[int]], int]:
+    """Return random sources, prompts of the decoder, and the number of tokens to generate.
+
+    See `GraphRunner.run`.
+    """
+    generator = np.random.default_rng(seed)
+    new_tokens = min(NEW_TOKENS, manifest.limits.max_target_tokens)
+    limit = manifest.limits.max_source_tokens
+    if model.is_decoder_only:
+        limit = min(limit, manifest.limits.max_target_tokens - new_tokens)
+    lengths = sorted({max(1, min(length, limit)) for length in (long_length(manifest, model), *LENGTHS)}, reverse=True)
+    vocabulary = manifest.limits.source_vocabulary or model.vocabulary
+    sources = [[int(one) for one in generator.integers(vocabulary, size=length)] for length in lengths]
+    prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
+    if model.encoder is not None and model.decoder is not None:
+        # The decoder reads random tokens after the long text, because generated ones often repeat.
+        longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
+        forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
+        prompts[0] += [int(one) for one in forced]
+    return sources, prompts, new_tokens
 
 
 def verify(
-    sessions: Sessions, model: Model, tokenizer: Tokenizer, sentences: Sequence[str], tolerance: float | None = None
+    folder: Path,
+    manifest: Manifest,
+    model: Description,
+    weights: Weights,
+    sentences: Sequence[Sequence[int]] = (),
+    tolerance: float | None = None,
+    seed: int = 0,
 ) -> Verification:
-    """Compare all outputs of a bundle, and whole greedy generations, with its PyTorch model.
-
-    The reference is the model in float64. The largest allowed difference is derived for each batch
-    by `model.rounding`, so that the limits hold on every processor.
+    """Compare the graphs of a bundle with the reference, see the module.
 
     Args:
-        sessions: the bundle.
-        model: the model from which the bundle was exported, in evaluation mode.
-        tokenizer: tokenizer of the sources.
-        sentences: source sentences.
+        folder: the bundle.
+        manifest: its manifest; `verification` is not read.
+        model: description of the model.
+        weights: weights of the checkpoint.
+        sentences: token ids of sentences that are compared in addition to random texts.
         tolerance: the largest allowed difference, in place of the derived limits.
-
-    Returns:
-        The record for the manifest.
+        seed: seed of the random texts.
 
     Raises:
-        VerificationError: a difference exceeds its limit or is not a number, or a generation
-            differs.
+        VerificationError: a result differs by more than float32 rounding explains.
         ValueError: a sentence has more tokens than the model reads, or the tolerance is negative or
             not a number.
     """
-    if tolerance is not None and not tolerance >= 0:
-        raise ValueError(f"tolerance must be a number of at least 0, got {tolerance}")
-    limit = sessions.manifest.limits.max_source_tokens
-    sources = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
-    for number, source in enumerate(sources, start=1):
-        if len(source) > limit:
-            raise ValueError(f"sentence {number} has {len(source)} tokens, but the model reads at most {limit}")
-    models = reference(model, PERTURBED_PAIRS)
-    compared = list[Compared]()
-    with one_thread():
-        for start in range(0, len(sources), BATCH_ROWS):
-            batch = sources[start : start + BATCH_ROWS]
-            if isinstance(model, Classifier):
-                compared.append(_compare_labels(sessions, cast(Reference[Classifier], models), batch))
-            else:
-                compared.append(_compare_batch(sessions, cast(Reference[Generator], models), batch))
-        if sessions.similar is not None:
-            compared.append(_compare_tokens(sessions, models))
-    if tolerance is not None:
-        compared = [Compared(one.found, dict.fromkeys(COMPARED, tolerance)) for one in compared]
-    _raise_if_exceeded(compared)
-    found = reduce(Differences.merged, (one.found for one in compared))
+    check_inputs(sentences, manifest.limits.max_source_tokens, tolerance)
+    inputs = [random_inputs(manifest, model, seed), *_sentence_inputs(manifest, sentences)]
+    differences: dict[str, list[Difference]] = {}
+    different = close = 0
+    for sources, prompts, new_tokens in inputs:
+        texts, given = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
+        exact, limits = rounding_limits(model, weights, texts)
+        if model.shortlist is not None:
+            _check_shortlist(folder, model.shortlist, texts, given, exact)
+        for name, found in differences_of(given, exact).items():
+            differences.setdefault(name.partition(".")[0], []).append((found, limits[name]))
+        numbers = _count_generations(new_tokens, texts, exact, limits)
+        different, close = different + numbers[0], close + numbers[1]
+    if manifest.similar is not None:
+        table = "embedding.weight" if "embedding.weight" in weights else "encoder.embedding.weight"
+        differences["cosines"] = [compare_cosines(open_session(folder / manifest.similar.file), weights.read(table))]
+    advice = "" if manifest.origin is None else "; please report this checkpoint"
+    raise_if_exceeded(f"{folder} and its checkpoint", differences, different, tolerance, advice)
+    scores = ("logits", "labels") if model.decoder is not None or model.head is not None else ("hidden",)
+    found_scores = [pair for kind in scores for pair in differences.get(kind, ())]
+    maps = [found for kind in MAPS for found, _ in differences.get(kind, ())]
     return Verification(
-        sentences=len(sentences),
-        tolerance=max(one.limits.get("logits", 0.0) for one in compared),
-        max_logit_difference=found.logits,
-        max_attention_difference=found.attention,
-        different_generations=found.generations,
-        close_generations=found.close_generations,
+        sentences=len(sentences) or len(inputs[0][0]),
+        longest=max(len(source) for sources, _, _ in inputs for source in sources),
+        tolerance=tolerance if tolerance is not None else max((limit for _, limit in found_scores), default=0.0),
+        max_logit_difference=max((found for found, _ in found_scores), default=0.0),
+        max_attention_difference=max(maps, default=0.0),
+        different_generations=different,
+        close_generations=close,
     )
 
 
-def _raise_if_exceeded(compared: Sequence[Compared]) -> None:
-    failures = []
-    for field, words in COMPARED.items():
-        pairs = [(getattr(one.found, field), one.limits.get(field, 0.0)) for one in compared]
-        exceeded = [pair for pair in pairs if not pair[0] <= pair[1]]  # so that NaN exceeds
-        if exceeded:
-            difference, limit = max(exceeded, key=lambda pair: (math.isnan(pair[0]), pair[0]))
-            failures.append(f"{words} differ by {difference:.3g}, but the limit is {limit:.3g}")
-    generations = sum(one.found.generations for one in compared)
-    if generations:
-        failures.append(f"{generations} greedy generations differ")
-    if failures:
-        raise VerificationError(f"ONNX Runtime and PyTorch differ: {'; '.join(failures)}")
+def _sentence_inputs(
+    manifest: Manifest, sentences: Sequence[Sequence[int]]
+) -> Iterator[tuple[list[list[int]], list[list[int]], int]]:
+    """Yield batches of sentences as arguments of `GraphRunner.run`."""
+    ordered = sorted((list(one) for one in sentences), key=len, reverse=True)
+    for start in range(0, len(ordered), BATCH_ROWS):
+        sources = ordered[start : start + BATCH_ROWS]
+        new_tokens = min(SENTENCE_TOKENS, manifest.max_new_tokens_for(len(sources[0])))
+        yield sources, [list(manifest.decoder_prompt_ids(source)) for source in sources], max(1, new_tokens)
 
 
-@torch.inference_mode()
-def _compare_labels(sessions: Sessions, models: Reference[Classifier], sources: Sequence[Sequence[int]]) -> Compared:
-    padded = pad(sources, models.exact.config.pad_id)
-    lengths = torch.tensor([len(source) for source in sources])
-    is_own = _token_mask(sources)[:, :, None]  # (B, S, 1)
+def compare_cosines(session: Any, table: Array) -> Difference:
+    """Compare the cosines of evenly spaced tokens with all tokens of a table (V, M).
 
-    def compute(model: Classifier) -> dict[str, Array]:
-        hidden, maps = model.encode(padded, lengths, need_weights=True)
-        assert maps is not None
-        labels = model(padded, lengths)
-        return {"hidden": hidden.numpy() * is_own, "logits": labels.numpy(), "attention": maps.numpy()}
-
-    expected, limits = models.limits(compute)
-    encoded = encode(sessions, sources)
-    found = Differences(
-        hidden=_largest([encoded["hidden"] * is_own - expected["hidden"]]),
-        logits=_largest([encoded["label_logprobs"] - expected["logits"]]),
-        attention=_encoder_map_difference(sessions.manifest, encoded, {"encoder": torch.tensor(expected["attention"])}),
-    )
-    return Compared(found, limits)
-
-
-@torch.inference_mode()
-def _compare_tokens(sessions: Sessions, models: Reference[Any]) -> Compared:
-    """Compare the cosines of evenly spaced token ids with all tokens."""
-    ids = np.linspace(0, len(models.exact.embedding.weight) - 1, COMPARED_TOKENS, dtype=np.int64)
-
-    def compute(model: Model) -> dict[str, Array]:
-        units = torch.nn.functional.normalize(model.embedding.weight)  # (V, M)
-        return {"cosines": (units[ids] @ units.T).numpy()}
-
-    expected, limits = models.limits(compute)
-    found = _largest([token_cosines(sessions, ids) - expected["cosines"]])
-    return Compared(Differences(cosines=found), limits)
-
-
-def _compare_batch(sessions: Sessions, models: Reference[Generator], sources: Sequence[Sequence[int]]) -> Compared:
-    manifest, end_ids = sessions.manifest, sessions.manifest.tokens.end_ids
-    generations, close_generations, targets = 0, 0, []
-    for source in sources:
-        first_id = manifest.decoder_prompt_ids(source)[-1]
-        max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
-        expected = greedy(pytorch_steps(models.exact, source), first_id, end_ids, max_new_tokens).ids
-        given = greedy(onnx_steps(sessions, source), first_id, end_ids, max_new_tokens).ids
-        if given != expected:
-            is_close = _differ_where_close(models, source, first_id, expected, given)
-            generations, close_generations = generations + (not is_close), close_generations + is_close
-        targets.append([first_id, *expected[:-1]])
-    compared = _compare_forced(sessions, models, sources, targets)
-    found = replace(compared.found, generations=generations, close_generations=close_generations)
-    return replace(compared, found=found)
-
-
-@torch.inference_mode()
-def _differ_where_close(
-    models: Reference[Generator], source: Sequence[int], first_id: int, expected: Sequence[int], given: Sequence[int]
-) -> bool:
-    """Return True if rounding explains the first token in which two generations differ.
-
-    Rounding may increase the logit of one candidate and decrease that of the other, each by at most
-    its limit.
+    Returns:
+        The largest difference, and its limit.
     """
-    same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
-    read = [first_id, *expected[:same]]
+    ids = np.linspace(0, len(table) - 1, COMPARED_TOKENS, dtype=np.int64)
+    (given,) = session.run(["cosines"], {"token_ids": ids})
 
-    def compute(model: Generator) -> dict[str, Array]:
-        return {"logits": forced_pass(model, [source], [read]).logits[0, -1].numpy()}
+    def units(rows: Array) -> Array:
+        rows = rows.astype(np.float64)
+        lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+        return np.asarray(rows / np.where(lengths == 0, 1.0, lengths))  # the graph returns 0 for a row of zeros
 
-    exact, limits = models.limits(compute)
-    row = exact["logits"]
-    return bool(row.max() - row[given[same]] <= 2 * limits["logits"])
+    chosen = units(table[ids])
+    largest = 0.0
+    for start in range(0, len(table), VOCABULARY_BLOCK):
+        stop = start + VOCABULARY_BLOCK
+        difference = given[:, start:stop] - chosen @ units(table[start:stop]).T
+        largest = float(np.maximum(largest, max_abs(difference)))  # keeps NaN
+    # Both lengths and the product are sums of `width` terms whose squares add up to at most 1.
+    return largest, MARGIN * 2 * rounding_error(table.shape[1])
 
 
-@torch.inference_mode()
-def _compare_forced(
-    sessions: Sessions,
-    models: Reference[Generator],
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-) -> Compared:
-    """Compare teacher-forced decoding.
+def _check_shortlist(
+    folder: Path, shortlist: Shortlist, texts: Texts, given: dict[str, Array], exact: dict[str, Array]
+) -> None:
+    """Check that the graphs exclude all tokens outside of the shortlist.
 
-    PyTorch runs one pass. ONNX Runtime runs steps, with rows that start at different times.
+    The reference has no shortlist. In both results, the logits of excluded tokens are replaced by
+    the lowest logit of a candidate, so that only candidates are compared afterwards.
 
-    Each step of a recurrent decoder starts from the states of PyTorch. A trained decoder can
-    amplify rounding errors from step to step, so that after some sixty steps even float32 and
-    float64 in PyTorch differ too much for a comparison.
+    Raises:
+        VerificationError: a token is not excluded.
     """
-    manifest, source_lengths = sessions.manifest, [len(source) for source in sources]
-    expected = forced_pass(models.exact, sources, targets)
-    carried = {
-        name: states.float().double() for name, states in expected.states.items()
-    }  # rounded to float32, like the inputs of the graph
-    if carried:
-        expected = forced_pass(models.exact, sources, targets, carried)
-
-    def compute(model: Generator) -> dict[str, Array]:
-        return _values(forced_pass(model, sources, targets, carried), sources, targets)
-
-    logits = expected.logits.numpy()
-    num_prefilled = [len(manifest.decoder_prompt_ids(source)) - 1 for source in sources]
-    longest = max(filled + len(read) for filled, read in zip(num_prefilled, targets, strict=True))
-    encoded, first = read_sources(sessions, sources, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
-    is_own = _token_mask(sources)[:, :, None]
-    found = Differences(
-        hidden=_largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
-        attention=_encoder_map_difference(manifest, encoded, expected.maps),
-    )
-    states = {name: array.copy() for name, array in first.items()}
-    before = {name: array.numpy() for name, array in carried.items() if name in states}
-    after = {name: expected.states[name].numpy() for name in before}
-    found = found.merged(Differences(states=_largest(first[name] - array[:, 0] for name, array in after.items())))
-    outputs = _outputs_to_compare(manifest)
-    for tick in range(max(row + len(read) for row, read in enumerate(targets))):
-        # Row i starts i ticks late, from its initial states. After its last token, it repeats that
-        # token.
-        for row in range(tick, len(targets)):
-            for name, array in states.items():
-                array[row] = first[name][row]
-        ages = [min(max(tick - row, 0), len(read) - 1) for row, read in enumerate(targets)]
-        tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
-        lengths = [filled + age for filled, age in zip(num_prefilled, ages, strict=True)]
-        for name, array in before.items():
-            states[name][:] = array[range(len(targets)), ages]
-        given = run_step(sessions, states, tokens, lengths, source_lengths, outputs)
-        running = np.array([row for row, read in enumerate(targets) if row <= tick < row + len(read)])
-        if not len(running):
-            continue
-        given = {name: array[running] for name, array in given.items()}
-        indices = running, np.array(ages)[running]
-        state_differences = [states[name][running] - array[running, indices[1] + 1] for name, array in after.items()]
-        own = {"decoder": np.array(lengths)[running] + 1, "cross": np.array(source_lengths)[running]}
-        found = found.merged(
-            Differences(
-                logits=_score_difference(given, logits[indices]),
-                attention=_step_map_difference(manifest, given, expected.maps, indices, own),
-                states=_largest(state_differences),
+    for number, source in enumerate(texts.sources):
+        name = f"logits.{number}"
+        is_candidate = np.zeros(exact[name].shape[-1], bool)
+        is_candidate[shortlist.candidates(source)] = True
+        if (given[name][:, ~is_candidate] > EXCLUDED / 2).any():
+            raise VerificationError(
+                f"{folder} can generate tokens that are not in the shortlist of a text; please report this checkpoint"
             )
-        )
-    _, limits = models.limits(compute)
-    return Compared(found, limits)
+        lowest = exact[name][:, is_candidate].min(axis=-1, keepdims=True)
+        for outputs in (given, exact):
+            outputs[name] = np.where(is_candidate, outputs[name], lowest)
 
 
-def _token_mask(sources: Sequence[Sequence[int]]) -> Array:
-    """Return a mask (B, S) that is True for tokens and False for padding."""
-    lengths = np.array([len(source) for source in sources])
-    return np.arange(lengths.max()) < lengths[:, None]
+def differences_of(given: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
+    """Return the largest absolute difference by name; logits that were not computed are ignored.
 
-
-def _values(given: ForcedPass, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """Return the compared values of a pass without padding, by field of `Differences`."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "logits", "attention", "states")}
-    for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
-        logits = given.logits[row, : len(read)]
-        parts["hidden"].append(given.hidden[row, : len(source)])
-        parts["logits"] += [logits, logits.log_softmax(dim=-1)]
-        rows = {"decoder": len(read), "cross": len(read)}
-        parts["attention"] += [
-            maps[:, row, :, : rows.get(kind)] for kind, maps in given.maps.items() if maps is not None
-        ]
-        parts["states"] += [states[row, : len(read) + 1] for states in given.states.values()]
-    return {
-        name: torch.cat([one.flatten() for one in arrays]).numpy() if arrays else np.empty(0)
-        for name, arrays in parts.items()
-    }
-
-
-def _outputs_to_compare(manifest: Manifest) -> list[str]:
-    states = {state.output for state in manifest.states}
-    return [name for name in manifest.decoder_graph.outputs if name not in states]
-
-
-def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
-    """Return the largest difference of logits (B, V) and of all log-probabilities."""
-    logprobs = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
-    top = np.sort(logprobs, axis=-1)[:, : -given["top_ids"].shape[1] - 1 : -1]  # (B, K)
-    return _largest(
-        [
-            given["logits"] - logits,
-            given["logprobs"] - logprobs,
-            given["top_logprobs"] - top,
-            given["top_logprobs"] - np.take_along_axis(given["logprobs"], given["top_ids"], axis=-1),
-        ]
-    )
-
-
-def _step_map_difference(
-    manifest: Manifest,
-    given: Mapping[str, Array],
-    maps: Mapping[str, Tensor | None],
-    indices: tuple[Array, Array],
-    own_columns: Mapping[str, Array],
-) -> float:
-    """Return the largest difference of the attention weights of a decoder step.
-
-    Columns beyond the length of a row are ignored, because their values are undefined.
-
-    Args:
-        manifest: manifest of the bundle.
-        given: outputs of the step, for the running rows.
-        maps: attention weights of PyTorch (L, B, H, T, columns), by kind.
-        indices: the running rows, and the number of the step that each is at.
-        own_columns: number of defined columns of each running row, by kind.
+    Raises:
+        ValueError: an array is missing or has another shape.
     """
-    rows, ages = indices
-    largest = 0.0
-    for kind, own in own_columns.items():
-        expected = maps[kind]
-        if expected is None:
-            continue
-        (name,) = manifest.attention_of(kind).outputs
-        at_ages = expected.numpy().swapaxes(2, 3)[:, rows, ages].transpose(1, 2, 0, 3)  # (B, H, L, columns)
-        columns = min(at_ages.shape[3], given[name].shape[3])
-        is_own = np.arange(columns) < own[:, None, None, None]
-        difference = np.where(is_own, given[name][..., :columns] - at_ages[..., :columns], 0.0)
-        largest = float(np.maximum(largest, _largest([difference])))
-    return largest
+    if given.keys() != exact.keys():
+        raise ValueError(f"the graphs return {sorted(given)}, the reference {sorted(exact)}")
+    differences = {}
+    for name, array in given.items():
+        if array.shape != exact[name].shape:
+            raise ValueError(f"{name} has the shape {array.shape}, that of the reference {exact[name].shape}")
+        difference = array - exact[name]
+        if name.startswith("logits."):
+            difference = difference[~np.isnan(array).all(axis=-1)]
+        differences[name] = max_abs(difference)
+    return differences
 
 
-def _encoder_map_difference(manifest: Manifest, given: Mapping[str, Array], maps: Mapping[str, Tensor | None]) -> float:
-    """Return the largest difference of the attention weights of the encoder (L, B, H, S, columns).
+def _count_generations(
+    new_tokens: int, texts: Texts, exact: Mapping[str, Array], limits: Mapping[str, float]
+) -> tuple[int, int]:
+    """Compare each generated token with the best token of the reference after the same tokens.
 
-    Columns of padding are compared too: they must be 0, as in PyTorch.
+    The last generated token is not compared, because no step reads it.
+
+    Returns:
+        The number of texts with another token although the two are not close, and the number of
+        texts with another token of which the logits differ by at most twice the limit.
     """
-    largest = 0.0
-    for kind in ("encoder", "encoder_slots"):
-        expected = maps.get(kind)
-        if expected is None:
-            continue
-        names = manifest.attention_of(kind).outputs
-        difference = _largest(given[name] - layer for name, layer in zip(names, expected.numpy(), strict=True))
-        largest = float(np.maximum(largest, difference))
-    return largest
-
-
-def _largest(differences: Iterable[Array]) -> float:
-    """Return the largest absolute value; NaN if there is one, and 0 without values."""
-    return float(np.max([np.abs(difference).max() for difference in differences], initial=0))
+    different = close = 0
+    if new_tokens == 1:
+        return 0, 0
+    for number, target in enumerate(texts.targets):
+        logits = exact[f"logits.{number}"][-new_tokens:-1]
+        chosen = logits[np.arange(new_tokens - 1), list(target[len(target) - new_tokens + 1 :])]
+        gaps = logits.max(axis=-1) - chosen
+        if (gaps > 2 * limits[f"logits.{number}"]).any():
+            different += 1
+        elif (gaps > 0).any():
+            close += 1
+    return different, close

@@ -22,7 +22,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from export.check.verify_imported import GraphRunner, Texts, differences_of, random_inputs, rounding_limits
+from export.check.verify import GraphRunner, Texts, differences_of, random_inputs, rounding_limits
 from export.families.description import Attention, Description, Stack
 from export.families.table import describe, find_family
 from export.families.weights import Weights

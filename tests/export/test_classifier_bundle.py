@@ -1,6 +1,5 @@
 """Tests of the bundle of a classifier."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.check.sessions import Array, encode, open_sessions
-from export.check.verify import VerificationError, verify
+from export.check.sessions import Array, encode, open_session, open_sessions
 from export.convert.bundles import half_bundle
+from export.errors import VerificationError
+from model.architectures.classifier import Classifier
 from model.checkpoint import load_model
 from model.data.tokenizer import read_tokenizer
 from model.parts import TOKENIZER
 from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest
+from tests.export.verified import verify_trained
 from tests.support.training_runs import verify_bundle
 
 
@@ -44,17 +45,22 @@ def test_a_difference_to_pytorch_is_found(
     classifier_checkpoint: Path,
     toy_sentences: list[str],
     output: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, tokenizer = load_model(classifier_checkpoint)
-    sessions = open_sessions(classifier_bundle, read_manifest(classifier_bundle))
+    assert isinstance(model, Classifier)
 
     class Wrong:
+        def __init__(self, graph: Path) -> None:
+            self._session = open_session(graph)
+
         def run(self, names: list[str], feed: dict[str, Array]) -> list[Array]:
-            given = sessions.encoder.run(names, feed)
+            given = self._session.run(names, feed)
             return [value + 0.01 * (name == output) for name, value in zip(names, given, strict=True)]
 
+    monkeypatch.setattr("export.check.verify.open_session", Wrong)
     with pytest.raises(VerificationError, match=r"differ by 0\.01"):
-        verify(dataclasses.replace(sessions, encoder=Wrong()), model, tokenizer, toy_sentences)
+        verify_trained(classifier_bundle, model, tokenizer, toy_sentences)
 
 
 def test_labels_do_not_depend_on_padding_or_the_batch(classifier_bundle: Path, toy_sentences: list[str]) -> None:

@@ -10,7 +10,7 @@ from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
 from export.check.reference_decoder import ReferenceDecoder
 from export.check.sessions import DecoderSession
-from export.check.verify_imported import Texts, rounding_limits
+from export.check.verify import Texts, rounding_limits
 from model.float32 import max_abs
 from tests.export.decoder_models import (
     LLAMA3,

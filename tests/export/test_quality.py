@@ -2,8 +2,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from export.check.sessions import Sessions, onnx_steps
-from export.check.verify import VerificationError
 from export.convert.quality import NUM_BEAMS, ParallelText, check_loss, compare
+from export.errors import VerificationError
 from model.data.tokenizer import decode_ids
 from model.decoding.reference import greedy
 from model.evaluation.bleu import EvaluationSet

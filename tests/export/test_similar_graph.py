@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from export.check.sessions import Array, open_sessions, token_cosines
-from export.check.verify import VerificationError, verify
 from export.convert.bundles import half_bundle, quantize_bundle
 from export.convert.quantize import Recipe
+from export.errors import VerificationError
 from export.graphs.builder import WeightFile
 from export.graphs.similar import similar_graph
 from model.architectures.transformer import Transformer
@@ -20,6 +20,7 @@ from service.bundle import read_bundle, write_manifest
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
 from tests.export.products import everywhere
+from tests.export.verified import verify_trained
 from tests.rounding import rounding_bound
 from tests.support.training_runs import verify_bundle
 
@@ -103,7 +104,7 @@ def test_verification_finds_a_wrong_table(bundle: Path, checkpoint: Path) -> Non
     with torch.no_grad():
         model.embedding.weight[-1] = -model.embedding.weight[-1]  # no sentence has this token
     with pytest.raises(VerificationError, match="cosines of tokens differ"):
-        verify(open_sessions(bundle, read_bundle(bundle)), model, tokenizer, ["a"])
+        verify_trained(bundle, model, tokenizer, ["a"])
 
 
 def test_a_bundle_without_the_graph_is_verified_and_rewritten_as_it_is(

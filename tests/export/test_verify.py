@@ -6,16 +6,18 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from export.check.sessions import Sessions
-from export.check.verify import Differences, VerificationError, read_sentences, verify
+from export.check.recurrent import Differences
+from export.errors import VerificationError
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
+from model.data.text import numbered_sentences
+from tests.export.verified import verify_trained
 
 
 def test_a_correct_bundle_passes_and_reports_its_measurements(
-    sessions: Sessions, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str]
+    bundle: Path, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str]
 ) -> None:
-    verification = verify(sessions, model, tokenizer, toy_sentences)
+    verification = verify_trained(bundle, model, tokenizer, toy_sentences)
     assert verification.sentences == len(toy_sentences)
     assert 0 < verification.max_logit_difference < verification.tolerance < 1e-4
     assert 0 < verification.max_attention_difference < verification.tolerance
@@ -24,13 +26,14 @@ def test_a_correct_bundle_passes_and_reports_its_measurements(
 
 @pytest.mark.parametrize("name", ["encoder.1.feed_forward.inner.weight", "decoder.0.cross_attention.value.bias"])
 def test_an_error_of_a_ten_thousandth_in_one_weight_is_found(
-    sessions: Sessions, checkpoint: Path, toy_sentences: list[str], name: str
+    bundle: Path, checkpoint: Path, toy_sentences: list[str], name: str
 ) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
     with torch.no_grad():
         dict(model.named_parameters())[name].flatten()[5] += 1e-4
     with pytest.raises(VerificationError, match="differ by"):
-        verify(sessions, model, tokenizer, toy_sentences)
+        verify_trained(bundle, model, tokenizer, toy_sentences)
 
 
 @pytest.mark.parametrize(
@@ -43,21 +46,23 @@ def test_an_error_of_a_ten_thousandth_in_one_weight_is_found(
     ],
 )
 def test_a_changed_weight_is_found(
-    sessions: Sessions, checkpoint: Path, toy_sentences: list[str], name: str, what: str
+    bundle: Path, checkpoint: Path, toy_sentences: list[str], name: str, what: str
 ) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
     with torch.no_grad():
         dict(model.named_parameters())[name][3] += 0.3
     with pytest.raises(VerificationError, match=what):
-        verify(sessions, model, tokenizer, toy_sentences[:2])
+        verify_trained(bundle, model, tokenizer, toy_sentences[:2])
 
 
-def test_nan_never_passes(sessions: Sessions, checkpoint: Path, toy_sentences: list[str]) -> None:
+def test_nan_never_passes(bundle: Path, checkpoint: Path, toy_sentences: list[str]) -> None:
     model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
     with torch.no_grad():
         model.embedding.weight[2] = math.nan
     with pytest.raises(VerificationError, match="differ by nan"):
-        verify(sessions, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
+        verify_trained(bundle, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
 
 
 def test_merged_differences_keep_the_largest_and_nan() -> None:
@@ -68,29 +73,29 @@ def test_merged_differences_keep_the_largest_and_nan() -> None:
 
 
 def test_a_sentence_that_is_too_long_for_the_model_is_rejected(
-    sessions: Sessions, model: Transformer, tokenizer: Tokenizer
+    bundle: Path, model: Transformer, tokenizer: Tokenizer
 ) -> None:
     with pytest.raises(ValueError, match=r"sentence 1 has 302 tokens, but the model reads at most 256"):
-        verify(sessions, model, tokenizer, ["dog " * 300])
+        verify_trained(bundle, model, tokenizer, ["dog " * 300])
 
 
 def test_blank_lines_are_no_sentences(tmp_path: Path) -> None:
     path = tmp_path / "sentences.txt"
     path.write_text("One.\n\n  \nTwo, über.\n", encoding="utf-8")
-    assert read_sentences(path) == ["One.", "Two, über."]
+    assert list(numbered_sentences(path).values()) == ["One.", "Two, über."]
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="has no sentences"):
-        read_sentences(path)
+        numbered_sentences(path)
 
 
 def test_a_lone_carriage_return_ends_no_sentence(tmp_path: Path) -> None:
     (tmp_path / "sentences.txt").write_bytes(b"One\rand more.\r\nTwo.\n")
-    assert read_sentences(tmp_path / "sentences.txt") == ["One\rand more.", "Two."]
+    assert list(numbered_sentences(tmp_path / "sentences.txt").values()) == ["One\rand more.", "Two."]
 
 
 @pytest.mark.parametrize("tolerance", [math.nan, -1.0])
 def test_an_invalid_tolerance_is_rejected(
-    sessions: Sessions, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str], tolerance: float
+    bundle: Path, model: Transformer, tokenizer: Tokenizer, toy_sentences: list[str], tolerance: float
 ) -> None:
     with pytest.raises(ValueError, match=f"tolerance must be a number of at least 0, got {tolerance}"):
-        verify(sessions, model, tokenizer, toy_sentences, tolerance)
+        verify_trained(bundle, model, tokenizer, toy_sentences, tolerance)

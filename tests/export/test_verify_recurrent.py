@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from export.check.forced import forced_pass
+from export.check.recurrent import forced_pass, verify
 from export.check.sessions import Sessions, open_sessions
-from export.check.verify import VerificationError, verify
+from export.errors import VerificationError
 from export.options import BundleMetadata
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import save_checkpoint

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, T5Config, T5
 from export.check.reference import EXACT, Reference, Rounded
 from export.check.reference_decoder import ReferenceDecoder
 from export.check.sessions import DecoderSession
-from export.check.verify_imported import (
+from export.check.verify import (
     LEAST_LONG,
     LONG_SCORES,
     LONG_TARGET,
@@ -171,7 +171,7 @@ def test_a_long_prompt_is_read_in_the_chunks_of_the_service(
         return run(session, first, token_ids, *rest)
 
     monkeypatch.setattr(DecoderSession, "run", note)
-    monkeypatch.setattr("export.check.verify_imported.LEAST_LONG", 35)
+    monkeypatch.setattr("export.check.verify.LEAST_LONG", 35)
     assert bundle.verify().longest == 35
     assert max(sizes) == PREFILL_TOKENS
 

@@ -1,0 +1,26 @@
+"""Verification of bundles of models in PyTorch that have a description."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from export.check.verify import verify
+from export.families import trained
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.transformer import Transformer
+from service.bundle import Verification, read_manifest
+
+
+def verify_trained(
+    bundle: Path,
+    model: Transformer | Classifier | CausalModel,
+    tokenizer: Tokenizer,
+    sentences: Sequence[str],
+    tolerance: float | None = None,
+) -> Verification:
+    """Compare a bundle with the weights of a model."""
+    described = trained.describe(model.config, trained.state_tensors(model))
+    ids = [encoding.ids for encoding in tokenizer.encode_batch(list(sentences))]
+    return verify(bundle, read_manifest(bundle), *described, ids, tolerance)
