@@ -302,8 +302,8 @@ class Origin(_Part):
 class Verification(_Part):
     """Differences between ONNX Runtime and the reference, measured by the export.
 
-    The reference is PyTorch for models trained with this project, and a float64 implementation in
-    NumPy for imported models.
+    The reference is PyTorch for recurrent models, and a float64 implementation in NumPy for all
+    others.
     """
 
     sentences: int

@@ -299,7 +299,7 @@ def test_the_command_line_imports_a_shortlist(
 @pytest.mark.usefixtures("unverified")
 @pytest.mark.parametrize(
     ("frequent", "message"),
-    [(1, "can generate tokens that are not in the shortlist of a text"), (VOCABULARY, "logits of .* differ by 1e.04")],
+    [(1, "can generate tokens that are not in the shortlist of a text"), (VOCABULARY, "logits differ by 1e.04")],
 )
 def test_the_verification_finds_a_shortlist_of_another_model(tmp_path: Path, frequent: int, message: str) -> None:
     folder = write_folder(tmp_path / "ende", TENSORS)
