@@ -17,10 +17,10 @@ from service.compat.ollama_schemas import (
     Details,
     DialogueBody,
     DialoguePart,
-    EmbedBody,
     Embeddings,
     GeneratedPart,
     Logprob,
+    OllamaEmbedBody,
     PromptBody,
     ShowBody,
     Shown,
@@ -162,7 +162,7 @@ class TextResponse:
         }
 
 
-async def embed(call: Call, body: EmbedBody) -> Embeddings:
+async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     model = await call.model(name_of(call, body.model), "encode")
     result = await encode(call, model, body.inputs, normalize=True, truncate=body.truncate is not False)

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from service.api.messages import Messages, check_dialogue
-from service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
+from service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal, object_schema
 from service.inference.results import Numbers
 from service.parameters import (
     MinP,
@@ -23,6 +23,11 @@ IGNORED = "Accepted for compatibility; ignored."
 Capability = Literal["completion", "embedding"]
 RequiredModel = Annotated[
     str, Field(min_length=1, max_length=128, description="Name of the model; the tag `:latest` may follow it.")
+]
+# JSON Schema of `top_logprobs`, which needs `logprobs`.
+NEEDS_LOGPROBS: list[Any] = [
+    object_schema("logprobs", logprobs={"const": True}),
+    object_schema(top_logprobs={"maximum": 0}),
 ]
 KeepAlive = Annotated[float | str | None, Field(description=IGNORED)]
 
@@ -120,7 +125,8 @@ class PromptBody(DecodingBody):
                     "prompt": "A dog runs.",
                     "options": {"temperature": 0.8, "top_k": 40, "seed": 7, "num_predict": 16},
                 },
-            ]
+            ],
+            "anyOf": NEEDS_LOGPROBS,
         }
     )
 
@@ -137,7 +143,8 @@ class DialogueBody(DecodingBody):
                     "messages": [{"role": "user", "content": "Hello!"}],
                     "stream": False,
                 }
-            ]
+            ],
+            "anyOf": NEEDS_LOGPROBS,
         }
     )
 
@@ -147,7 +154,7 @@ class DialogueBody(DecodingBody):
         return self
 
 
-class EmbedBody(RequestBody):
+class OllamaEmbedBody(RequestBody):
     model: RequiredModel
     inputs: Annotated[TextsWithoutIds, Field(alias="input", description="Text to encode, or a list of texts.")]
     truncate: bool | None = Field(
@@ -222,13 +229,13 @@ class GeneratedPart(Part):
     response: Annotated[str, Field(description="Generated text, or its new part.")]
 
 
-class AssistantMessage(TypedDict):
+class OllamaMessage(TypedDict):
     role: Annotated[Literal["assistant"], Field(description="Always `assistant`.")]
     content: Annotated[str, Field(description="Generated text, or its new part.")]
 
 
 class DialoguePart(Part):
-    message: Annotated[AssistantMessage, Field(description="Reply to the last message.")]
+    message: Annotated[OllamaMessage, Field(description="Reply to the last message.")]
 
 
 class Embeddings(TypedDict):
