@@ -95,7 +95,7 @@ LLAMA_LIKE = (
 )
 TIED = case(tie_word_embeddings=True)
 BERT_CASES = (case(num_attention_heads=5), case(layer_norm_eps=0.1), case(hidden_act="relu"))
-ROBERTA_CASES = (*BERT_CASES, case(pad_token_id=4))
+PADDING = case(pad_token_id=4)
 BART_CASES = (
     case(encoder_attention_heads=4),
     case(decoder_attention_heads=2),
@@ -117,10 +117,10 @@ QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_lay
 
 CASES: Mapping[str, FamilyCases] = {
     "bert": FamilyCases("Bert", "ForSequenceClassification", BERT_LIKE, BERT_CASES),
-    "roberta": FamilyCases("Roberta", "ForSequenceClassification", BERT_LIKE, ROBERTA_CASES),
-    "xlm-roberta": FamilyCases("XLMRoberta", "ForSequenceClassification", BERT_LIKE, ROBERTA_CASES),
-    "electra": FamilyCases("Electra", "ForSequenceClassification", BERT_LIKE | {"embedding_size": 14}, BERT_CASES),
-    "mpnet": FamilyCases("MPNet", "ForSequenceClassification", BERT_LIKE, BERT_CASES),
+    "roberta": FamilyCases("Roberta", "ForSequenceClassification", BERT_LIKE, (PADDING,), BERT_CASES),
+    "xlm-roberta": FamilyCases("XLMRoberta", "ForSequenceClassification", BERT_LIKE, (PADDING,), BERT_CASES),
+    "electra": FamilyCases("Electra", "ForSequenceClassification", BERT_LIKE | {"embedding_size": 14}, (), BERT_CASES),
+    "mpnet": FamilyCases("MPNet", "ForSequenceClassification", BERT_LIKE, (), BERT_CASES),
     "distilbert": FamilyCases(
         "DistilBert",
         "ForSequenceClassification",
@@ -193,7 +193,6 @@ CASES: Mapping[str, FamilyCases] = {
         "ForCausalLM",
         SMALL | {"num_hidden_layers": 5},
         (
-            *LLAMA_LIKE,
             case(attention_bias=True),
             case(mlp_bias=True),
             case(tie_word_embeddings=False),
@@ -206,37 +205,35 @@ CASES: Mapping[str, FamilyCases] = {
                 layer_types=["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2,
             ),
         ),
-        ROPES,
+        (*ROPES, *LLAMA_LIKE),
     ),
     "mistral": FamilyCases(
-        "Mistral", "ForCausalLM", SMALL | {"head_dim": 10}, (*LLAMA_LIKE, TIED, case(sliding_window=5)), ROPES
+        "Mistral", "ForCausalLM", SMALL | {"head_dim": 10}, (TIED, case(sliding_window=5)), (*ROPES, *LLAMA_LIKE)
     ),
     "qwen2": FamilyCases(
         "Qwen2",
         "ForCausalLM",
         SMALL,
         (
-            *LLAMA_LIKE,
             TIED,
             case(**QWEN_WINDOWS),
             case(**QWEN_WINDOWS | {"sliding_window": 6}),
             Case(QWEN_WINDOWS | {"max_window_layers": 2}, {"layer_types": None}),
         ),
-        ROPES,
+        (*ROPES, *LLAMA_LIKE),
     ),
     "qwen3": FamilyCases(
         "Qwen3",
         "ForCausalLM",
         SMALL | {"head_dim": 10},
         (
-            *LLAMA_LIKE,
             TIED,
             case(attention_bias=True),
             case(**QWEN_WINDOWS),
             case(**QWEN_WINDOWS | {"sliding_window": 6}),
             Case(QWEN_WINDOWS | {"max_window_layers": 2}, {"layer_types": None}),
         ),
-        ROPES,
+        (*ROPES, *LLAMA_LIKE),
     ),
     "marian": FamilyCases(
         "Marian",
@@ -245,7 +242,7 @@ CASES: Mapping[str, FamilyCases] = {
         (*BART_CASES, case(decoder_vocab_size=83, share_encoder_decoder_embeddings=False, tie_word_embeddings=False)),
     ),
     "bart": FamilyCases("Bart", "ForConditionalGeneration", SEQ2SEQ, BART_CASES),
-    "mbart": FamilyCases("MBart", "ForConditionalGeneration", SEQ2SEQ, BART_CASES),
+    "mbart": FamilyCases("MBart", "ForConditionalGeneration", SEQ2SEQ, (), BART_CASES),
     "m2m_100": FamilyCases(
         "M2M100",
         "ForConditionalGeneration",
@@ -257,7 +254,7 @@ CASES: Mapping[str, FamilyCases] = {
             case(tie_word_embeddings=False),
         ),
     ),
-    "pegasus": FamilyCases("Pegasus", "ForConditionalGeneration", SEQ2SEQ, BART_CASES),
+    "pegasus": FamilyCases("Pegasus", "ForConditionalGeneration", SEQ2SEQ, (), BART_CASES),
     "t5": FamilyCases(
         "T5",
         "ForConditionalGeneration",
@@ -269,7 +266,7 @@ CASES: Mapping[str, FamilyCases] = {
             Case({"scale_decoder_outputs": False}, {"scale_decoder_outputs": None, "tie_word_embeddings": False}),
         ),
     ),
-    "mt5": FamilyCases("MT5", "ForConditionalGeneration", SMALL_T5, T5_CASES),
+    "mt5": FamilyCases("MT5", "ForConditionalGeneration", SMALL_T5, (), T5_CASES),
 }
 
 
