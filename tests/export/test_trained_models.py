@@ -13,12 +13,14 @@ from export.check.reference import Reference
 from export.check.reference_decoder import ReferenceDecoder
 from export.errors import ImportFailedError
 from export.families import trained
+from export.families.values import sinusoids
 from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs, build_graphs
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer
 from model.config import CausalConfig, ClassifierConfig, TransformerConfig
+from model.layers.embedding import sinusoidal_positions
 from model.rounding import reference
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 
@@ -115,3 +117,8 @@ def test_a_key_that_the_description_would_ignore_is_an_error(checkpoint: Path, m
     monkeypatch.setattr(trained, "HARMLESS_KEYS", known)
     with pytest.raises(ImportFailedError, match=r"config\.json has 1 keys that are not known .*: dropout"):
         trained.describe(copy.deepcopy(model.config), trained.state_tensors(model))
+
+
+@pytest.mark.parametrize(("positions", "width"), [(256, 64), (48, 20), (1024, 512)])
+def test_positions_equal_those_of_pytorch(positions: int, width: int) -> None:
+    np.testing.assert_array_equal(sinusoids(positions, width), sinusoidal_positions(positions, width).numpy())

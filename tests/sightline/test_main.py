@@ -110,6 +110,23 @@ def test_the_export_of_a_recurrent_model_needs_pytorch(checkpoint: Path, tmp_pat
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
+def test_the_export_of_a_trained_transformer_needs_no_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    # A module of this name precedes the installed one, also in the process that checks the bundle.
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "torch.py").write_text("raise ModuleNotFoundError('blocked', name='torch')\n")
+    (tmp_path / "sentences.txt").write_text("A man sleeps.\n")
+    words = ["export", checkpoint, "--out", tmp_path / "out", "--sentences", tmp_path / "sentences.txt"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sightline", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocked")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["verification"]["sentences"] == 1
+
+
 def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Path) -> None:
     missing = ("torch", "sacrebleu", "sacremoses", "safetensors", "tqdm")  # of the extra `train`
     texts = tmp_path / "texts"
