@@ -3,6 +3,7 @@
 They import PyTorch lazily, because tests of the service run without it.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ LONGEST = (
     "tests/service/test_declared_errors.py",
     "tests/model/training/test_trainer.py",
 )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes of `-n auto`: one more than processors, because tests wait for
+    servers and timeouts.
+    """
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

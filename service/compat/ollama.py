@@ -107,18 +107,22 @@ class TextResponse:
     """One text, whole or as JSON lines."""
 
     def __init__(self, call: Call, model: ServedModel, body: DecodingBody, content: Content) -> None:
-        """Prepare a response; `content` returns the fields that hold a text."""
+        """Prepare a response; `content` returns the fields that hold a text.
+
+        Raises:
+            ApiError: see `decoding_parameters`.
+        """
         self._call = call
         self._model = model
         self._body = body
+        self._parameters = decoding_parameters(body, model)
         self._content = content
 
     async def of(self, inputs: Texts | Prompt) -> Any:
         """Generate from the inputs and return the response."""
-        parameters = decoding_parameters(self._body, self._model)
         if self._body.is_streamed:
-            return EventStream(await stream(self._call, self._model, inputs, parameters), self, NDJSON)
-        result = await generate(self._call, self._model, inputs, parameters)
+            return EventStream(await stream(self._call, self._model, inputs, self._parameters), self, NDJSON)
+        result = await generate(self._call, self._model, inputs, self._parameters)
         (output,) = result.outputs
         end = self._end(output.finish_reason, result.usage, result.timings_ms)
         return self._part(output.text, output.tokens) | end

@@ -76,6 +76,17 @@ class DecodingOptions(RequestBody):
     use_mlock: bool | None = Field(default=None, description=IGNORED)
     embedding_only: bool | None = Field(default=None, description=IGNORED)
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                object_schema("temperature", temperature={"type": "number"}),
+                object_schema(
+                    top_k={"maximum": 0}, top_p={"minimum": 1}, min_p={"maximum": 0}, typical_p={"minimum": 1}
+                ),
+            ]
+        }
+    )
+
 
 class DecodingBody(RequestBody):
     """Fields that both text endpoints share."""
