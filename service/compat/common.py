@@ -33,20 +33,15 @@ async def model_of_body(
     return await call.model(None if is_placeholder else name, task, default_for)
 
 
-async def model_of_query(
-    call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
-) -> ServedModel:
+async def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
     """Return the model that the query `?model=` names, or the default model.
 
     See `Call.model` for the parameters.
 
     Raises:
-        ApiError: see `Call.model`.
+        ApiError: see `manifest_of_query` and `Call.model`.
     """
-    try:
-        return await call.model(name, task, default_for)
-    except ApiError as error:
-        raise _with_advice(error) from None
+    return await call.model(manifest_of_query(call, name, task).name, task)
 
 
 def manifest_of_query(
@@ -62,14 +57,10 @@ def manifest_of_query(
     try:
         return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
-        raise _with_advice(error) from None
-
-
-def _with_advice(error: ApiError) -> ApiError:
-    """Return an error of the lookup of a model, with the way to choose another model."""
-    if error.code != "unsupported_task":
-        return error
-    return ApiError(error.code, f"{error.message({})} Choose another model in the URL: ?model=NAME.", field="model")
+        if error.code != "unsupported_task":
+            raise
+        advice = "Choose another model in the URL: ?model=NAME."
+        raise ApiError(error.code, f"{error.message({})} {advice}", field="model") from None
 
 
 class SentenceError(BaseModel):

@@ -122,13 +122,11 @@ class Call:
             ApiError: see `Service.find_manifest` and `load_on_first_use`.
         """
         service = self.service
-        default_task = default_for or task or "generate"
-        requested = service.default_models.get(default_task, service.default_model) if name is None else name
-        model = service.models.get(requested)
-        if model is None or (task is not None and task not in model.manifest.tasks):
-            service.find_manifest(name, task, default_for)
-            model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
-            service.find_manifest(requested, task)  # the bundle may have changed since the service started
+        found = service.find_manifest(name, task, default_for).name
+        model = service.models.get(found)
+        if model is None:
+            model = await load_on_first_use(service, found, self.num_bytes, self.seconds_left)
+            service.find_manifest(found, task)  # the bundle may have changed since the service started
         return model
 
     def reserve(
