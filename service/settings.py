@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -15,8 +16,17 @@ from service.fields import MAX_INPUTS
 
 ENV_PREFIX = "SIGHTLINE_"
 DEFAULT_MAX_INPUTS = 32
-# Compatibility APIs; service/compat/ has a module or a package for each.
-COMPATIBLE_APIS = ("openai", "open-inference", "tgi", "tei", "libretranslate", "ollama")
+# Compatibility APIs, with the modules of service/compat/ that have their endpoints.
+COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "openai": ("openai",),
+        "open-inference": ("open_inference",),
+        "tgi": ("tgi", "huggingface"),
+        "tei": ("tei", "huggingface"),
+        "libretranslate": ("libretranslate",),
+        "ollama": ("ollama",),
+    }
+)
 
 ALL_MODELS = "*"  # value of `lazy_models`
 

@@ -1,31 +1,29 @@
-"""Compatibility APIs: they map requests of other services' clients to the use cases."""
+"""Compatibility APIs: they map requests of other services' clients to the use cases.
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+The endpoints of a module are its `ENDPOINTS`. If an API has all paths with some prefix, it is the
+`PREFIX` of the module: errors of unknown paths then have the form of the API.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
 from service.api.endpoint import Endpoint, ErrorFormat
-from service.compat import huggingface, libretranslate, ollama, open_inference, openai, tei, tgi
 from service.compat.common import SENTENCE_ERRORS
-
-APIS: Mapping[str, Sequence[Endpoint]] = MappingProxyType(
-    {
-        "openai": openai.ENDPOINTS,
-        "open-inference": open_inference.ENDPOINTS,
-        "tgi": (*tgi.ENDPOINTS, *huggingface.ENDPOINTS),
-        "tei": (*tei.ENDPOINTS, *huggingface.ENDPOINTS),
-        "libretranslate": libretranslate.ENDPOINTS,
-        "ollama": ollama.ENDPOINTS,
-    }
-)
-"""The endpoints of each API; those that two APIs share are in both."""
+from service.settings import COMPATIBLE_APIS
 
 
 def endpoints(names: Sequence[str]) -> list[Endpoint]:
-    """Return the endpoints of these APIs, each once."""
-    return list(dict.fromkeys(endpoint for name in names for endpoint in APIS[name]))
+    """Return the endpoints of these APIs."""
+    return [endpoint for module in _modules(names) for endpoint in module.ENDPOINTS]
 
 
 def error_formats(names: Sequence[str]) -> dict[str, ErrorFormat]:
     """Return the error formats of paths without an endpoint, by prefix of the path."""
-    prefixes = {"open-inference": "/v2/", "ollama": "/api/"}
-    return {prefix: SENTENCE_ERRORS for name, prefix in prefixes.items() if name in names}
+    return {module.PREFIX: SENTENCE_ERRORS for module in _modules(names) if hasattr(module, "PREFIX")}
+
+
+def _modules(names: Sequence[str]) -> list[ModuleType]:
+    """Return the modules of these APIs, each once."""
+    found = dict.fromkeys(module for name in names for module in COMPATIBLE_APIS[name])
+    return [import_module(f"service.compat.{module}") for module in found]

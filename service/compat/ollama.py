@@ -269,6 +269,7 @@ _STREAMED: dict[str, Any] = {
     "media_types": (JSON, NDJSON),
     "error_format": SENTENCE_ERRORS,
 }
+PREFIX = "/api/"
 ENDPOINTS = (
     Endpoint("POST", "/api/generate", generate_text, GeneratedPart, **_STREAMED),
     Endpoint("POST", "/api/chat", chat, DialoguePart, **_STREAMED),

@@ -84,6 +84,7 @@ def at_version(endpoint: Endpoint) -> Endpoint:
     )
 
 
+PREFIX = "/v2/"
 ENDPOINTS = (
     _get("/v2", models.server_metadata, schemas.ServerMetadata),
     _get("/v2/health/live", models.server_live, schemas.ServerLive),

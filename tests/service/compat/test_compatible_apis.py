@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,18 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
+from service import compat
 from service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
 from service.api.generate import GenerateBody, NativeEventEncoder
-from service.compat import APIS
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.inference.generate import GenerateResult, generate
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from service.settings import COMPATIBLE_APIS as NAMES
-from service.settings import SettingsError, read_settings
+from service.settings import COMPATIBLE_APIS, SettingsError, read_settings
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
+NAMES = tuple(COMPATIBLE_APIS)
 
 
 class PlainError(BaseModel):
@@ -70,9 +71,13 @@ def with_plain_route(running: Running) -> Running:
 
 
 async def test_the_settings_list_every_compatible_api() -> None:
-    assert tuple(APIS) == NAMES
     assert read_settings([], {}).api_names == NAMES
-    assert {path.stem.replace("_", "-") for path in Path("service/compat").iterdir()} >= set(NAMES)
+    modules = {path.stem for path in Path("service/compat").iterdir()}
+    with_endpoints = {name for name in modules if hasattr(import_module(f"service.compat.{name}"), "ENDPOINTS")}
+    assert {module for of_api in COMPATIBLE_APIS.values() for module in of_api} == with_endpoints
+    assert {name.replace("-", "_") for name in NAMES} <= with_endpoints
+    served = compat.endpoints(NAMES)
+    assert len({(endpoint.method, endpoint.path) for endpoint in served}) == len(served)
 
 
 @pytest.mark.parametrize("value", ["opneai", "openai,x", "openai;x"])
