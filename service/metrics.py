@@ -18,7 +18,6 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from service.engine.engine import Engine
 from service.engine.request import (
@@ -67,18 +66,18 @@ class Metrics:
     def __init__(self, version: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # rarely used, and they double the page
         self.registry = CollectorRegistry()
-        self._gauges = {name: self._gauge(name, text) for name, text in MODEL_GAUGES.items()}
-        self._counters = {
+        self.gauges = {name: self._gauge(name, text) for name, text in MODEL_GAUGES.items()}
+        self.counters = {
             name: self._counter(name, text)
             for name, text in (
                 ("prompt_tokens", "Number of source tokens of finished sequences, special tokens included."),
                 ("generation_tokens", "Number of generated tokens in the returned outputs of finished sequences."),
             )
         }
-        self._success = self._counter(
+        self.success = self._counter(
             "request_success", "Number of finished sequences by finish reason.", MODEL, "finished_reason"
         )
-        self._histograms = {
+        self.histograms = {
             name: self._histogram(name, text, buckets)
             for name, text, buckets in (
                 (
@@ -129,7 +128,6 @@ class Metrics:
         build.labels(version=version).set(1)
         self.registry.register(LogCollector())
         ProcessCollector(namespace=NAMESPACE, registry=self.registry)
-        self._text = TextFormat(self.registry)
 
     def set_limits(self, limits: Mapping[str, float]) -> None:
         """Set the gauges of configured limits, by the name of the setting."""
@@ -165,21 +163,9 @@ class Metrics:
     def for_model(self, name: str) -> "ModelMetrics":
         return ModelMetrics(self, name)
 
-    def gauge_child(self, metric: str, model: str) -> Gauge:
-        return self._gauges[metric].labels(model)
-
-    def counter_child(self, metric: str, model: str) -> Counter:
-        return self._counters[metric].labels(model)
-
-    def histogram_child(self, metric: str, model: str) -> Histogram:
-        return self._histograms[metric].labels(model)
-
-    def success_child(self, model: str, reason: str) -> Counter:
-        return self._success.labels(model, reason)
-
     def total(self, histogram: str, model: str) -> tuple[int, float]:
         """Return the number of values in a model's histogram, and their sum."""
-        (metric,) = self.histogram_child(histogram, model).collect()
+        (metric,) = self.histograms[histogram].labels(model).collect()
         samples = {sample.name: sample.value for sample in metric.samples}
         return int(samples[f"{PREFIX}{histogram}_count"]), samples[f"{PREFIX}{histogram}_sum"]
 
@@ -189,7 +175,8 @@ class Metrics:
 
     def render_parts(self) -> Iterator[bytes]:
         """Yield the text of one metric at a time, so that a caller can do other work in between."""
-        return self._text.render_parts()
+        for metric in self.registry.collect():
+            yield generate_latest(OneMetric(metric))
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, text, labels or (MODEL,), registry=self.registry)
@@ -209,33 +196,6 @@ class LogCollector(Collector):
         yield CounterMetricFamily(f"{PREFIX}log_lines_dropped", text, value=num_dropped_lines())
 
 
-class TextFormat:
-    """Writes a registry in the Prometheus text format in half the time of `generate_latest`.
-
-    That function spends most of its time on names and labels of samples. They do not change, so
-    they are cached here.
-    """
-
-    def __init__(self, registry: Collector) -> None:
-        self._registry = registry
-        self._cache: dict[str, tuple[str, list[str]]] = {}  # by metric: header, names of samples
-
-    def render_parts(self) -> Iterator[bytes]:
-        for metric in self._registry.collect():
-            samples = metric.samples
-            header, names = self._cache.get(metric.name, ("", []))
-            if not header or len(names) != len(samples):  # samples are only ever added
-                header, names = self._cache[metric.name] = self._names_of(metric)
-            values = [floatToGoString(sample.value) for sample in samples]  # type: ignore[no-untyped-call]
-            lines = [f"{name} {value}\n" for name, value in zip(names, values, strict=True)]
-            yield (header + "".join(lines)).encode()
-
-    @staticmethod
-    def _names_of(metric: Metric) -> tuple[str, list[str]]:
-        help_text, kind, *lines = generate_latest(OneMetric(metric)).decode().splitlines(keepends=True)
-        return help_text + kind, [line.rsplit(" ", 1)[0] for line in lines]
-
-
 class OneMetric(Collector):
     """Collector that returns one collected metric."""
 
@@ -250,23 +210,23 @@ class ModelMetrics:
     """Metrics of one model with its label resolved in advance; also the observer of its engine."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._metrics = metrics
-        self._model = model
-        self._prompt_tokens = metrics.counter_child("prompt_tokens", model)
-        self._generation_tokens = metrics.counter_child("generation_tokens", model)
+        self._gauges = {name: gauge.labels(model) for name, gauge in metrics.gauges.items()}
+        histogram_of = {name: histogram.labels(model) for name, histogram in metrics.histograms.items()}
+        self._prompt_tokens = metrics.counters["prompt_tokens"].labels(model)
+        self._generation_tokens = metrics.counters["generation_tokens"].labels(model)
         self._success = {
-            reason: metrics.success_child(model, reason)
+            reason: metrics.success.labels(model, reason)
             for reason in ("eos", "length", "stop", "forced", "encoded", "compared")
         }
-        self._queue = metrics.histogram_child("request_queue_time_seconds", model)
-        self._prefill = metrics.histogram_child("request_prefill_time_seconds", model)
-        self._decode = metrics.histogram_child("request_decode_time_seconds", model)
-        self._step = metrics.histogram_child("engine_step_seconds", model)
-        self._rows = metrics.histogram_child("batch_size_rows", model)
-        self._padding = metrics.histogram_child("batch_padding_ratio", model)
-        self.first_token = metrics.histogram_child("time_to_first_token_seconds", model)
-        self.between_tokens = metrics.histogram_child("inter_token_latency_seconds", model)
-        self.call_seconds = metrics.histogram_child("e2e_request_latency_seconds", model)
+        self._queue = histogram_of["request_queue_time_seconds"]
+        self._prefill = histogram_of["request_prefill_time_seconds"]
+        self._decode = histogram_of["request_decode_time_seconds"]
+        self._step = histogram_of["engine_step_seconds"]
+        self._rows = histogram_of["batch_size_rows"]
+        self._padding = histogram_of["batch_padding_ratio"]
+        self.first_token = histogram_of["time_to_first_token_seconds"]
+        self.between_tokens = histogram_of["inter_token_latency_seconds"]
+        self.call_seconds = histogram_of["e2e_request_latency_seconds"]
 
     def watch(self, engine: Engine, memory: Callable[[], ModelMemory], load_seconds: float) -> None:
         """Connect the gauges to an engine; they are read when metrics are rendered.
@@ -286,12 +246,12 @@ class ModelMetrics:
             "model_state_bytes": lambda: memory().state_in_use,
         }
         for name, read in read_of.items():
-            self._metrics.gauge_child(name, self._model).set_function(read)
+            self._gauges[name].set_function(read)
 
     def unwatch(self) -> None:
         """Set the gauges to 0, because the model is not loaded; release its engine."""
-        for name in MODEL_GAUGES:
-            self._metrics.gauge_child(name, self._model).set_function(lambda: 0)
+        for gauge in self._gauges.values():
+            gauge.set_function(lambda: 0)
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
         self._padding.observe(1 - real_tokens / padded_tokens)
