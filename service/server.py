@@ -24,7 +24,7 @@ from service.app import EXIT_CANNOT_SERVE, create_app
 from service.http.connections import ConnectionLimits
 from service.http.dispatch import rejection_logger
 from service.http.incoming import IncomingBodies
-from service.http.protocol import GuardedProtocol, ReadLimits
+from service.http.protocol import GuardedProtocol
 from service.inference.service import Service
 from service.loading import load_backend
 from service.logs import flush_logs
@@ -51,7 +51,6 @@ class DrainingServer(uvicorn.Server):
         self._service: Service = app.state.service
         self._loop: asyncio.AbstractEventLoop | None = None
         self.exit_code = 0
-        limits = ReadLimits(settings.header_timeout_s, settings.body_timeout_s, settings.write_timeout_s)
         metrics = self._service.metrics
         self.connections = ConnectionLimits(
             settings.max_connections, settings.max_connections_per_address, metrics.count_limit
@@ -59,7 +58,7 @@ class DrainingServer(uvicorn.Server):
         self.bodies = IncomingBodies(settings.max_waiting_bytes, functools.partial(metrics.count_limit, "body_bytes"))
         protocol: Any = functools.partial(
             GuardedProtocol,
-            limits=limits,
+            settings=settings,
             connections=self.connections,
             bodies=self.bodies,
             on_rejection=rejection_logger(metrics),

@@ -192,29 +192,20 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
 
 
 async def _send(call: HttpCall, send: Send, response: Any) -> None:
-    extra: list[tuple[bytes, bytes]]
-    if isinstance(response, Raw):
-        body, media_type, status = response.body, response.media_type, response.status
-        extra = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
-    else:
-        body, media_type, status, extra = (
-            orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY),
-            JSON,
-            200,
-            list[tuple[bytes, bytes]](),
-        )
+    if not isinstance(response, Raw):
+        response = Raw(orjson.dumps(response, option=orjson.OPT_SERIALIZE_NUMPY), JSON)
     call.observe_latency()
-    headers = extra
-    if len(body) >= MIN_BYTES and not any(
-        name == b"vary" for name, _ in extra
-    ):  # otherwise the endpoint has chosen the coding
+    body = response.body
+    headers = [(name.lower().encode(), value.encode()) for name, value in (response.headers or {}).items()]
+    has_coding = any(name == b"vary" for name, _ in headers)  # the endpoint has chosen it
+    if len(body) >= MIN_BYTES and not has_coding:
         headers.append((b"vary", b"Accept-Encoding"))
         if accepts_gzip(call.headers):
             body = await compress(body)
             headers.append((b"content-encoding", b"gzip"))
-    if media_type is not None:
-        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media_type.encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    if response.media_type is not None:
+        headers = [(b"content-length", b"%d" % len(body)), (b"content-type", response.media_type.encode()), *headers]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
     if len(body) > LARGE_BYTES:
         # uvicorn waits for the reader before the next part, but not after the last one. With an
         # empty last part, the call keeps its reservation until most of the body is read.

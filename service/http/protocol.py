@@ -13,7 +13,6 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +24,7 @@ from service.errors import CLIENT_GONE, ApiError
 from service.http.connections import ConnectionLimits
 from service.http.dispatch import OnRejection
 from service.http.incoming import EXCHANGE, Exchange, IncomingBodies
+from service.settings import Settings
 
 MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
 MAX_UNSENT_BYTES = 64 * 1024  # unsent bytes that the kernel buffers
@@ -38,15 +38,6 @@ HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?
 PATH = rb"[!-\"$-~]*"  # includes the query; clients send no fragments
 ORIGIN_FORM = re.compile(rb"/" + PATH)
 ABSOLUTE_FORM = re.compile(rb"(?i:https?)://(?!:)([^/?#]+)([/?]" + PATH + rb")?")
-
-
-@dataclass(frozen=True)
-class ReadLimits:
-    """Timeouts of the parts of an exchange in seconds."""
-
-    header_timeout_s: float
-    body_timeout_s: float
-    write_timeout_s: float
 
 
 def num_unread(transport: asyncio.Transport) -> int:
@@ -143,7 +134,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(
         self,
         *arguments: Any,
-        limits: ReadLimits,
+        settings: Settings,
         connections: ConnectionLimits,
         bodies: IncomingBodies,
         on_rejection: OnRejection,
@@ -151,7 +142,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         """`on_rejection` is called for each request that fails before it reaches an endpoint."""
         super().__init__(*arguments, **options)
-        self._limits = limits
+        self._settings = settings
         self._connections = connections
         self._bodies = bodies
         self._on_rejection = on_rejection
@@ -231,7 +222,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_rejected:
             return
         if self._read_timer is None:
-            self._read_timer = self.loop.call_later(self._limits.body_timeout_s, self._on_late_body)
+            self._read_timer = self.loop.call_later(self._settings.body_timeout_s, self._on_late_body)
         if self._exchange.rejection is None and not self.cycle.response_complete:
             self._bodies.count(self._exchange)
 
@@ -312,7 +303,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._bodies.count(exchange)
 
     def _arm_head_timer(self) -> None:
-        self._read_timer = self.loop.call_later(self._limits.header_timeout_s, self._on_late_head)
+        self._read_timer = self.loop.call_later(self._settings.header_timeout_s, self._on_late_head)
 
     def _on_late_head(self) -> None:
         self._read_timer = None
@@ -425,7 +416,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm_write_timer()
 
     def _arm_write_timer(self) -> None:
-        self._write_timer = self.loop.call_later(self._limits.write_timeout_s / READER_CHECKS, self._check_reader)
+        self._write_timer = self.loop.call_later(self._settings.write_timeout_s / READER_CHECKS, self._check_reader)
 
     def _check_reader(self) -> None:
         """Cut off a client that has read nothing for `write_timeout_s`."""
@@ -434,7 +425,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if unread < self._unread:
             self._last_progress = self.loop.time()
         self._unread = unread
-        if self.loop.time() - self._last_progress >= self._limits.write_timeout_s:
+        if self.loop.time() - self._last_progress >= self._settings.write_timeout_s:
             self._lost_code = "client_too_slow"
             self.transport.abort()
         elif unread > 0:

@@ -18,7 +18,8 @@ from uvicorn.server import ServerState
 from service import logs
 from service.http import protocol as http_protocol
 from service.http.incoming import Exchange
-from service.http.protocol import MAX_PIPELINED, GuardedProtocol, ReadLimits
+from service.http.protocol import MAX_PIPELINED, GuardedProtocol
+from service.settings import Settings
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 
 QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}
@@ -483,9 +484,9 @@ def test_a_few_trailers_are_read_and_ignored(serve: Serve) -> None:
 def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
     config = uvicorn.Config(Mock())
     config.load()
-    limits = ReadLimits(header_timeout_s=9, body_timeout_s=9, write_timeout_s=write_timeout_s)
+    settings = Settings(header_timeout_s=9, body_timeout_s=9, write_timeout_s=write_timeout_s)
     protocol = GuardedProtocol(
-        config, ServerState(), {}, limits=limits, connections=Mock(), bodies=Mock(), on_rejection=Mock()
+        config, ServerState(), {}, settings=settings, connections=Mock(), bodies=Mock(), on_rejection=Mock()
     )
     protocol.connection_made(transport)
     return protocol
