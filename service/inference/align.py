@@ -16,7 +16,7 @@ from service.inference.call import Call
 from service.inference.generate import Decoding, check_parameters
 from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter
-from service.inference.results import TimingsMs, Usage
+from service.inference.results import Outputs
 from service.inference.service import ServedModel
 from service.parameters import NEUTRAL, AttentionSelection, GenerateParameters
 from service.text.words import Word
@@ -58,13 +58,10 @@ class AlignOutput:
 
 
 @dataclass(frozen=True)
-class AlignResult:
+class AlignResult(Outputs):
     """The word alignments of a call."""
 
-    model: Annotated[str, Field(description="Name of the model.")]
     outputs: Annotated[list[AlignOutput], Field(description="One output for each input, in order.")]
-    usage: Annotated[Usage, Field(description="Token counts.")]
-    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def align(

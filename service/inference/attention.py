@@ -15,7 +15,7 @@ from service.inference.encoder import read_sources, run_encoder
 from service.inference.generate import Decoding, check_parameters, parameters_for
 from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import TimingsMs, Usage
+from service.inference.results import Outputs
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, GenerateParameters
 from service.text.chat import Prompt
@@ -37,13 +37,10 @@ class AttentionOutput(TargetAttention):
 
 
 @dataclass(frozen=True)
-class AttentionResult:
+class AttentionResult(Outputs):
     """The attention maps of a call."""
 
-    model: Annotated[str, Field(description="Name of the model.")]
     outputs: Annotated[list[AttentionOutput], Field(description="One output for each input, in order.")]
-    usage: Annotated[Usage, Field(description="Token counts.")]
-    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def attention(

@@ -14,7 +14,7 @@ from service.fields import Texts
 from service.inference.call import Call
 from service.inference.encoder import read_sources, run_encoder
 from service.inference.maps import AttentionMap, MapWriter
-from service.inference.results import TimingsMs, Usage
+from service.inference.results import Outputs
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection
 from service.text.tokenizer import Offsets
@@ -42,13 +42,10 @@ class ClassifyOutput:
 
 
 @dataclass(frozen=True)
-class ClassifyResult:
+class ClassifyResult(Outputs):
     """The labels of a call's inputs."""
 
-    model: Annotated[str, Field(description="Name of the model.")]
     outputs: Annotated[list[ClassifyOutput], Field(description="One output for each input, in order.")]
-    usage: Annotated[Usage, Field(description="Token counts.")]
-    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def classify(

@@ -21,7 +21,7 @@ from service.fields import OnEmpty, Texts
 from service.inference.call import Call, Ids, encode_prompt, encode_texts, too_many_sequences
 from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
 from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import BYTES_PER_TOKEN, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
+from service.inference.results import BYTES_PER_TOKEN, Outputs, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.parameters import (
     DEFAULT_NEW_TOKENS,
@@ -62,13 +62,10 @@ class GenerateOutput:
 
 
 @dataclass(frozen=True)
-class GenerateResult:
+class GenerateResult(Outputs):
     """The outputs of a call, sorted by index and rank."""
 
-    model: Annotated[str, Field(description="Name of the model.")]
     outputs: Annotated[list[GenerateOutput], Field(description="Generated sequences, sorted by index and rank.")]
-    usage: Annotated[Usage, Field(description="Token counts.")]
-    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 def parameters_for(

@@ -48,6 +48,16 @@ class TimingsMs:
 
 
 @dataclass(frozen=True)
+class Outputs:
+    """The outputs of a call. Each use case narrows their type."""
+
+    model: Annotated[str, Field(description="Name of the model.")]
+    outputs: Annotated[Sequence[Any], Field(description="One output for each input, in order.")]
+    usage: Annotated[Usage, Field(description="Token counts.")]
+    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
+
+
+@dataclass(frozen=True)
 class OutputToken:
     """A token of an output."""
 

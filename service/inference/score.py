@@ -10,7 +10,7 @@ from service.fields import Texts
 from service.inference.call import Call
 from service.inference.generate import Decoding, output_token, without_forced
 from service.inference.languages import choose_languages
-from service.inference.results import OutputTokens, TimingsMs, Usage
+from service.inference.results import Outputs, OutputTokens
 from service.inference.service import ServedModel
 from service.parameters import NEUTRAL
 
@@ -25,13 +25,10 @@ class ScoreOutput:
 
 
 @dataclass(frozen=True)
-class ScoreResult:
+class ScoreResult(Outputs):
     """The scores of a call."""
 
-    model: Annotated[str, Field(description="Name of the model.")]
     outputs: Annotated[list[ScoreOutput], Field(description="One output for each input, in order.")]
-    usage: Annotated[Usage, Field(description="Token counts.")]
-    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 async def score(

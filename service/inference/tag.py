@@ -13,7 +13,7 @@ from service.fields import Texts
 from service.inference.call import Call, Ids
 from service.inference.classify import apply_function
 from service.inference.encoder import read_sources, run_encoder
-from service.inference.results import TimingsMs, Usage
+from service.inference.results import Outputs
 from service.inference.service import ServedModel
 from service.inference.tokens import BYTES_PER_SPAN
 from service.text.tokenizer import TextTokenizer, TokenSpan
@@ -45,13 +45,10 @@ class TagOutput:
 
 
 @dataclass(frozen=True)
-class TagResult:
+class TagResult(Outputs):
     """The entities of a call's inputs."""
 
-    model: Annotated[str, Field(description="Name of the model.")]
     outputs: Annotated[list[TagOutput], Field(description="One output for each input, in order.")]
-    usage: Annotated[Usage, Field(description="Token counts.")]
-    timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
 @dataclass(frozen=True)
