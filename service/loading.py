@@ -33,7 +33,7 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
-from service.inference.dense import DenseLayer, read_dense
+from service.inference.dense import read_dense
 from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel, default_models, state_bytes
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
@@ -78,27 +78,8 @@ class _OpenedBundle:
     """A bundle whose files are verified and whose graphs are open, but have not run."""
 
     folder: Path
-    manifest: Manifest
-    source_tokenizer: TextTokenizer
-    target_tokenizer: TextTokenizer
+    model: ServedModel  # `_run_graphs` completes its threads and the duration of its load
     runner: OnnxRunner | DeviceRunner
-    dense: tuple[DenseLayer, ...]  # layers of pooled vectors
-    load_seconds: float  # duration of its load so far
-
-    def serve(self) -> ServedModel:
-        runner = self.runner
-        return ServedModel(
-            self.manifest.name,
-            self.manifest,
-            self.source_tokenizer,
-            self.target_tokenizer,
-            runner.provider,
-            runner.hidden_size,
-            runner.max_rows,
-            runner.threads,
-            self.dense,
-            self.load_seconds,
-        )
 
 
 def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
@@ -201,21 +182,22 @@ def load_bundles(
     ]
     opened_bundles = run_in_threads(loads, usable_threads())
     trim_heap()  # opening took more memory than the open graphs need
-    loaded: list[_OpenedBundle] = []
+    run_graphs = partial(_run_graphs, settings=settings, observer_of=observer_of)
+    loaded: list[LoadedModel] = []
     for folder, opened in zip(bundles, opened_bundles, strict=True):
-        result = opened if isinstance(opened, BundleError) else _attempt(folder, partial(_run_graphs, opened, settings))
+        result = opened if isinstance(opened, BundleError) else _attempt(folder, partial(run_graphs, opened))
         if isinstance(result, BundleError):
             on_failure(folder, result)
         else:
             loaded.append(result)
-    engines = {one.manifest.name: _engine_of(one, settings, observer_of) for one in loaded}
+    engines = {one.model.name: one.engine for one in loaded}
     logger.debug("loaded %d bundles in %.2f s", len(engines), time.perf_counter() - started)
     # The loaded objects stay until the end. Without this the garbage collector would walk all of
     # them, for some ten milliseconds, in the middle of a request.
     gc.collect()
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
-    models = {one.manifest.name: one.serve() for one in loaded}
+    models = {one.model.name: one.model for one in loaded}
     return Backend(models, engines, Worker(engines), repository=repository, lazy=lazy)
 
 
@@ -255,14 +237,15 @@ class BundleRepository:
         max_rows = self._settings.max_rows or rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)])
         settings = self._settings.model_copy(update={"max_rows": max_rows})
 
-        def load() -> _OpenedBundle:
-            return _run_graphs(_open_bundle(folder, manifest, self._provider, settings, self._tokenizers), settings)
+        def load() -> LoadedModel:
+            opened = _open_bundle(folder, manifest, self._provider, settings, self._tokenizers)
+            return _run_graphs(opened, settings, self._observer_of)
 
         loaded = _attempt(folder, load)
         if isinstance(loaded, BundleError):
             raise loaded
         trim_heap()  # loading and the largest shapes took more memory than serving needs
-        return LoadedModel(loaded.serve(), _engine_of(loaded, settings, self._observer_of))
+        return loaded
 
     def _find(self) -> dict[Path, Manifest]:
         def log_failure(folder: Path, error: BundleError) -> None:
@@ -273,11 +256,6 @@ class BundleRepository:
         except BundleError as error:
             logger.error("the bundles folder cannot be used: %s", error)
             return {}
-
-
-def _engine_of(bundle: _OpenedBundle, settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Engine:
-    observer = observer_of(bundle.manifest.name)
-    return Engine(bundle.runner, max_batch_tokens=settings.max_batch_tokens, observer=observer)
 
 
 def _attempt(folder: Path, load: Callable[[], Result]) -> Result | BundleError:
@@ -346,10 +324,22 @@ def _open_bundle(
             f"{folder}: embedding.dense reads vectors of {dense[0].inputs} numbers, but the hidden states have "
             f"{runner.hidden_size}; export the bundle again"
         )
-    return _OpenedBundle(folder, manifest, source, target, runner, layers, time.perf_counter() - started)
+    model = ServedModel(
+        manifest.name,
+        manifest,
+        source,
+        target,
+        runner.provider,
+        runner.hidden_size,
+        runner.max_rows,
+        threads={},
+        dense=layers,
+        load_seconds=time.perf_counter() - started,
+    )
+    return _OpenedBundle(folder, model, runner)
 
 
-def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
+def _run_graphs(bundle: _OpenedBundle, settings: Settings, observer_of: Callable[[str], EngineObserver]) -> LoadedModel:
     """Measure the number of threads of each graph, run it with its largest shapes, and check it.
 
     Raises:
@@ -361,7 +351,10 @@ def _run_graphs(bundle: _OpenedBundle, settings: Settings) -> _OpenedBundle:
         runner.choose_threads(bundle.folder, usable_threads())
     runner.warm_up(settings.max_batch_tokens)
     _check_known_inputs(bundle.folder, runner)
-    return replace(bundle, load_seconds=bundle.load_seconds + time.perf_counter() - started)
+    seconds = bundle.model.load_seconds + time.perf_counter() - started
+    model = replace(bundle.model, threads=runner.threads, load_seconds=seconds)
+    engine = Engine(runner, max_batch_tokens=settings.max_batch_tokens, observer=observer_of(model.name))
+    return LoadedModel(model, engine)
 
 
 def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings: Settings) -> OnnxRunner | DeviceRunner:
