@@ -1,6 +1,7 @@
 """Parts that several compatibility APIs share."""
 
 from collections.abc import Mapping
+from typing import Annotated, TypeVar
 
 import orjson
 from pydantic import BaseModel, Field
@@ -13,10 +14,16 @@ from service.inference.results import OutputToken
 from service.inference.service import DefaultTask, ServedModel
 from service.inference.streaming import Stream
 
+T = TypeVar("T")
+
 # Names that clients send to servers with a single model, when the API requires a name: "tgi" and
 # "text-embeddings-inference" in the OpenAI examples of TGI and TEI, "dummy" by `huggingface_hub`'s
 # InferenceClient, and "model" by clients that have no setting for it.
 PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "model"})
+# A field that has no effect, whatever its value.
+Ignored = Annotated[T | None, Field(description="Accepted for compatibility; ignored.")]
+# Finish reasons of OpenAI and Ollama, by the service's own.
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 async def model_of_body(

@@ -9,7 +9,7 @@ from service import __version__
 from service.api.endpoint import JSON, NDJSON, TASK_ERRORS, Call, Endpoint, EventStream, line_of
 from service.api.messages import prompt_of
 from service.bundle import ChatTemplate, Manifest, Task
-from service.compat.common import SENTENCE_ERRORS, check_dimensions
+from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions
 from service.compat.ollama_schemas import (
     Capability,
     DecodingBody,
@@ -40,7 +40,6 @@ from service.text.chat import Prompt, apply_chat_template
 Content = Callable[[str], Mapping[str, Any]]  # fields of a text
 
 LATEST = ":latest"  # tag of the model names that clients show
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 FILTERS = ("top_k", "top_p", "min_p", "typical_p")
 CAPABILITIES: tuple[tuple[Task, Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
 OPTION_NAMES = {name: field.alias or name for name, field in DecodingOptions.model_fields.items()}

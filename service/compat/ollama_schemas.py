@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from service.api.messages import Messages, check_dialogue
+from service.compat.common import Ignored
 from service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal, object_schema
 from service.inference.results import Numbers
 from service.parameters import (
@@ -19,7 +20,6 @@ from service.parameters import (
     TypicalP,
 )
 
-IGNORED = "Accepted for compatibility; ignored."
 Capability = Literal["completion", "embedding"]
 RequiredModel = Annotated[
     str, Field(min_length=1, max_length=128, description="Name of the model; the tag `:latest` may follow it.")
@@ -29,7 +29,6 @@ NEEDS_LOGPROBS: list[Any] = [
     object_schema("logprobs", logprobs={"const": True}),
     object_schema(top_logprobs={"maximum": 0}),
 ]
-KeepAlive = Annotated[float | str | None, Field(description=IGNORED)]
 
 
 class DecodingOptions(RequestBody):
@@ -58,23 +57,25 @@ class DecodingOptions(RequestBody):
     frequency_penalty: Annotated[Any, must_equal(0)] = None
     tfs_z: Annotated[Any, must_equal(1)] = None
     mirostat: Annotated[Any, must_equal(0)] = None
-    mirostat_tau: float | None = Field(default=None, description=IGNORED)
-    mirostat_eta: float | None = Field(default=None, description=IGNORED)
-    penalize_newline: bool | None = Field(default=None, description=IGNORED)
-    num_keep: int | None = Field(default=None, description=IGNORED)
-    num_ctx: int | None = Field(default=None, description=f"{IGNORED} The limits of the model apply.")
-    num_batch: int | None = Field(default=None, description=IGNORED)
-    num_gpu: int | None = Field(default=None, description=IGNORED)
-    main_gpu: int | None = Field(default=None, description=IGNORED)
-    num_thread: int | None = Field(default=None, description=IGNORED)
-    numa: bool | None = Field(default=None, description=IGNORED)
-    low_vram: bool | None = Field(default=None, description=IGNORED)
-    f16_kv: bool | None = Field(default=None, description=IGNORED)
-    logits_all: bool | None = Field(default=None, description=IGNORED)
-    vocab_only: bool | None = Field(default=None, description=IGNORED)
-    use_mmap: bool | None = Field(default=None, description=IGNORED)
-    use_mlock: bool | None = Field(default=None, description=IGNORED)
-    embedding_only: bool | None = Field(default=None, description=IGNORED)
+    mirostat_tau: Ignored[float] = None
+    mirostat_eta: Ignored[float] = None
+    penalize_newline: Ignored[bool] = None
+    num_keep: Ignored[int] = None
+    num_ctx: int | None = Field(
+        default=None, description="Accepted for compatibility; ignored. The limits of the model apply."
+    )
+    num_batch: Ignored[int] = None
+    num_gpu: Ignored[int] = None
+    main_gpu: Ignored[int] = None
+    num_thread: Ignored[int] = None
+    numa: Ignored[bool] = None
+    low_vram: Ignored[bool] = None
+    f16_kv: Ignored[bool] = None
+    logits_all: Ignored[bool] = None
+    vocab_only: Ignored[bool] = None
+    use_mmap: Ignored[bool] = None
+    use_mlock: Ignored[bool] = None
+    embedding_only: Ignored[bool] = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -98,7 +99,7 @@ class DecodingBody(RequestBody):
     top_logprobs: TopLogprobs | None = Field(
         default=None, description="Number of top alternatives returned for each token; needs `logprobs: true`."
     )
-    keep_alive: KeepAlive = None
+    keep_alive: Ignored[float | str] = None
     format: Annotated[Any, must_equal("")] = None
     think: Annotated[Any, must_equal(False)] = None
 
@@ -174,8 +175,8 @@ class OllamaEmbedBody(RequestBody):
     dimensions: int | None = Field(
         default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
     )
-    options: DecodingOptions | None = Field(default=None, description=IGNORED)
-    keep_alive: KeepAlive = None
+    options: Ignored[DecodingOptions] = None
+    keep_alive: Ignored[float | str] = None
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -189,7 +190,7 @@ class OllamaEmbedBody(RequestBody):
 
 class ShowBody(RequestBody):
     model: RequiredModel
-    verbose: bool | None = Field(default=None, description=IGNORED)
+    verbose: Ignored[bool] = None
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "multi30k-en-de"}]})
 

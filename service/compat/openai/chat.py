@@ -5,10 +5,10 @@ from typing import Any, cast
 
 from service.api.endpoint import Call, EventStream
 from service.api.messages import prompt_of
-from service.compat.common import model_of_body
+from service.compat.common import FINISH_REASONS, model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from service.compat.openai.schemas import decoding_parameters
-from service.compat.openai.text import FINISH_REASONS, TextResponse
+from service.compat.openai.text import TextResponse
 from service.inference.generate import GenerateOutput
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.streaming import StreamEnd, StreamToken

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from service.api.messages import Messages, check_dialogue
+from service.compat.common import Ignored
 from service.compat.openai.schemas import DEPENDENCIES, CompletionUsage, DecodingBody
 from service.fields import NULL, field_error, must_equal, object_schema
 from service.parameters import NumNewTokens, TopLogprobs
@@ -24,14 +25,14 @@ class ChatBody(DecodingBody):
     modalities: Annotated[Any, must_equal(["text"])] = None
     tools: Annotated[Any, must_equal([])] = None
     tool_choice: Annotated[Any, must_equal("none")] = None
-    parallel_tool_calls: bool | None = Field(default=None, description="Accepted for compatibility; ignored.")
+    parallel_tool_calls: Ignored[bool] = None
     functions: Annotated[Any, must_equal([])] = None
     function_call: Annotated[Any, must_equal("none")] = None
     store: Annotated[Any, must_equal(False)] = None
-    metadata: dict[str, str] | None = Field(default=None, description="Accepted for compatibility; ignored.")
+    metadata: Ignored[dict[str, str]] = None
     service_tier: Annotated[Any, must_equal("auto")] = None
-    safety_identifier: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
-    prompt_cache_key: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
+    safety_identifier: Ignored[str] = None
+    prompt_cache_key: Ignored[str] = None
     prediction: Annotated[Any, must_equal({})] = None
     audio: Annotated[Any, must_equal({})] = None
     web_search_options: Annotated[Any, must_equal({})] = None

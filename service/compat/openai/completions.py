@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, cast
 
 from service.api.endpoint import Call, EventStream
-from service.compat.common import blank_before, check_continues_prompt, model_of_body
+from service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, model_of_body
 from service.compat.openai.schemas import (
     Completion,
     CompletionBody,
@@ -12,7 +12,7 @@ from service.compat.openai.schemas import (
     CompletionLogprobs,
     decoding_parameters,
 )
-from service.compat.openai.text import FINISH_REASONS, TextResponse
+from service.compat.openai.text import TextResponse
 from service.inference.generate import GenerateOutput
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel

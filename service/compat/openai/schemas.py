@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from service.api.types import ModelName
 from service.bundle import MAX_BEAMS
+from service.compat.common import Ignored
 from service.errors import ApiError
 from service.fields import (
     MAX_ID,
@@ -115,7 +116,7 @@ class DecodingBody(RequestBody):
     stop: Annotated[Stop | None, Field(description=STOP_STRINGS)] = None
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
-    user: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
+    user: Ignored[str] = None
     logit_bias: LogitBias | None = None
     presence_penalty: Annotated[Any, must_equal(0)] = None
     frequency_penalty: Annotated[Any, must_equal(0)] = None
@@ -204,7 +205,7 @@ class EmbeddingBody(RequestBody):
     dimensions: int | None = Field(
         default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
     )
-    user: str | None = Field(default=None, description="Accepted for compatibility; ignored.")
+    user: Ignored[str] = None
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"input": ["A dog runs.", "A cat sleeps."], "encoding_format": "base64"}]}

@@ -16,8 +16,6 @@ from service.inference.streaming import Stream, StreamedSequence, StreamEnd, Str
 from service.parameters import GenerateParameters
 from service.text.chat import Prompt
 
-FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
-
 
 class Choice(Protocol):
     """Writes one text of a response."""
