@@ -7,14 +7,15 @@ tokenizer of the first bundle.
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from service.app import create_app
+from service.bundle import BundleError, Manifest
 from service.discovery import find_bundles
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
-from service.inference.service import Backend, ServedModel
+from service.inference.service import Backend, LoadedModel, ServedModel
 from service.logs import configure_logging
 from service.server import DrainingServer
 from service.settings import Settings, read_settings
@@ -40,7 +41,17 @@ def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) 
     engines = {manifest.name: engine}
     gc.collect()
     gc.freeze()  # as the service does after loading
-    return Backend({manifest.name: model}, engines, Worker(engines))
+    return Backend({manifest.name: model}, engines, Worker(engines), NoRepository())
+
+
+class NoRepository:
+    """A repository without bundles, because no models are loaded later."""
+
+    def find(self) -> Mapping[str, Manifest]:
+        return {}
+
+    def load(self, name: str, reserved_bytes: int) -> LoadedModel:
+        raise BundleError("there are no bundles to load models from")
 
 
 def main() -> None:

@@ -198,7 +198,7 @@ def load_bundles(
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
     models = {one.model.name: one.model for one in loaded}
-    return Backend(models, engines, Worker(engines), repository=repository, lazy=lazy)
+    return Backend(models, engines, Worker(engines), repository, lazy=lazy)
 
 
 class BundleRepository:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal, Protocol
 
-from service.bundle import BundleError, GenerationDefaults, Manifest, Task
+from service.bundle import GenerationDefaults, Manifest, Task
 from service.engine.engine import Engine
 from service.engine.throughput import Throughput
 from service.engine.worker import Worker
@@ -100,16 +100,6 @@ class ModelRepository(Protocol):
         ...
 
 
-class EmptyRepository:
-    """A repository without bundles, for backends that load no models later."""
-
-    def find(self) -> Mapping[str, Manifest]:
-        return {}
-
-    def load(self, name: str, reserved_bytes: int) -> LoadedModel:
-        raise BundleError("there are no bundles to load models from")
-
-
 @dataclass(frozen=True)
 class Backend:
     """The models and engines by name, and the worker that runs the engines."""
@@ -117,8 +107,8 @@ class Backend:
     models: Mapping[str, ServedModel]
     engines: Mapping[str, Engine]
     worker: Worker
+    repository: ModelRepository
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
-    repository: ModelRepository = field(default_factory=EmptyRepository)
     lazy: Mapping[str, LazyModel] = field(default_factory=dict)  # models that the repository loads on their first use
 
 

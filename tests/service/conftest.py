@@ -93,7 +93,7 @@ class FakeBackend:
             loaded = self.load_model(manifest, settings, observer_of)
             engines[manifest.name], served[manifest.name] = loaded.engine, loaded.model
         self.repository = FakeRepository(self, settings, observer_of)
-        return Backend(served, engines, Worker(engines), self.failed, self.repository, lazy)
+        return Backend(served, engines, Worker(engines), self.repository, self.failed, lazy)
 
     def load_model(
         self, manifest: Manifest, settings: Settings, observer_of: Callable[[str], EngineObserver]
