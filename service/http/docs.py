@@ -7,6 +7,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.resources import files
 from typing import Any
 
 from service.api.endpoint import JSON, Call, Endpoint, Headers, Raw, to_json
@@ -23,58 +24,6 @@ EXAMPLE_TEXTS = {
     "object": "list",
 }
 EXAMPLE_INTEGERS = {"index": 0, "rank": 0, "created": 1_764_000_000}
-STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem}"
-    "h2{font:600 1.1rem ui-monospace,monospace;margin-top:3rem}h3{font-size:1rem;margin:1rem 0 .25rem}"
-    "pre{background:#8882;padding:1rem;overflow:auto}.result:empty{display:none}"
-    "table{border-collapse:collapse;width:100%;display:block;overflow-x:auto}"
-    "th,td{border-bottom:1px solid #8884;padding:.2rem .75rem .2rem 0;text-align:left;vertical-align:top}"
-    "label{display:block;margin:.5rem 0}textarea{display:block;width:100%;box-sizing:border-box;"
-    "font:14px/1.4 ui-monospace,monospace}"
-    ":root{color-scheme:light dark}"
-)
-# Sends the forms of the page and shows the responses, also those that are streams. Paths are
-# relative to the page, so that it also works behind a proxy that adds a prefix.
-SCRIPT = """
-const url = path => new URL("./" + path.slice(1), document.baseURI);
-async function send(form) {
-  const result = form.querySelector(".result"), body = form.querySelector("textarea");
-  const query = new URLSearchParams();
-  let path = form.dataset.path;
-  for (const input of form.querySelectorAll("input")) {
-    if (input.dataset.in === "path") path = path.replace("{" + input.name + "}", encodeURIComponent(input.value));
-    else if (input.value) query.set(input.name, input.value);
-  }
-  const options = {method: form.dataset.method};
-  if (body && body.value.trim()) {
-    options.body = body.value;
-    options.headers = {"Content-Type": "application/json"};
-  }
-  result.textContent = "Waiting for the response.";
-  try {
-    const started = performance.now(), target = url(path);
-    target.search = query;
-    const response = await fetch(target, options);
-    const head = () => response.status + " in " + Math.round(performance.now() - started) + " ms\\n\\n";
-    const reader = response.body.getReader(), decoder = new TextDecoder();
-    let text = "";
-    for (let part = await reader.read(); !part.done; part = await reader.read()) {
-      text += decoder.decode(part.value, {stream: true});
-      result.textContent = head() + text;
-    }
-    const isJson = (response.headers.get("content-type") || "").startsWith("application/json");
-    result.textContent = head() + (isJson ? JSON.stringify(JSON.parse(text), null, 2) : text);
-  } catch (error) {
-    result.textContent = "The request failed: " + error;
-  }
-}
-for (const form of document.querySelectorAll("form"))
-  form.addEventListener("submit", event => { event.preventDefault(); send(form); });
-fetch(url("/v1/models")).then(response => response.json()).then(models => {
-  for (const input of document.querySelectorAll("[name=model_id],[name=model_name]")) input.value = models.data[0].id;
-  for (const input of document.querySelectorAll("[name=model_version]")) input.value = "1";
-}).catch(() => {});
-"""
 
 
 class Pages:
@@ -131,13 +80,14 @@ def render(openapi: dict[str, Any]) -> str:
         for method, path, operation in operations
     )
     routes = "".join(_route(method, path, operation, schemas) for method, path, operation in operations)
+    style, script = ((files("service.http") / name).read_text("utf-8") for name in ("docs.css", "docs.js"))
     title, about = html.escape(openapi["info"]["title"]), html.escape(openapi["info"]["description"])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{STYLE}</style>'
+        f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{style}</style>'
         f"<h1>{title} {html.escape(openapi['info']['version'])}</h1><p>{about} The same reference for programs: "
         f'<a href="openapi.json">openapi.json</a>.</p><nav><h2>Contents</h2><ul>{contents}</ul></nav>'
-        f"{routes}<script>{SCRIPT}</script></html>"
+        f"{routes}<script>{script}</script></html>"
     )
 
 
@@ -281,7 +231,7 @@ def _error(status: str, response: dict[str, Any]) -> str:
 
 
 def _form(method: str, path: str, parameters: Sequence[dict[str, Any]], examples: Sequence[Any]) -> str:
-    """Return a form that sends a request; `SCRIPT` shows the response in it."""
+    """Return a form that sends a request; `docs.js` shows the response in it."""
     inputs = "".join(
         f'<label>{html.escape(one["name"])} <input name="{html.escape(one["name"])}" data-in="{one["in"]}"'
         f"{' required' if one.get('required') else ''}></label>"
