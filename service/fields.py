@@ -62,6 +62,11 @@ def object_schema(*required: str, **properties: dict[str, Any]) -> dict[str, Any
     return schema | ({"required": list(required)} if required else {})
 
 
+def list_schema(items: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of the inputs of a call, each with the schema `items`."""
+    return {"type": "array", "items": items, "minItems": 1, "maxItems": MAX_INPUTS}
+
+
 def describe_optional_fields(schema: dict[str, Any]) -> None:
     """Copy the description of an optional field's type, which Pydantic leaves in `anyOf`, to the
     field itself.
@@ -236,30 +241,23 @@ def check_word(value: Any) -> str:
     return word
 
 
-_TEXT_SCHEMA = {"type": "string", "pattern": NOT_BLANK}
-_TEXTS = [_TEXT_SCHEMA, {"type": "array", "items": _TEXT_SCHEMA, "minItems": 1, "maxItems": MAX_INPUTS}]
+TEXT_SCHEMA: dict[str, Any] = {"type": "string", "pattern": NOT_BLANK}
+TEXTS_SCHEMA: dict[str, Any] = {"anyOf": [TEXT_SCHEMA, list_schema(TEXT_SCHEMA)]}
 _ANY_TEXT = {"type": "string"}
-TEXTS_SCHEMA: dict[str, Any] = {"anyOf": _TEXTS}
-_ANY_TEXTS = [_ANY_TEXT, {"type": "array", "items": _ANY_TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]
+_ANY_TEXTS = {"anyOf": [_ANY_TEXT, list_schema(_ANY_TEXT)]}
 # A field `on_empty: OnEmpty` must be declared before a field of this type.
-TextsWithBlanks = Annotated[Texts, PlainValidator(check_texts_with_blanks), WithJsonSchema({"anyOf": _ANY_TEXTS})]
+TextsWithBlanks = Annotated[Texts, PlainValidator(check_texts_with_blanks), WithJsonSchema(_ANY_TEXTS)]
 OnEmpty = Annotated[
     Literal["error", "pass"],
     Field(description="`error` rejects the call if an input is blank; `pass` returns an empty output for that input."),
 ]
-TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema({"anyOf": _TEXTS})]
-_PAIR_SCHEMA = {"type": "array", "items": _TEXT_SCHEMA, "minItems": 2, "maxItems": 2}
-_TEXTS_OR_PAIRS = {
-    "type": "array",
-    "items": {"anyOf": [_TEXT_SCHEMA, _PAIR_SCHEMA]},
-    "minItems": 1,
-    "maxItems": MAX_INPUTS,
-}
-TEXTS_OR_PAIRS_SCHEMA: dict[str, Any] = {"anyOf": [_TEXT_SCHEMA, _TEXTS_OR_PAIRS]}
+TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema(TEXTS_SCHEMA)]
+_PAIR_SCHEMA = {"type": "array", "items": TEXT_SCHEMA, "minItems": 2, "maxItems": 2}
+TEXTS_OR_PAIRS_SCHEMA: dict[str, Any] = {"anyOf": [TEXT_SCHEMA, list_schema({"anyOf": [TEXT_SCHEMA, _PAIR_SCHEMA]})]}
 TextsOrPairs = Annotated[Texts, PlainValidator(check_texts_or_pairs), WithJsonSchema(TEXTS_OR_PAIRS_SCHEMA)]
-TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema({"anyOf": _TEXTS})]
-Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(_TEXT_SCHEMA)]
-Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**_TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
+TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema(TEXTS_SCHEMA)]
+Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
+Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
 
 
 def validate(document: dict[str, Any], model: type[Model]) -> Model:

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from service.api.types import ModelName, Truncate
-from service.fields import MAX_INPUTS, NOT_BLANK, RequestBody, Text, Texts, check_texts, field_error, must_equal
+from service.fields import TEXT_SCHEMA, RequestBody, Text, Texts, check_texts, field_error, list_schema, must_equal
 from service.inference.rerank import rerank
 from service.inference.results import TimingsMs
 from service.settings import DEFAULT_MAX_INPUTS
@@ -27,24 +27,16 @@ def _check_documents(value: Any) -> Texts:
     return check_texts([document["text"] if isinstance(document, dict) else document for document in value])
 
 
-_TEXT = {"type": "string", "pattern": NOT_BLANK}
 _DOCUMENT = {
     "type": "object",
-    "properties": {"text": {**_TEXT, "description": "Text of the document."}},
+    "properties": {"text": {**TEXT_SCHEMA, "description": "Text of the document."}},
     "required": ["text"],
     "additionalProperties": False,
 }
 Documents = Annotated[
     Texts,
     PlainValidator(_check_documents),
-    WithJsonSchema(
-        {
-            "type": "array",
-            "items": {"anyOf": [_TEXT, _DOCUMENT]},
-            "minItems": 1,
-            "maxItems": MAX_INPUTS,
-        }
-    ),
+    WithJsonSchema(list_schema({"anyOf": [TEXT_SCHEMA, _DOCUMENT]})),
 ]
 
 
