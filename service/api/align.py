@@ -5,12 +5,12 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import TASK_ERRORS, Call, Endpoint
-from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
+from service.api.types import ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import NULL, RequestBody, field_error, object_schema
 from service.inference.align import AlignResult, align
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
-from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
+from service.parameters import NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
 
 # The languages are fields of the body, so that they can be combined with `targets`.
 LANGUAGE_FIELDS = ("source_language", "target_language")
@@ -41,15 +41,7 @@ class AlignBody(RequestBody):
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
     ] = Field(
-        default=NEUTRAL,
-        json_schema_extra=object_schema(
-            num_return_sequences=AT_MOST_ONE,
-            top_logprobs={"maximum": 0},
-            return_attention={"const": False},
-            split_sentences={"const": False},
-            source_language=NULL,
-            target_language=NULL,
-        ),
+        default=NEUTRAL, json_schema_extra=object_schema(**ONE_TARGET, source_language=NULL, target_language=NULL)
     )
 
     model_config = ConfigDict(

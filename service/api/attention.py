@@ -7,21 +7,14 @@ from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import JSON, SVG, TASK_ERRORS, Call, Endpoint, Headers, Raw, prefers
 from service.api.messages import Messages, check_dialogue, prompt_of
-from service.api.types import INPUTS_OR_PAIRS, SAME_FORM, Inputs, ModelName, check_targets
+from service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
 from service.errors import ApiError
 from service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
 from service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
 from service.inference.generate import parameters_for
 from service.inference.languages import generating_model
 from service.inference.picture import View, draw, selection_to_draw
-from service.parameters import (
-    AT_MOST_ONE,
-    NEUTRAL,
-    PARAMETER_NAMES,
-    AttentionSelection,
-    GenerateParameters,
-    given_parameters,
-)
+from service.parameters import NEUTRAL, PARAMETER_NAMES, AttentionSelection, GenerateParameters, given_parameters
 
 GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TARGET_PARAMETERS)
 
@@ -48,15 +41,7 @@ class AttentionBody(AttentionSelection):
     parameters: Annotated[
         GenerateParameters,
         Field(description=f"Generation parameters; together with `targets` only {', '.join(TARGET_PARAMETERS)}."),
-    ] = Field(
-        default=NEUTRAL,
-        json_schema_extra=object_schema(
-            num_return_sequences=AT_MOST_ONE,
-            top_logprobs={"maximum": 0},
-            return_attention={"const": False},
-            split_sentences={"const": False},
-        ),
-    )
+    ] = Field(default=NEUTRAL, json_schema_extra=object_schema(**ONE_TARGET))
 
     draw: View | None = Field(
         default=None,

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from service.fields import TEXTS_SCHEMA, TextOrTexts, Texts, field_error, object_schema
+from service.parameters import AT_MOST_ONE
 from service.settings import DEFAULT_MAX_INPUTS
 
 INPUTS = f"A text, or a list of texts: up to {DEFAULT_MAX_INPUTS} unless SIGHTLINE_MAX_INPUTS sets another limit."
@@ -24,6 +25,15 @@ Truncate = Annotated[bool, Field(description="Cut inputs that are too long inste
 
 # JSON Schema of `inputs` and `targets` that are both strings or both lists.
 SAME_FORM: list[Any] = [object_schema(inputs={"type": kind}, targets={"type": kind}) for kind in ("string", "array")]
+
+# JSON Schema of generation parameters that give one target for each input, see
+# `check_one_sequence`.
+ONE_TARGET: dict[str, Any] = {
+    "num_return_sequences": AT_MOST_ONE,
+    "top_logprobs": {"maximum": 0},
+    "return_attention": {"const": False},
+    "split_sentences": {"const": False},
+}
 
 # JSON Schema of `inputs` that may be blank only with `on_empty: pass`.
 BLANKS_ONLY_IF_PASSED: dict[str, Any] = {
