@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.check.alignment_sentences import SENTENCES
 from export.check.sessions import Sessions, read_sources, run_step
 from service.bundle import MANIFEST, Alignment, Manifest
 from service.text.tokenizer import TextTokenizer, read_tokenizer
@@ -31,6 +30,10 @@ GUIDED = "guided"  # criterion of a head that was trained to align words
 Guided = tuple[int, int]  # layer and head
 MAX_SENTENCES = 100  # a few seconds of work for a small model
 MAX_HEADS = 4  # largest number of heads in a mean, except for all heads of a layer
+# Sentences by language, which were written for this project and say the same in all languages. Each
+# paragraph begins with the language.
+_PARAGRAPHS = Path(__file__).with_name("alignment_sentences.txt").read_text(encoding="utf-8").split("\n\n")
+SENTENCES = {language: tuple(texts) for language, *texts in map(str.splitlines, _PARAGRAPHS)}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 from export.__main__ import main
 from export.check.alignment import (
     MAX_SENTENCES,
+    SENTENCES,
     AlignedSentence,
     _Aligner,
     agreement,
@@ -18,7 +19,6 @@ from export.check.alignment import (
     record_alignment,
     sentences_of,
 )
-from export.check.alignment_sentences import SENTENCES
 from export.check.sessions import onnx_steps, open_sessions
 from service.bundle import Alignment, BundleError, Languages, Manifest, read_bundle, read_manifest, write_manifest
 from service.text.tokenizer import read_tokenizer
