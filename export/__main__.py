@@ -13,60 +13,13 @@ from pydantic import BaseModel
 
 from export.errors import VerificationError
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS
-from export.options import SENTENCES as SENTENCES
 from export.sources.checkpoint import Kind
 from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task
 
 Action = Callable[[argparse.Namespace], BaseModel]
 
 
-# `export.commands` is imported when a command runs, so that `--help` and wrong options do not need
-# its libraries.
-
-
-def _export(arguments: argparse.Namespace) -> BaseModel:
-    from export.commands import export
-
-    return export(arguments)
-
-
-def _zoo(arguments: argparse.Namespace) -> BaseModel:
-    from export.commands import zoo
-
-    return zoo(arguments)
-
-
-def _verify(arguments: argparse.Namespace) -> BaseModel:
-    from export.commands import verify
-
-    return verify(arguments)
-
-
-def _align(arguments: argparse.Namespace) -> BaseModel:
-    from export.commands import align
-
-    return align(arguments)
-
-
-def _quantize(arguments: argparse.Namespace) -> BaseModel:
-    from export.commands import quantize
-
-    return quantize(arguments)
-
-
-def _half(arguments: argparse.Namespace) -> BaseModel:
-    from export.commands import half
-
-    return half(arguments)
-
-
-def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
-    """Add the options of the export to a parser, by default to that of `python -m export`."""
-    parser = parser or argparse.ArgumentParser(
-        prog="python -m export",
-        usage="%(prog)s [zoo | verify | align | quantize | half] ...\n"
-        "       %(prog)s [options] --out BUNDLE checkpoint",
-    )
+def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.description = "Export a checkpoint as a verified bundle: a training run, or a checkpoint of others."
     parser.epilog = "example: %(prog)s runs/multi30k-en-de/averaged --out bundles/multi30k-en-de"
     parser.add_argument(
@@ -85,9 +38,7 @@ def export_parser(parser: argparse.ArgumentParser | None = None) -> argparse.Arg
         help="restrict each translation of a Firefox model to frequent tokens and likely translations of its source, "
         "as Firefox does (default: all tokens are possible)",
     )
-    _add_export(parser)
-    parser.set_defaults(action=_export)
-    return parser
+    _add_run(parser)
 
 
 def add_metadata(parser: argparse.ArgumentParser) -> None:
@@ -124,41 +75,30 @@ def _positive(text: str) -> int:
     return value
 
 
-def zoo_parser() -> argparse.ArgumentParser:
+def _add_zoo(parser: argparse.ArgumentParser) -> None:
     from model.systems import SYSTEMS
 
-    parser = argparse.ArgumentParser(
-        prog="python -m export zoo", description="Export all finished runs of `python -m model zoo`."
-    )
+    parser.description = "Export all finished runs of `python -m model zoo`."
     parser.add_argument("runs", type=Path, help="parent folder of the runs")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="parent folder of the bundles")
     parser.add_argument(
         "--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help="export only these"
     )
-    _add_export(parser)
-    parser.set_defaults(action=_zoo)
-    return parser
+    _add_run(parser)
 
 
-def verify_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
-    """Add the options of the verification to a parser, by default to that of `python -m export`."""
-    parser = parser or argparse.ArgumentParser(prog="python -m export verify")
+def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.description = "Compare a bundle in ONNX Runtime with the checkpoint from which it was exported."
     parser.epilog = "example: %(prog)s bundles/multi30k-en-de --checkpoint runs/multi30k-en-de/averaged"
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint from which the bundle was exported")
     parser.add_argument("--kind", choices=get_args(Kind), help="kind of the checkpoint (default: that of the manifest)")
     _add_verification(parser)
-    parser.set_defaults(action=_verify)
-    return parser
 
 
-def align_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m export align",
-        description="Choose the heads that align words in an existing bundle, and record them in its manifest.",
-        epilog="example: %(prog)s bundles/multi30k-en-de",
-    )
+def _add_align(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Choose the heads that align words in an existing bundle, and record them in its manifest."
+    parser.epilog = "example: %(prog)s bundles/multi30k-en-de"
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument(
         "--sentences",
@@ -167,13 +107,9 @@ def align_parser() -> argparse.ArgumentParser:
         help="file with one source sentence per line (default: tests/data/sentences.txt of the repository for English "
         "models that were trained with it, otherwise sentences in the source language that belong to this command)",
     )
-    parser.set_defaults(action=_align)
-    return parser
 
 
-def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.ArgumentParser:
-    """Add the options of the quantization to a parser, by default to that of `python -m export`."""
-    parser = parser or argparse.ArgumentParser(prog="python -m export quantize")
+def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.description = "Quantize a float32 bundle to 8-bit or 4-bit weights, and measure the loss."
     parser.epilog = (
         "example: %(prog)s bundles/multi30k-en-de --out bundles/multi30k-en-de-int8 --bits 8 --data data/multi30k"
@@ -203,18 +139,11 @@ def quantize_parser(parser: argparse.ArgumentParser | None = None) -> argparse.A
         help="file with one sentence per line for the scheme per-tensor, independent of the other texts (default: "
         "tests/data/sentences.txt of the repository, without sentences that are too long)",
     )
-    parser.set_defaults(action=_quantize)
-    return parser
 
 
-def half_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m export half",
-        description="Convert a float32 bundle to float16 for CUDA, and measure the loss.",
-    )
+def _add_half(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Convert a float32 bundle to float16 for CUDA, and measure the loss."
     _add_rewriting(parser)
-    parser.set_defaults(action=_half)
-    return parser
 
 
 def _add_rewriting(parser: argparse.ArgumentParser) -> None:
@@ -251,7 +180,8 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_export(parser: argparse.ArgumentParser) -> None:
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    """Add the options of exports of a training run."""
     parser.add_argument(
         "--half-weights",
         action="store_true",
@@ -274,29 +204,46 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# Functions that add the options of a command to its parser. `export.commands` runs the commands.
+OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "export": _add_export,
+    "zoo": _add_zoo,
+    "verify": _add_verify,
+    "align": _add_align,
+    "quantize": _add_quantize,
+    "half": _add_half,
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of `python -m export` and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    others: dict[str, Callable[[], argparse.ArgumentParser]] = {
-        "zoo": zoo_parser,
-        "verify": verify_parser,
-        "align": align_parser,
-        "quantize": quantize_parser,
-        "half": half_parser,
-    }
-    if words and words[0] in others:
-        return run(others[words[0]](), words[1:])
-    return run(export_parser(), words)
+    if words and words[0] in OPTIONS.keys() - {"export"}:
+        return run(words[0], argparse.ArgumentParser(prog=f"python -m export {words[0]}"), words[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m export",
+        usage="%(prog)s [zoo | verify | align | quantize | half] ...\n"
+        "       %(prog)s [options] --out BUNDLE checkpoint",
+    )
+    return run("export", parser, words)
 
 
-def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Run the command of a parser and return the exit code.
+def run(command: str, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    """Add the options of a command to a parser, run the command and return the exit code.
 
     The code is 0 on success, 1 if a bundle differs by more than the tolerance, and 2 if the
     arguments cannot be used.
     """
-    parsed = parser.parse_args(arguments)
-    return run_action(parsed.action, parsed)
+    OPTIONS[command](parser)
+
+    def action(arguments: argparse.Namespace) -> BaseModel:
+        # Imported here, so that `--help` and wrong options do not need its libraries.
+        from export import commands
+
+        record: BaseModel = getattr(commands, command)(arguments)
+        return record
+
+    return run_action(action, parser.parse_args(arguments))
 
 
 def run_action(action: Action, arguments: argparse.Namespace) -> int:

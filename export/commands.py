@@ -79,7 +79,7 @@ def export_folder(
     """Export a folder that others wrote.
 
     Args:
-        arguments: options of `export_parser`; `checkpoint` is the folder.
+        arguments: options of the command `export`; `checkpoint` is the folder.
         kind: kind of the folder.
         provenance: location from which it was downloaded.
         cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.

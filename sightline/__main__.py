@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from service import __version__
 from sightline.parser import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, Parser
@@ -60,22 +61,11 @@ def train(parser: Parser, arguments: Sequence[str]) -> int:
     return model_main(["train", *arguments], Parser(prog="sightline"))
 
 
-def export(parser: Parser, arguments: Sequence[str]) -> int:
-    from export.__main__ import export_parser, run
+def export(command: str, parser: Parser, arguments: Sequence[str]) -> int:
+    """Run a command of `python -m export`."""
+    from export.__main__ import run
 
-    return run(export_parser(parser), arguments)
-
-
-def quantize(parser: Parser, arguments: Sequence[str]) -> int:
-    from export.__main__ import quantize_parser, run
-
-    return run(quantize_parser(parser), arguments)
-
-
-def verify(parser: Parser, arguments: Sequence[str]) -> int:
-    from export.__main__ import run, verify_parser
-
-    return run(verify_parser(parser), arguments)
+    return run(command, parser, arguments)
 
 
 def translate(parser: Parser, arguments: Sequence[str]) -> int:
@@ -102,9 +92,11 @@ COMMANDS = {
     "draw": Command(draw, "draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
     "train": Command(train, "train a model", "train"),
-    "export": Command(export, "export a training run, or import a model of others, as a bundle", "cpu,train"),
-    "quantize": Command(quantize, "quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),
-    "verify": Command(verify, "compare a bundle with its checkpoint", "cpu,train"),
+    "export": Command(
+        partial(export, "export"), "export a training run, or import a model of others, as a bundle", "cpu,train"
+    ),
+    "quantize": Command(partial(export, "quantize"), "quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),
+    "verify": Command(partial(export, "verify"), "compare a bundle with its checkpoint", "cpu,train"),
 }
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from export import __main__ as export_main
 from export import commands
-from export.__main__ import SENTENCES, main
+from export.__main__ import main
 from export.convert.bundles import quantize_bundle
 from export.errors import VerificationError
-from export.options import BundleMetadata
+from export.options import SENTENCES, BundleMetadata
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
 from model.architectures.transformer import Transformer
