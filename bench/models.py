@@ -15,8 +15,7 @@ from bench.ctranslate2_model import write_ctranslate2_model
 from bench.growth import grow
 from bench.weights import read_model
 from export.convert.bundles import quantize_bundle
-from export.convert.quantize import Recipe
-from export.options import BundleMetadata, ExportOptions
+from export.options import BundleMetadata, ExportOptions, Recipe
 from export.pipeline import export_checkpoint
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint

@@ -15,10 +15,10 @@ from export.check.sessions import Sessions, open_sessions
 from export.convert.calibrate import measure_ranges
 from export.convert.half import half_graphs, rows_graph
 from export.convert.quality import ParallelText, check_loss, compare, encode_sources
-from export.convert.quantize import Ranges, Recipe, quantize_graphs
+from export.convert.quantize import Ranges, quantize_graphs
 from export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
 from export.graphs.builder import WeightFile
-from export.options import BundleMetadata
+from export.options import BundleMetadata, Recipe
 from export.writing import ROWS, WEIGHTS, graph_entry, replacing
 from model.data.tokenizer import read_tokenizer
 from service.bundle import (

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 
 from export.check.sessions import Sessions, onnx_steps
 from export.errors import VerificationError
-from export.options import MAX_LOSS as MAX_LOSS
-from export.options import MIN_PAIRS as MIN_PAIRS
+from export.options import MAX_LOSS
 from model.data.tokenizer import decode_ids, encode_lines
 from service.bundle import Bleu, Manifest, Quality
 

@@ -27,9 +27,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from export.graphs.builder import CONTRIB, WeightFile, external_tensor
 from export.graphs.nodes import PROJECTIONS
-from export.options import BLOCK_SIZE as BLOCK_SIZE
-from export.options import BLOCK_SIZES as BLOCK_SIZES
-from export.options import Recipe as Recipe
+from export.options import BLOCK_SIZES, Recipe
 from service.bundle import LayerGroup, QuantScheme
 
 INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block

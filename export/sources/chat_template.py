@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from export.sources.checkpoint import FolderFiles, ImportFailedError
+from export.errors import ImportFailedError
+from export.sources.checkpoint import FolderFiles
 from service.bundle import ChatRole, ChatTemplate
 
 Message = dict[str, str]

@@ -28,20 +28,6 @@ from export.errors import ImportFailedError
 from export.sources.safetensors_file import SafetensorsFile
 from service.bundle import sha256_of
 
-__all__ = [
-    "Config",
-    "Folder",
-    "FolderFiles",
-    "ImportFailedError",
-    "Kind",
-    "Provenance",
-    "StoredTensor",
-    "Tensors",
-    "detect_kind",
-    "hub_cache",
-    "open_folder",
-]
-
 CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

@@ -16,15 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from export.sources.checkpoint import (
-    CONFIG,
-    PICKLE,
-    PICKLE_INDEX,
-    SAFETENSORS,
-    SAFETENSORS_INDEX,
-    ImportFailedError,
-    Provenance,
-)
+from export.errors import ImportFailedError
+from export.sources.checkpoint import CONFIG, PICKLE, PICKLE_INDEX, SAFETENSORS, SAFETENSORS_INDEX, Provenance
 from service.bundle import sha256_of
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from export.sources.checkpoint import Config, ImportFailedError
+from export.errors import ImportFailedError
+from export.sources.checkpoint import Config
 from service.bundle import MAX_BEAMS, GenerationDefaults
 
 # Keys of config.json that `read_generation` reads, or that only control the library.

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from bench.weights import read_model
 from export.convert.bundles import quantize_bundle
-from export.convert.quantize import Recipe
-from export.options import BundleMetadata
+from export.options import BundleMetadata, Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig

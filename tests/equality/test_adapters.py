@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bench.weights import dequantize, read_model
 from export.check.sessions import encode, open_sessions
 from export.convert.bundles import quantize_bundle
-from export.convert.quantize import Recipe
+from export.options import Recipe
 from model.architectures.transformer import Transformer
 from model.rounding import reference
 from service.bundle import read_manifest

@@ -15,9 +15,8 @@ from export.convert.bundles import half_bundle, quantize_bundle
 from export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
 from export.convert.calibrate import measure_ranges
 from export.convert.quality import ParallelText, compare
-from export.convert.quantize import Recipe
 from export.errors import VerificationError
-from export.options import BundleMetadata
+from export.options import BundleMetadata, Recipe
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from export.check.sessions import encode, open_sessions
 from export.convert.bundles import half_bundle, quantize_bundle
-from export.convert.quantize import Recipe
 from export.errors import VerificationError
+from export.options import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig

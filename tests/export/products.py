@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from export.convert.quantize import Recipe, product_inputs, quantize_blocks, quantize_graphs
+from export.convert.quantize import product_inputs, quantize_blocks, quantize_graphs
 from export.graphs.builder import GraphBuilder, WeightFile
+from export.options import Recipe
 from service.bundle import QuantScheme
 
 Array = NDArray[np.float32]

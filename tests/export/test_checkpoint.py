@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from export.errors import ImportFailedError
 from export.sources import pickle_reader
-from export.sources.checkpoint import Config, Folder, ImportFailedError, Tensors, open_folder
+from export.sources.checkpoint import Config, Folder, Tensors, open_folder
 
 TENSORS = {
     "float32": torch.randn(3, 5),

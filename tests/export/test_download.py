@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from export.errors import ImportFailedError
 from export.sources.catalogue import CATALOGUE
-from export.sources.checkpoint import ImportFailedError
 from export.sources.download import (
     Repository,
     check_sha256,
@@ -60,7 +60,7 @@ class Client:
         """Return the downloaded folder and commit, or "" and the error."""
         program = (
             "import sys\nfrom export.sources.download import download, parse_repository\n"
-            "from export.sources.checkpoint import ImportFailedError\n"
+            "from export.errors import ImportFailedError\n"
             "try:\n    found = download(parse_repository(sys.argv[1]))\n"
             "    print(found.folder, found.source.revision)\n"
             "except ImportFailedError as error:\n    sys.exit(f'{type(error).__name__}: {error}')"

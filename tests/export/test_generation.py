@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from export.sources.checkpoint import Config, ImportFailedError
+from export.errors import ImportFailedError
+from export.sources.checkpoint import Config
 from export.sources.generation import Generation, read_generation
 from service.bundle import GenerationDefaults
 

@@ -17,9 +17,10 @@ from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from export import pipeline
 from export.__main__ import main
+from export.errors import ImportFailedError
 from export.families.description import Description
 from export.families.table import describe, find_family
-from export.sources.checkpoint import ImportFailedError, open_folder
+from export.sources.checkpoint import open_folder
 from export.sources.gguf import GgufFile, convert
 from service.bundle import read_bundle, sha256_of
 from tests.export.decoder_models import LLAMA3, SMALL, YARN, hf_model

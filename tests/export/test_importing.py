@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 from export import pipeline
 from export.__main__ import main
 from export.check.sessions import encode, open_sessions
-from export.errors import VerificationError
+from export.errors import ImportFailedError, VerificationError
 from export.options import BundleMetadata, ExportOptions
 from export.pipeline import export_checkpoint
 from export.progress import ByteProgress, clock
-from export.sources.checkpoint import ImportFailedError, Provenance, detect_kind
+from export.sources.checkpoint import Provenance, detect_kind
 from service.bundle import BundleError, Verification, read_bundle, read_manifest
 from service.engine.observer import NullObserver
 from service.inference.dense import read_dense

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from export.convert.quantize import WEIGHT_LEVELS, Recipe, quantize_columns, quantize_graphs
+from export.convert.quantize import WEIGHT_LEVELS, quantize_columns, quantize_graphs
 from export.graphs.builder import GraphBuilder, WeightFile
+from export.options import Recipe
 from service.bundle import QuantScheme
 from tests.export.products import (
     INNER,

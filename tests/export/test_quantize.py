@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from export.convert.quantize import BLOCK_SIZES, Recipe, quantize_blocks
+from export.convert.quantize import quantize_blocks
 from export.graphs.builder import GraphBuilder
+from export.options import BLOCK_SIZES, Recipe
 from service.bundle import QuantScheme
 from tests.export.products import (
     IN_BLOCKS,

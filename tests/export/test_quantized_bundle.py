@@ -10,8 +10,8 @@ import pytest
 from export.check.sessions import onnx_steps, open_sessions
 from export.convert.bundles import quantize_bundle
 from export.convert.quality import ParallelText
-from export.convert.quantize import Recipe
 from export.errors import VerificationError
+from export.options import Recipe
 from model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
 from model.decoding.reference import greedy
 from model.evaluation.bleu import EvaluationSet

@@ -9,9 +9,10 @@ import onnx
 import pytest
 
 from export.check.sessions import DecoderSession
-from export.convert.quantize import Recipe, quantize_graphs
+from export.convert.quantize import quantize_graphs
 from export.graphs.builder import WeightFile
 from export.graphs.decoder import states
+from export.options import Recipe
 from tests.export.decoder_models import MODELS, POSITIONS, Imported, hf_model, import_model, random_ids
 
 OUTPUTS = ("logits", "hidden")

@@ -13,8 +13,9 @@ from onnx import TensorProto
 
 from export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
 from export.convert.calibrate import measure_ranges
-from export.convert.quantize import Recipe, quantize_graphs
+from export.convert.quantize import quantize_graphs
 from export.graphs.builder import GraphBuilder, WeightFile
+from export.options import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from service.bundle import read_bundle

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, processors
 from export.check.reference import Reference
 from export.check.reference_decoder import ReferenceDecoder
 from export.check.sessions import onnx_steps
+from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import RelativeBias
 from export.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
@@ -21,7 +22,7 @@ from export.families.weights import Weights
 from export.graphs.relative import bias_of_distances, buckets
 from export.options import BundleMetadata
 from export.pipeline import export_checkpoint
-from export.sources.checkpoint import ImportFailedError, open_folder
+from export.sources.checkpoint import open_folder
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import Hypothesis, NextLogits, beam, greedy
 from tests.export.imported import MAP_TOLERANCE, TOLERANCE, Imported, Run, import_folder, run_rows, transformers_run

@@ -10,10 +10,10 @@ import torch
 
 from export.check.sessions import Array, open_sessions, token_cosines
 from export.convert.bundles import half_bundle, quantize_bundle
-from export.convert.quantize import Recipe
 from export.errors import VerificationError
 from export.graphs.builder import WeightFile
 from export.graphs.similar import similar_graph
+from export.options import Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from service.bundle import read_bundle, write_manifest
