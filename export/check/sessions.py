@@ -61,13 +61,18 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
 
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
     """Run the encoder graph on sources, padded on the right, and return all its outputs."""
+    names = sessions.manifest.encoder_graph.outputs
+    values = sessions.encoder.run(list(names), padded_sources(sources, sessions.manifest.tokens.pad_id))
+    return dict(zip(names, values, strict=True))
+
+
+def padded_sources(sources: Sequence[Sequence[int]], pad_id: int) -> dict[str, Array]:
+    """Return the inputs of an encoder graph: sources padded on the right, and their lengths."""
     lengths = np.array([len(source) for source in sources], np.int32)
-    ids = np.full((len(sources), lengths.max()), sessions.manifest.tokens.pad_id, np.int64)
+    ids = np.full((len(sources), lengths.max()), pad_id, np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    names = sessions.manifest.encoder_graph.outputs
-    values = sessions.encoder.run(list(names), {"source_ids": ids, "source_lengths": lengths})
-    return dict(zip(names, values, strict=True))
+    return {"source_ids": ids, "source_lengths": lengths}
 
 
 def token_cosines(sessions: Sessions, token_ids: NDArray[np.int64]) -> Array:
@@ -113,16 +118,13 @@ def _prefill(
     sessions: Sessions, source: Sequence[int], target_positions: int, measured: Sequence[str]
 ) -> tuple[dict[str, Array], States]:
     """Read one prompt in chunks, as the service does; see `read_sources`."""
-    states = {
-        state.input: np.zeros(
-            (1, *(axis if isinstance(axis, int) else target_positions for axis in state.shape)), state.dtype
-        )
-        for state in sessions.manifest.states
-    }
+    manifest = sessions.manifest
+    states = zero_states(manifest.states, 1, target_positions)
     ids, last = np.array([source], np.int64), len(source) - 1
 
     def read(states: States, first: int, stop: int, outputs: Sequence[str]) -> dict[str, Array]:
-        return _run_decoder(sessions, states, ids[:, first:stop], [first], [len(source)], ["hidden", *outputs])
+        tokens, names = ids[:, first:stop], ["hidden", *outputs]
+        return run_decoder_graph(sessions.decoder, manifest.states, manifest.ops, states, tokens, [first], (), names)
 
     chunks = [
         read(states, first, min(first + PREFILL_TOKENS, last), measured) for first in range(0, last, PREFILL_TOKENS)
@@ -137,14 +139,22 @@ def _prefill(
 def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_positions: int) -> States:
     """Return the states of an encoder-decoder model before the first step; see `read_sources`."""
     batch_size, source_positions = encoded["hidden"].shape[:2]
-    sizes = {"source": source_positions, "target": target_positions}
-    states: States = {}
+    states = zero_states(manifest.states, batch_size, target_positions, source_positions)
     for state in manifest.states:
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in state.shape]
-        name = state.encoder_output
-        initial = np.zeros((batch_size, *shape), state.dtype) if name is None else encoded[name]
-        states[state.input] = _grow(initial, _target_axis(state), target_positions)
+        if state.encoder_output is not None:
+            states[state.input] = _grow(encoded[state.encoder_output], _target_axis(state), target_positions)
     return states
+
+
+def zero_states(states: Sequence[State], rows: int, target: int, source: int = 0) -> States:
+    """Return states of zeros for sequences with these sizes of the axes that grow."""
+    sizes = {"target": target, "source": source}
+    return {
+        state.input: np.zeros(
+            (rows, *(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape)), state.dtype
+        )
+        for state in states
+    }
 
 
 def _target_axis(state: State) -> int | None:
@@ -170,32 +180,17 @@ def run_step(
         source_lengths: source length of each row.
         outputs: names of the outputs to return.
     """
-    ids = np.array(token_ids, np.int64)
-    if not sessions.manifest.is_decoder_only:
-        return _run_decoder(sessions, states, ids, lengths, source_lengths, outputs)
-    given = _run_decoder(sessions, states, ids[:, None], lengths, source_lengths, outputs)
-    maps = {name for one in sessions.manifest.attention for name in one.outputs}
+    manifest, ids = sessions.manifest, np.array(token_ids, np.int64)
+    if manifest.is_decoder_only:
+        ids = ids[:, None]
+    given = run_decoder_graph(
+        sessions.decoder, manifest.states, manifest.ops, states, ids, lengths, source_lengths, outputs
+    )
+    if not manifest.is_decoder_only:
+        return given
+    maps = {name for one in manifest.attention for name in one.outputs}
     # Attention maps (B, H, L, 1, columns) become (B, H, L, columns).
     return {name: array[:, :, :, 0] if name in maps else array for name, array in given.items()}
-
-
-def _run_decoder(
-    sessions: Sessions,
-    states: States,
-    token_ids: Array,
-    lengths: Sequence[int],
-    source_lengths: Sequence[int],
-    outputs: Sequence[str],
-) -> dict[str, Array]:
-    """Run the decoder graph and update the states in place; see `run_step`."""
-    manifest = sessions.manifest
-    inputs = {
-        "token_ids": token_ids,
-        "lengths": np.array(lengths, np.int32),
-        "source_lengths": np.array(source_lengths, np.int32),
-    }
-    inputs = {name: array for name, array in inputs.items() if name in manifest.decoder_graph.inputs}
-    return run_decoder_graph(sessions.decoder, manifest.states, manifest.ops, states, inputs, outputs)
 
 
 def run_decoder_graph(
@@ -203,7 +198,9 @@ def run_decoder_graph(
     states: Sequence[State],
     ops: Ops,
     buffers: States,
-    inputs: Mapping[str, Array],
+    token_ids: Array,
+    lengths: Sequence[int],
+    source_lengths: Sequence[int],
     outputs: Sequence[str],
 ) -> dict[str, Array]:
     """Run a decoder graph and update its states in place.
@@ -214,12 +211,19 @@ def run_decoder_graph(
         ops: operators of the graph. Only contrib operators of attention write to the memory that
             they read. States of other graphs, and those of fixed size, are copied back.
         buffers: the states.
-        inputs: the other inputs.
+        token_ids: (B,), or (B, S) for a decoder-only model.
+        lengths: (B,) number of tokens that each row has read before.
+        source_lengths: (B,), not read by decoders without cross-attention.
         outputs: names of the outputs to return.
     """
+    inputs = {
+        "token_ids": np.ascontiguousarray(token_ids, np.int64),
+        "lengths": np.array(lengths, np.int32),
+        "source_lengths": np.array(source_lengths, np.int32),
+    }
     binding = session.io_binding()
-    for name, array in inputs.items():
-        binding.bind_cpu_input(name, array)
+    for name in inputs.keys() & {one.name for one in session.get_inputs()}:
+        binding.bind_cpu_input(name, inputs[name])
     separate: dict[str, Array] = {}  # outputs of states that are not updated in place, by input
     for state in states:
         memory = onnxruntime.OrtValue.ortvalue_from_numpy(buffers[state.input])
@@ -263,13 +267,7 @@ class DecoderSession:
         self._ops = ops
         self._session = open_session(graph)
         self._states = tuple(states)
-        sizes = {"target": positions, "source": source}
-        self.buffers: States = {
-            state.input: np.zeros(
-                (rows, *(size if isinstance(size, int) else sizes[size] for size in state.shape)), np.float32
-            )
-            for state in states
-        }
+        self.buffers = zero_states(states, rows, positions, source)
 
     def run(
         self,
@@ -277,7 +275,7 @@ class DecoderSession:
         token_ids: Array,
         lengths: Sequence[int],
         outputs: Sequence[str],
-        source_lengths: Sequence[int] | None = None,
+        source_lengths: Sequence[int] = (),
     ) -> dict[str, Array]:
         """Run the graph on consecutive rows.
 
@@ -288,14 +286,10 @@ class DecoderSession:
             outputs: names of outputs.
             source_lengths: (B,) for a decoder with cross-attention.
         """
-        inputs: dict[str, Array] = {
-            "token_ids": np.ascontiguousarray(token_ids, np.int64),
-            "lengths": np.array(lengths, np.int32),
-        }
-        if source_lengths is not None:
-            inputs["source_lengths"] = np.array(source_lengths, np.int32)
         rows = {name: buffer[first : first + len(token_ids)] for name, buffer in self.buffers.items()}
-        return run_decoder_graph(self._session, self._states, self._ops, rows, inputs, outputs)
+        return run_decoder_graph(
+            self._session, self._states, self._ops, rows, token_ids, lengths, source_lengths, outputs
+        )
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":

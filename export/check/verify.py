@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from export.check.reference import EXACT, Arithmetic, Reference, Rounded, log_softmax
 from export.check.reference_decoder import ReferenceDecoder
 from export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
-from export.check.sessions import DecoderSession, open_session
+from export.check.sessions import DecoderSession, open_session, padded_sources
 from export.errors import VerificationError
 from export.families.description import Description
 from export.families.weights import Weights
@@ -195,11 +195,7 @@ class GraphRunner:
 
         Attention maps have the rows of `compared_rows`.
         """
-        ids = np.full((len(sources), max(map(len, sources))), self._manifest.tokens.pad_id, np.int64)
-        for row, source in enumerate(sources):
-            ids[row, : len(source)] = source
-        lengths = np.array([len(source) for source in sources], np.int32)
-        feeds = {"source_ids": ids, "source_lengths": lengths}
+        feeds = padded_sources(sources, self._manifest.tokens.pad_id)
         kinds = {one.kind: one.outputs for one in self._encoder_maps}
         maps = [name for names in kinds.values() for name in names]
         others = [name for name in self._manifest.encoder_graph.outputs if name not in maps]
@@ -260,8 +256,8 @@ class GraphRunner:
             """Read tokens (B, S) of rows from `first` on; S is 1 for a decoder with an encoder."""
             rows = slice(first, first + len(tokens))
             lengths = [len(done) for done in fed[rows]]
-            ids, own_lengths = (tokens, None) if is_decoder_only else (tokens[:, 0], source_lengths[rows])
-            given = session.run(first, ids, lengths, requested, own_lengths)
+            ids = tokens if is_decoder_only else tokens[:, 0]
+            given = session.run(first, ids, lengths, requested, source_lengths[rows])
             self._check_scores(given)
             for row, new in enumerate(tokens.tolist()):
                 number = first + row

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from export.check.sessions import Array, Sessions, encode, initial_states, run_step
+from export.check.sessions import Array, Sessions, encode, initial_states, run_step, zero_states
 from export.errors import VerificationError
 from export.options import (
     MAX_PERPLEXITY_RATIO,
@@ -240,12 +240,7 @@ def text_log_probs(sessions: Sessions, sources: Sequence[Ids]) -> NDArray[np.flo
     these predictions are not used.
     """
     longest = max(map(len, sources))
-    states = {
-        state.input: np.zeros(
-            (len(sources), *(longest if isinstance(axis, str) else axis for axis in state.shape)), state.dtype
-        )
-        for state in sessions.manifest.states
-    }
+    states = zero_states(sessions.manifest.states, len(sources), longest)
     sums, lengths = np.zeros(len(sources)), [len(source) for source in sources]
     for step in range(longest - 1):
         tokens = [source[min(step, len(source) - 1)] for source in sources]
