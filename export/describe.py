@@ -359,7 +359,7 @@ def _firefox_tokenizers(files: FirefoxFiles, sizes: tuple[int, int]) -> Converte
                 f"{path} has {tokenizer.get_vocab_size()} tokens, but {files.model.name} has only {size}; they "
                 "belong to different models: download both again"
             )
-    return ConvertedTokenizers(source, target, files.source_vocabulary.name, {})
+    return ConvertedTokenizers(source, target, {})
 
 
 def _read_shortlist(folder: Path, files: FirefoxFiles, sizes: tuple[int, int]) -> Shortlist:

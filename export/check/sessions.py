@@ -75,12 +75,6 @@ def padded_sources(sources: Sequence[Sequence[int]], pad_id: int) -> dict[str, A
     return {"source_ids": ids, "source_lengths": lengths}
 
 
-def token_cosines(sessions: Sessions, token_ids: NDArray[np.int64]) -> Array:
-    """Return the cosines (N, V) of the embeddings of tokens with all embeddings."""
-    (compared,) = sessions.similar.run(["cosines"], {"token_ids": token_ids})
-    return np.asarray(compared)
-
-
 def read_sources(
     sessions: Sessions, sources: Sequence[Sequence[int]], target_positions: int, measured: Sequence[str] = ()
 ) -> tuple[dict[str, Array], States]:

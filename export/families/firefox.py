@@ -27,7 +27,6 @@ END_ID = 0
 _NEVER = -200.0
 
 CONFIG = "special:model.yml"  # name of the configuration in a Marian file
-MAX_COUNT = 1000  # of layers or heads
 # Options that must be there with these values.
 _REQUIRED: Mapping[str, str] = {
     "type": "transformer",

@@ -20,23 +20,14 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from export.sources.checkpoint import Tensors
+
 Array = NDArray[np.float32]
 _LAYER = re.compile(r"\.(\d+)(?=\.)")
-
-
-class Tensors(Protocol):
-    """Tensors of a checkpoint by name."""
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def read(self, name: str) -> Array: ...
 
 
 @dataclass(frozen=True)

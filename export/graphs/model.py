@@ -27,7 +27,6 @@ class Graphs:
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
     decoder_start: Literal["start_token", "source"] = "start_token"
-    source_vocabulary: int | None = None  # None: that of the targets
     labels: tuple[str, ...] = ()
     label_kind: Literal["classes", "independent", "score", "tokens"] = "classes"
 
@@ -60,7 +59,6 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile, ops: Op
         states(model),
         attention_maps(model),
         "source" if model.is_decoder_only else "start_token",
-        model.source_vocabulary,
         model.labels,
         "classes" if model.head is None else model.head.label_kind,
     )

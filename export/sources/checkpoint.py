@@ -80,11 +80,6 @@ class Tensors:
     def __contains__(self, name: object) -> bool:
         return name in self._stored
 
-    @property
-    def num_read(self) -> int:
-        """Number of tensors that were read or ignored."""
-        return len(self._known)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it.
 

@@ -17,7 +17,6 @@ END = "</s>"
 # Model types whose inputs start with a token of the language. `Languages` in the manifest has these
 # tokens, so that the tokenizer must not add them.
 MULTILINGUAL = ("m2m_100", "mbart")
-MARIAN_FILES = "source.spm, target.spm and vocab.json"
 # Words of Qwen 2 and 3: contractions, letters after at most one other character, single digits,
 # other characters, line breaks, and spaces.
 QWEN_WORDS = (
@@ -34,7 +33,6 @@ class Files(Protocol):
     @property
     def model_type(self) -> str: ...
     def bytes(self, name: str) -> bytes | None: ...
-    def text(self, name: str) -> str | None: ...
     def json(self, name: str) -> Any: ...
 
 
@@ -44,11 +42,8 @@ class ConvertedTokenizers:
 
     source: Tokenizer
     target: Tokenizer  # the same object if they do not differ
-    converted_from: str  # names of the files, such as "tokenizer.json"
     # Ids of the language tokens by BCP 47 tag. Empty if the model has no such tokens.
     language_ids: Mapping[str, int]
-    # Number of SentencePiece pieces that the vocabulary lacks. Other pieces replace them.
-    num_dropped_pieces: int = 0
 
 
 def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
@@ -68,20 +63,18 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
         tokenizer = _parse(data)
         if folder.model_type in MULTILINGUAL:
             _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-            languages = language_ids(_special_ids(tokenizer))
-        else:
-            languages = {}
-        return ConvertedTokenizers(tokenizer, tokenizer, TOKENIZER, languages)
-    convert = CONVERSIONS.get(folder.model_type)
-    if convert is None:
+    elif folder.model_type in CONVERSIONS:
+        tokenizer = CONVERSIONS[folder.model_type](reader)
+    else:
         raise ImportFailedError(
             f"the checkpoint has no {TOKENIZER}, and that of model type {folder.model_type!r} cannot be converted; "
             f"supported without {TOKENIZER} are {', '.join(sorted([*CONVERSIONS, 'marian']))}. Save the tokenizer "
             "with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    converted = convert(reader)
-    _add_tokens(converted.source, reader)
-    return converted
+    languages = language_ids(_special_ids(tokenizer)) if folder.model_type in MULTILINGUAL else {}
+    if data is None:
+        _add_tokens(tokenizer, reader)
+    return ConvertedTokenizers(tokenizer, tokenizer, languages)
 
 
 def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
@@ -256,20 +249,16 @@ def _described_tokens(reader: _Reader) -> list[tuple[int, AddedToken]]:
 # Conversions by model type
 
 
-def _single(tokenizer: Tokenizer, files: str, languages: Mapping[str, int] | None = None) -> ConvertedTokenizers:
-    return ConvertedTokenizers(tokenizer, tokenizer, files, languages or {})
-
-
-def _convert_bert(reader: _Reader) -> ConvertedTokenizers:
+def _convert_bert(reader: _Reader) -> Tokenizer:
     tokenizer = _word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
     _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return _single(tokenizer, "vocab.txt")
+    return tokenizer
 
 
-def _convert_mpnet(reader: _Reader) -> ConvertedTokenizers:
+def _convert_mpnet(reader: _Reader) -> Tokenizer:
     tokenizer = _word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
     _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
-    return _single(tokenizer, "vocab.txt")
+    return tokenizer
 
 
 def _word_pieces(reader: _Reader, special: Sequence[str]) -> Tokenizer:
@@ -293,33 +282,32 @@ def _byte_level(reader: _Reader, special: Sequence[str]) -> Tokenizer:
     )
 
 
-def _convert_roberta(reader: _Reader) -> ConvertedTokenizers:
+def _convert_roberta(reader: _Reader) -> Tokenizer:
     tokenizer = _byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
     _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
-    return _single(tokenizer, "vocab.json and merges.txt")
+    return tokenizer
 
 
-def _convert_gpt2(reader: _Reader) -> ConvertedTokenizers:
-    return _single(_byte_level(reader, ["<|endoftext|>"]), "vocab.json and merges.txt")
+def _convert_gpt2(reader: _Reader) -> Tokenizer:
+    return _byte_level(reader, ["<|endoftext|>"])
 
 
-def _convert_qwen(reader: _Reader) -> ConvertedTokenizers:
+def _convert_qwen(reader: _Reader) -> Tokenizer:
     vocabulary, merges = reader.vocabulary("vocab.json"), reader.lines("merges.txt")
-    tokenizer = convert_byte_level(vocabulary, merges, ["<|endoftext|>"], words=QWEN_WORDS)
-    return _single(tokenizer, "vocab.json and merges.txt")
+    return convert_byte_level(vocabulary, merges, ["<|endoftext|>"], words=QWEN_WORDS)
 
 
-def _convert_t5(reader: _Reader) -> ConvertedTokenizers:
+def _convert_t5(reader: _Reader) -> Tokenizer:
     """Convert the model of T5, whose last ids are `<extra_id_99>` to `<extra_id_0>`."""
     model = reader.sentencepiece("spiece.model")
     count = reader.number("extra_ids", 100 if reader.model_type == "t5" else 0)
     extra = [f"<extra_id_{index}>" for index in reversed(range(count))]
     tokenizer = convert_sentencepiece(model, _extended(model.ids, extra), special=["<pad>", END, *extra])
     _set_template(tokenizer, f"$A {END}", f"$A {END} $B {END}")
-    return _single(tokenizer, "spiece.model")
+    return tokenizer
 
 
-def _convert_albert(reader: _Reader) -> ConvertedTokenizers:
+def _convert_albert(reader: _Reader) -> Tokenizer:
     model = reader.sentencepiece("spiece.model")
     prefix: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not reader.flag("keep_accents", False):
@@ -329,10 +317,10 @@ def _convert_albert(reader: _Reader) -> ConvertedTokenizers:
     special = ["[CLS]", "[SEP]", "<pad>", "[MASK]"]
     tokenizer = convert_sentencepiece(model, special=special, prefix=prefix)
     _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
-    return _single(tokenizer, "spiece.model")
+    return tokenizer
 
 
-def _convert_pegasus(reader: _Reader) -> ConvertedTokenizers:
+def _convert_pegasus(reader: _Reader) -> Tokenizer:
     """Convert the model of Pegasus, whose ids are shifted for masks and unused tokens."""
     model = reader.sentencepiece("spiece.model")
     offset = reader.number("offset", 103)
@@ -343,32 +331,32 @@ def _convert_pegasus(reader: _Reader) -> ConvertedTokenizers:
         raise ImportFailedError(f"spiece.model: the ids from <unk> on must be {offset} less than those of Pegasus")
     tokenizer = convert_sentencepiece(model, ids, special=first)
     _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    return _single(tokenizer, "spiece.model")
+    return tokenizer
 
 
-def _convert_llama(reader: _Reader) -> ConvertedTokenizers:
+def _convert_llama(reader: _Reader) -> Tokenizer:
     tokenizer = convert_sentencepiece(reader.sentencepiece("tokenizer.model"))
     begin = "<s> " if reader.flag("add_bos_token", True) else ""
     end = f" {END}" if reader.flag("add_eos_token", False) else ""
     if begin or end:
         _set_template(tokenizer, f"{begin}$A{end}", f"{begin}$A{end} {begin}$B{end}")
-    return _single(tokenizer, "tokenizer.model")
+    return tokenizer
 
 
-def _convert_xlm_roberta(reader: _Reader) -> ConvertedTokenizers:
+def _convert_xlm_roberta(reader: _Reader) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     tokenizer = convert_sentencepiece(model, _fairseq_ids(model, []), special=["<pad>", "<mask>"])
     _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
-    return _single(tokenizer, "sentencepiece.bpe.model")
+    return tokenizer
 
 
-def _convert_mbart(reader: _Reader) -> ConvertedTokenizers:
+def _convert_mbart(reader: _Reader) -> Tokenizer:
     is_50 = reader.config.get("tokenizer_class") in ("MBart50Tokenizer", "MBart50TokenizerFast")
     listed = language_tokens(reader.additional_special_tokens())
     return _fairseq(reader, listed or (MBART_50 if is_50 else MBART))
 
 
-def _convert_m2m(reader: _Reader) -> ConvertedTokenizers:
+def _convert_m2m(reader: _Reader) -> Tokenizer:
     """Convert the model of NLLB, or that of M2M100, whose ids are in vocab.json."""
     if reader.data("vocab.json") is None:
         languages = language_tokens(reader.additional_special_tokens())
@@ -386,17 +374,15 @@ def _convert_m2m(reader: _Reader) -> ConvertedTokenizers:
     ids = _extended(reader.vocabulary("vocab.json"), languages)
     tokenizer = convert_sentencepiece(model, ids, special=["<s>", "<pad>", END, *languages])
     _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    dropped = _num_dropped(model, ids)
-    files = "sentencepiece.bpe.model and vocab.json"
-    return ConvertedTokenizers(tokenizer, tokenizer, files, language_ids(_special_ids(tokenizer)), dropped)
+    return tokenizer
 
 
-def _fairseq(reader: _Reader, languages: Sequence[str]) -> ConvertedTokenizers:
+def _fairseq(reader: _Reader, languages: Sequence[str]) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     special = ["<pad>", *languages, "<mask>"]
     tokenizer = convert_sentencepiece(model, _fairseq_ids(model, languages), special=special)
     _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    return _single(tokenizer, "sentencepiece.bpe.model", language_ids(_special_ids(tokenizer)))
+    return tokenizer
 
 
 def _fairseq_ids(model: SentencePieceModel, languages: Sequence[str]) -> dict[str, int]:
@@ -427,9 +413,8 @@ def _convert_marian(reader: _Reader) -> ConvertedTokenizers:
         tokenizer = convert_sentencepiece(model, ids, special=special, codes=found)
         _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
         tokenizers.append(tokenizer)
-    dropped = _num_dropped(source, source_ids) + _num_dropped(target, target_ids)
     languages = language_ids({code: source_ids[code] for code in codes})
-    return ConvertedTokenizers(tokenizers[0], tokenizers[1], MARIAN_FILES, languages, dropped)
+    return ConvertedTokenizers(tokenizers[0], tokenizers[1], languages)
 
 
 def _extended(ids: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
@@ -440,11 +425,7 @@ def _extended(ids: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
     return extended
 
 
-def _num_dropped(model: SentencePieceModel, ids: Mapping[str, int]) -> int:
-    return sum(piece.kind == PieceKind.NORMAL and piece.text not in ids for piece in model.pieces)
-
-
-CONVERSIONS: dict[str, Callable[[_Reader], ConvertedTokenizers]] = {
+CONVERSIONS: dict[str, Callable[[_Reader], Tokenizer]] = {
     "albert": _convert_albert,
     "bart": _convert_roberta,
     "bert": _convert_bert,

@@ -6,12 +6,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from export.errors import ImportFailedError
 
+UNKNOWN = "[UNK]"  # token of BERT for unknown words
+
 
 def convert_word_pieces(
     lines: Sequence[str],
     special: Sequence[str],
     *,
-    unknown: str = "[UNK]",
     lowercase: bool = True,
     strip_accents: bool | None = None,
     split_chinese: bool = True,
@@ -21,7 +22,6 @@ def convert_word_pieces(
     Args:
         lines: tokens in the order of their ids, as in `vocab.txt`.
         special: special tokens; those that are not in the vocabulary are ignored.
-        unknown: token for unknown words.
         lowercase: convert texts to lowercase.
         strip_accents: remove accents; None does so if `lowercase` is true.
         split_chinese: make each Chinese character a word.
@@ -32,15 +32,15 @@ def convert_word_pieces(
     vocabulary = {token: id_ for id_, token in enumerate(lines)}
     if len(vocabulary) < len(lines):
         raise ImportFailedError("vocab.txt has a token twice, so that its line is not its id")
-    if unknown not in vocabulary:
-        raise ImportFailedError(f"vocab.txt has no token {unknown!r} for unknown words")
-    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    if UNKNOWN not in vocabulary:
+        raise ImportFailedError(f"vocab.txt has no token {UNKNOWN!r} for unknown words")
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=UNKNOWN))
     tokenizer.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
-    known = [token for token in (unknown, *special) if token in vocabulary]
+    known = [token for token in (UNKNOWN, *special) if token in vocabulary]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known])
     return tokenizer
 

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import torch
 
-from export.check.sessions import Array, open_sessions, token_cosines
+from export.check.sessions import Array, open_sessions
 from export.convert.bundles import half_bundle, quantize_bundle
 from export.errors import VerificationError
 from export.graphs.builder import WeightFile
@@ -28,7 +28,8 @@ IDS = np.array([5, 300, 17], np.int64)
 
 
 def compared(folder: Path) -> Array:
-    return token_cosines(open_sessions(folder, read_bundle(folder)), IDS)
+    (cosines,) = open_sessions(folder, read_bundle(folder)).similar.run(["cosines"], {"token_ids": IDS})
+    return np.asarray(cosines)
 
 
 def test_cosines_equal_those_of_single_pairs_in_pytorch(bundle: Path, model: Transformer) -> None:
