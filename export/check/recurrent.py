@@ -5,7 +5,6 @@ Recurrent models have no description, so that `export.check.verify` cannot verif
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import numpy as np
 import torch
@@ -26,40 +25,19 @@ PERTURBED_PAIRS = 2  # pairs of perturbed models, see `model.rounding`; few are 
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 SPARE_POSITIONS = 3  # the caches of the service are longer than its sequences
-FIELDS = ("hidden", "logits", "attention", "states")  # of `Differences` with limits
+KINDS = ("hidden", "logits", "attention", "states")  # of outputs; logits include log-probabilities
 
 Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Differences:
-    """Largest absolute differences, and numbers of different generations."""
-
-    hidden: float = 0.0
-    logits: float = 0.0  # also log-probabilities
-    attention: float = 0.0
-    generations: int = 0  # that rounding does not explain
-    close_generations: int = 0  # that differ first where the two best candidates are close
-    states: float = 0.0  # states after a step
-
-    def merged(self, other: "Differences") -> "Differences":
-        return Differences(
-            # NumPy's maximum keeps NaN, which Python's may lose.
-            float(np.maximum(self.hidden, other.hidden)),
-            float(np.maximum(self.logits, other.logits)),
-            float(np.maximum(self.attention, other.attention)),
-            self.generations + other.generations,
-            self.close_generations + other.close_generations,
-            float(np.maximum(self.states, other.states)),
-        )
-
-
-@dataclass(frozen=True)
 class Compared:
-    """Differences in one batch, and the largest differences that rounding explains, by field."""
+    """Comparison of one batch."""
 
-    found: Differences
-    limits: Mapping[str, float]
+    found: Mapping[str, float]  # the largest difference of each kind
+    limits: Mapping[str, float]  # the largest difference of each kind that rounding explains
+    generations: int = 0  # that differ although rounding does not explain it
+    close_generations: int = 0  # that differ first where the two best candidates are close
 
 
 def verify(
@@ -98,18 +76,18 @@ def verify(
             _compare_batch(sessions, models, sources[start : start + BATCH_ROWS])
             for start in range(0, len(sources), BATCH_ROWS)
         ]
-    found = reduce(Differences.merged, (one.found for one in compared))
-    differences = {kind: [(getattr(one.found, kind), one.limits.get(kind, 0.0)) for one in compared] for kind in FIELDS}
+    differences = {kind: [(one.found[kind], one.limits.get(kind, 0.0)) for one in compared] for kind in KINDS}
+    generations = sum(one.generations for one in compared)
     if sessions.similar is not None:
         differences["cosines"] = [compare_cosines(sessions.similar, model.embedding.weight.detach().numpy())]
-    raise_if_exceeded("ONNX Runtime and PyTorch", differences, found.generations, tolerance)
+    raise_if_exceeded("ONNX Runtime and PyTorch", differences, generations, tolerance)
     return Verification(
         sentences=len(sentences),
         tolerance=tolerance if tolerance is not None else max(limit for _, limit in differences["logits"]),
-        max_logit_difference=found.logits,
-        max_attention_difference=found.attention,
-        different_generations=found.generations,
-        close_generations=found.close_generations,
+        max_logit_difference=max(found for found, _ in differences["logits"]),
+        max_attention_difference=max(found for found, _ in differences["attention"]),
+        different_generations=generations,
+        close_generations=sum(one.close_generations for one in compared),
     )
 
 
@@ -126,8 +104,7 @@ def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], source
             generations, close_generations = generations + (not is_close), close_generations + is_close
         targets.append([first_id, *expected[:-1]])
     compared = _compare_forced(sessions, models, sources, targets)
-    found = replace(compared.found, generations=generations, close_generations=close_generations)
-    return replace(compared, found=found)
+    return replace(compared, generations=generations, close_generations=close_generations)
 
 
 @torch.inference_mode()
@@ -228,13 +205,12 @@ def _compare_forced(
     longest = max(map(len, targets))
     encoded, first = read_sources(sessions, sources, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
     is_own = _token_mask(sources)[:, :, None]
-    found = Differences(
-        hidden=_largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]),
-    )
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    found["hidden"].append(largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]))
     states = {name: array.copy() for name, array in first.items()}
     before = {name: array.numpy() for name, array in carried.items() if name in states}
     after = {name: expected.states[name].numpy() for name in before}
-    found = found.merged(Differences(states=_largest(first[name] - array[:, 0] for name, array in after.items())))
+    found["states"].append(largest(first[name] - array[:, 0] for name, array in after.items()))
     outputs = _outputs_to_compare(manifest)
     for tick in range(max(row + len(read) for row, read in enumerate(targets))):
         # Row i starts i ticks late, from its initial states. After its last token, it repeats that
@@ -252,16 +228,14 @@ def _compare_forced(
             continue
         given = {name: array[running] for name, array in given.items()}
         indices = running, np.array(ages)[running]
-        state_differences = [states[name][running] - array[running, indices[1] + 1] for name, array in after.items()]
-        found = found.merged(
-            Differences(
-                logits=_score_difference(given, logits[indices]),
-                attention=_map_difference(manifest, given, expected.cross, indices, np.array(source_lengths)[running]),
-                states=_largest(state_differences),
-            )
+        own = np.array(source_lengths)[running]
+        found["logits"].append(_score_difference(given, logits[indices]))
+        found["attention"].append(_map_difference(manifest, given, expected.cross, indices, own))
+        found["states"].append(
+            largest(states[name][running] - array[running, indices[1] + 1] for name, array in after.items())
         )
     _, limits = models.limits(compute)
-    return Compared(found, limits)
+    return Compared({kind: largest([np.array(each)]) for kind, each in found.items()}, limits)
 
 
 def _token_mask(sources: Sequence[Sequence[int]]) -> Array:
@@ -271,8 +245,8 @@ def _token_mask(sources: Sequence[Sequence[int]]) -> Array:
 
 
 def _values(given: ForcedPass, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """Return the compared values of a pass without padding, by field of `Differences`."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in ("hidden", "logits", "attention", "states")}
+    """Return the compared values of a pass without padding, by kind."""
+    parts: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
     for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
         logits = given.logits[row, : len(read)]
         parts["hidden"].append(given.hidden[row, : len(source)])
@@ -295,7 +269,7 @@ def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
     """Return the largest difference of logits (B, V) and of all log-probabilities."""
     logprobs = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
     top = np.sort(logprobs, axis=-1)[:, : -given["top_ids"].shape[1] - 1 : -1]  # (B, K)
-    return _largest(
+    return largest(
         [
             given["logits"] - logits,
             given["logprobs"] - logprobs,
@@ -325,9 +299,9 @@ def _map_difference(
     at_ages = cross.numpy().swapaxes(2, 3)[:, rows, ages].transpose(1, 2, 0, 3)  # (B, H, L, columns)
     columns = min(at_ages.shape[3], given[name].shape[3])
     is_own = np.arange(columns) < own[:, None, None, None]
-    return _largest([np.where(is_own, given[name][..., :columns] - at_ages[..., :columns], 0.0)])
+    return largest([np.where(is_own, given[name][..., :columns] - at_ages[..., :columns], 0.0)])
 
 
-def _largest(differences: Iterable[Array]) -> float:
+def largest(differences: Iterable[Array]) -> float:
     """Return the largest absolute value; NaN if there is one, and 0 without values."""
     return float(np.max([np.abs(difference).max() for difference in differences], initial=0))

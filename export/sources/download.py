@@ -6,7 +6,6 @@ The hub's own library does the transfer. Therefore its cache, token, progress ba
 
 import errno
 import glob
-import hashlib
 import re
 import subprocess
 import sys
@@ -266,9 +265,7 @@ def check_sha256(path: Path, expected: str) -> None:
     Raises:
         ImportFailedError: it differs.
     """
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
+    if (found := sha256_of(path)) != expected:
         raise ImportFailedError(
             f"{path.name} has the SHA-256 {found}, but the catalogue expects {expected}; it is not used"
         )

@@ -1,12 +1,13 @@
-import dataclasses
+import itertools
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from export.check.recurrent import Differences
+from export.check.recurrent import largest
 from export.errors import VerificationError
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
@@ -65,11 +66,10 @@ def test_nan_never_passes(bundle: Path, checkpoint: Path, toy_sentences: list[st
         verify_trained(bundle, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
 
 
-def test_merged_differences_keep_the_largest_and_nan() -> None:
-    small, large = Differences(1.0, math.nan, 1.0, 1), Differences(2.0, 0.0, 0.5, 1)
-    for merged in (small.merged(large), large.merged(small)):
-        assert math.isnan(merged.logits)
-        assert dataclasses.replace(merged, logits=0.0) == Differences(2.0, 0.0, 1.0, 2)
+def test_the_largest_difference_of_several_steps_keeps_nan() -> None:
+    steps = [np.array([1.0, -3.0]), np.array([math.nan]), np.array([2.0])]
+    assert all(math.isnan(largest(order)) for order in itertools.permutations(steps))
+    assert largest([steps[0], steps[2]]) == 3.0
 
 
 def test_a_sentence_that_is_too_long_for_the_model_is_rejected(
