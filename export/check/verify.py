@@ -85,7 +85,8 @@ def compared_rows(length: int) -> NDArray[np.int64]:
     """
     if length <= MAX_ROWS:
         return np.arange(length)
-    return np.union1d(np.linspace(0, length - 1, MAX_ROWS).astype(np.int64), np.arange(length - NEW_TOKENS, length))
+    last = np.arange(length - max(NEW_TOKENS, SENTENCE_TOKENS), length)
+    return np.union1d(np.linspace(0, length - 1, MAX_ROWS).astype(np.int64), last)
 
 
 def reference_outputs(
