@@ -217,6 +217,7 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
         Call("/v1/score", {**own, "targets": text[:100]}),
         Call("/v1/completions", openai),
         Call("/v1/completions", {**openai, "stream": True}),
+        Call("/api/generate", {"model": model, "prompt": text, "options": {"num_predict": MAX_TOKENS}}),
         *(Call(f"{path}?model={model}", short) for path in ("/", "/generate", "/generate_stream")),
         *(
             Call(f"{one}/{name}", {"text_input": text})
@@ -235,7 +236,7 @@ def _maps(model: str, text: str, number: int) -> list[Call]:
 def _encodings(model: str, text: str, number: int) -> list[Call]:
     return [
         Call("/v1/encode", {"model": model, "inputs": text, "pooling": "mean"}),
-        Call("/v1/embeddings", {"model": model, "input": text}),
+        *(Call(path, {"model": model, "input": text}) for path in ("/v1/embeddings", "/api/embed")),
         *(Call(f"{path}?model={model}", {"inputs": text}) for path in ("/embed", "/embed_all")),
         Call(f"/similarity?model={model}", {"inputs": {"source_sentence": text, "sentences": [text[:50], text[:80]]}}),
     ]
@@ -258,7 +259,12 @@ def _rankings(model: str, text: str, number: int) -> list[Call]:
 
 def _chats(model: str, text: str, number: int) -> list[Call]:
     body = {"model": model, "messages": [{"role": "user", "content": text[:100]}], "max_tokens": MAX_TOKENS}
-    return [Call("/v1/chat/completions", {**body, "stream": is_streamed}) for is_streamed in (False, True)]
+    ollama = {"model": model, "messages": body["messages"], "options": {"num_predict": MAX_TOKENS}}
+    return [
+        Call(path, {**one, "stream": is_streamed})
+        for path, one in (("/v1/chat/completions", body), ("/api/chat", ollama))
+        for is_streamed in (False, True)
+    ]
 
 
 def _translations(model: str, text: str, number: int) -> list[Call]:
@@ -273,6 +279,7 @@ def _plain(model: str, text: str) -> list[Call]:
         Call(f"/tokenize?model={model}", {"inputs": text}),
         Call(f"/decode?model={model}", {"ids": [5, 6, 7]}),
         Call("/v2/repository/index", {}),
+        Call("/api/show", {"model": model}),
         *map(Call, GETS),
         Call(f"/v1/models/{model}"),
         *(Call(one + name) for one in _paths(model) for name in ("", "/ready", "/config", "/stats")),
@@ -292,6 +299,7 @@ GETS = (
         "/openapi.json",
     ),
     *("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats", "/info", "/languages"),
+    *("/api/tags", "/api/version"),
 )
 
 
