@@ -90,8 +90,8 @@ def decoding_parameters(body: DecodingBody, model: ServedModel) -> GenerateParam
     """
     options = body.options or DecodingOptions()
     given = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
-    has_limit = (options.max_new_tokens or 0) > 0
-    if not has_limit and (options.max_new_tokens is not None or model.manifest.generation.max_new_tokens is None):
+    length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
+    if length is None or length < 1:
         given["max_new_tokens"] = model.manifest.limits.max_target_tokens
     if options.temperature is not None:
         given["do_sample"] = options.temperature > 0

@@ -10,6 +10,8 @@ from service.compat.common import Ignored
 from service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal, object_schema
 from service.inference.results import Numbers
 from service.parameters import (
+    MAX_TEMPERATURE,
+    MAX_TOKENS,
     MinP,
     RepetitionPenalty,
     Seed,
@@ -34,13 +36,13 @@ NEEDS_LOGPROBS: list[Any] = [
 class DecodingOptions(RequestBody):
     """Options of a generation. Those that are absent have the defaults of the model."""
 
-    max_new_tokens: Annotated[int, Field(ge=-2, le=65536)] | None = Field(
+    max_new_tokens: Annotated[int, Field(ge=-2, le=MAX_TOKENS)] | None = Field(
         default=None,
         alias="num_predict",
         description="Maximum number of generated tokens. The default is that of the model; without one, and with 0, -1 "
         "and -2, it is as many as the model can generate.",
     )
-    temperature: Annotated[float, Field(ge=0, le=10)] | None = Field(
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
         default=None,
         description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
         "model samples by default.",
