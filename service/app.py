@@ -26,6 +26,7 @@ from service.api import (
     tokens,
 )
 from service.bundle import BundleError, Languages
+from service.errors import INTERRUPTIONS
 from service.http import docs, page
 from service.http.application import Application
 from service.http.dispatch import CallLog, Dispatcher
@@ -108,7 +109,9 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
 
     try:
         backend = await run_in_daemon_thread(functools.partial(load, service.settings, observer_of))
-    except Exception as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         is_expected = isinstance(error, BundleError | RuntimeUnavailableError)
         logger.error("cannot serve: %s", error if is_expected else f"{type(error).__name__}: {error}")
         end_process(EXIT_CANNOT_SERVE)

@@ -12,6 +12,7 @@ import logging
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ from service.engine.request import (
     SimilarRequest,
 )
 from service.engine.worker import Worker
+from service.errors import INTERRUPTIONS
 from service.inference.dense import read_dense
 from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel, default_models, state_bytes
 from service.machine import usable_threads
@@ -43,7 +45,7 @@ from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
 from service.settings import ALL_MODELS, Settings
 from service.text.tokenizer import TextTokenizer, read_tokenizer
-from service.threads import run_in_threads
+from service.threads import run_in_threads, run_within
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -58,7 +60,8 @@ class TokenizerCache:
 
     def __init__(self) -> None:
         self._tokenizers = WeakValueDictionary[str, TextTokenizer]()
-        self._lock = threading.Lock()  # two threads must not read equal tokenizers
+        # Two threads must not read equal tokenizers; others are read at the same time.
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def read(self, path: Path, sha256: str) -> TextTokenizer:
         """Return a tokenizer; read its file only if no equal one was read before.
@@ -66,7 +69,7 @@ class TokenizerCache:
         Raises:
             BundleError: the file is not a tokenizer.
         """
-        with self._lock:
+        with self._locks[sha256]:
             tokenizer = self._tokenizers.get(sha256)
             if tokenizer is None:
                 tokenizer = self._tokenizers[sha256] = read_tokenizer(path)
@@ -177,7 +180,7 @@ def load_bundles(
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [
-        partial(_attempt, folder, partial(_open_bundle, folder, manifest, provider, settings, tokenizers))
+        partial(_attempt, folder, settings, partial(_open_bundle, folder, manifest, provider, settings, tokenizers))
         for folder, manifest in bundles.items()
     ]
     opened_bundles = run_in_threads(loads, usable_threads())
@@ -185,7 +188,7 @@ def load_bundles(
     run_graphs = partial(_run_graphs, settings=settings, observer_of=observer_of)
     loaded: list[LoadedModel] = []
     for folder, opened in zip(bundles, opened_bundles, strict=True):
-        result = opened if isinstance(opened, BundleError) else _attempt(folder, partial(run_graphs, opened))
+        result = opened if isinstance(opened, BundleError) else _attempt(folder, settings, partial(run_graphs, opened))
         if isinstance(result, BundleError):
             on_failure(folder, result)
         else:
@@ -241,7 +244,7 @@ class BundleRepository:
             opened = _open_bundle(folder, manifest, self._provider, settings, self._tokenizers)
             return _run_graphs(opened, settings, self._observer_of)
 
-        loaded = _attempt(folder, load)
+        loaded = _attempt(folder, settings, load)
         if isinstance(loaded, BundleError):
             raise loaded
         trim_heap()  # loading and the largest shapes took more memory than serving needs
@@ -258,13 +261,20 @@ class BundleRepository:
             return {}
 
 
-def _attempt(folder: Path, load: Callable[[], Result]) -> Result | BundleError:
+def _attempt(folder: Path, settings: Settings, load: Callable[[], Result]) -> Result | BundleError:
     """Return what a step of loading returns, or the error that names the bundle."""
     try:
-        return load()
+        return run_within(load, settings.load_timeout_s)
+    except INTERRUPTIONS:
+        raise
     except BundleError as error:
         return error
-    except Exception as error:
+    except TimeoutError:
+        return BundleError(
+            f"{folder} did not load within {settings.load_timeout_s:g} seconds; remove it, or set "
+            "SIGHTLINE_LOAD_TIMEOUT_S to more"
+        )
+    except BaseException as error:  # also panics of libraries, which are not subclasses of Exception
         reason = BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}")
         reason.__cause__ = error
         return reason

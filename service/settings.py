@@ -66,6 +66,12 @@ class Settings(BaseModel):
         default="",
         description="Models to load on their first use instead of at start: names, comma-separated, or `*` for all.",
     )
+    load_timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        description="Maximum seconds of each of the two stages of the load of a bundle: reading it, and running its "
+        "graphs. A bundle that takes longer is not served.",
+    )
     model_control: Literal["none", "explicit"] = Field(
         default="none",
         description="explicit allows clients to load and unload models of the bundles folder by name with POST "

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,6 +35,24 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="load", daemon=True).start()
     return await future
+
+
+def run_within(work: Callable[[], T], seconds: float) -> T:
+    """Run a function in a daemon thread and return its result.
+
+    Raises:
+        TimeoutError: it takes longer. The thread goes on, because threads cannot be ended.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="load-one", daemon=True).start()
+    return outcome.result(seconds)
 
 
 def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> list[T]:

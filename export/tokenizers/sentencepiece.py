@@ -19,6 +19,7 @@ from enum import IntEnum
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from export.errors import ImportFailedError
+from service.text.tokenizer import OUTER_SPACES
 
 SPACE = "▁"  # U+2581, a space in pieces
 # A name that starts with a space cannot be found in a text, in which all spaces are `SPACE`. It
@@ -275,7 +276,7 @@ def _normalizer(model: SentencePieceModel, prefix: Sequence[normalizers.Normaliz
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(OUTER_SPACES), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])

@@ -129,6 +129,9 @@ class ModelList:
 
     object: Annotated[Literal["list"], Field(description="Always `list`.")]
     data: Annotated[list[ModelCard], Field(description="Served models, sorted by name.")]
+    failed_models: Annotated[
+        list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,9 @@ class ModelDetails(ModelCard):
 
 async def list_models(call: Call) -> ModelList:
     """List the models."""
-    return ModelList("list", [card_of(one, call.service.state_of(one.name)) for one in call.service.all_manifests()])
+    service = call.service
+    cards = [card_of(one, service.state_of(one.name)) for one in service.all_manifests()]
+    return ModelList("list", cards, service.failed_models)
 
 
 async def show_model(call: Call, model_id: PathModel) -> ModelDetails:

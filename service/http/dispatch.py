@@ -16,7 +16,7 @@ import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
-from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
+from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, INTERRUPTIONS, ApiError, ClientGoneError
 from service.http.call import NO_ROUTE, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
 from service.http.incoming import EXCHANGE
@@ -151,7 +151,9 @@ class Dispatcher:
                 await _send_error(call, send, error)
             except ClientGoneError:
                 call.code = CLIENT_GONE
-            except Exception:
+            except INTERRUPTIONS:
+                raise
+            except BaseException:
                 logger.exception("a call failed", extra={"fields": {"request_id": call.request_id}})
                 await _send_error(call, send, ApiError("internal"))
         except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
@@ -237,7 +239,9 @@ async def _send_events(call: HttpCall, send: Send, response: EventStream) -> Non
     except ClientGoneError:
         call.code = CLIENT_GONE
         return
-    except Exception:
+    except INTERRUPTIONS:
+        raise
+    except BaseException:
         logger.exception("a stream failed", extra={"fields": {"request_id": call.request_id}})
         call.code = "internal"
         last = chunk + encoder.error(call.error_body(ApiError("internal")))

@@ -29,7 +29,7 @@ from service.inference.lazy import load_on_first_use
 from service.inference.results import MAX_NUMBERS, TimingsMs
 from service.inference.service import DefaultTask, ServedModel, Service
 from service.text.chat import Prompt
-from service.text.tokenizer import LONG_TEXT, TextTokenizer
+from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
 Ids = tuple[int, ...]
 T = TypeVar("T")
@@ -407,6 +407,7 @@ def encode_texts(
             sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
             continue
         parts = [one for one in (text, second) if one and len(one) >= LONG_TEXT]
+        check_characters(sum(map(len, parts)), max_tokens, field, texts.index(index))
         least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
         if least > max_tokens:
             raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
@@ -426,6 +427,7 @@ def encode_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> 
     Raises:
         ApiError: `input_too_long`.
     """
+    check_characters(sum(map(len, prompt.texts)), max_tokens, "inputs", None)
     least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in prompt.texts)
     if least > max_tokens:
         raise input_too_long(f"at least {least}", max_tokens, "inputs", None)
@@ -433,6 +435,21 @@ def encode_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> 
     if len(ids) > max_tokens:
         raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
     return [tuple(ids)]
+
+
+def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None) -> None:
+    """Check that a text is not so long that even its tokenization would take too much time.
+
+    Raises:
+        ApiError: `input_too_long`.
+    """
+    limit = MAX_CHARACTERS_PER_TOKEN * max_tokens
+    if num_characters > limit:
+        message = (
+            f"It must have at most {max_tokens} tokens for this model, and so at most {limit} characters, got "
+            f"{num_characters} characters."
+        )
+        raise ApiError("input_too_long", message, field=field, index=index)
 
 
 def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:

@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from service.bundle import BundleError
-from service.errors import ApiError
+from service.errors import INTERRUPTIONS, ApiError
 from service.inference.service import LazyModel, LoadedModel, ServedModel, Service
 from service.threads import run_in_daemon_thread
 
@@ -70,7 +70,7 @@ def _check_retry(name: str, lazy: LazyModel) -> None:
 async def _load(service: Service, name: str, lazy: LazyModel) -> None:
     """Load a lazy model. A failure is recorded in `lazy`, from which each call makes its error."""
     try:
-        async with service.repository_lock:
+        async with service.model_locks[name]:
             if service.lazy_models.get(name) is lazy:  # otherwise a request has loaded or unloaded it
                 await attach_loaded(service, await load_from_repository(service, name))
     except ApiError:
@@ -80,7 +80,7 @@ async def _load(service: Service, name: str, lazy: LazyModel) -> None:
 
 
 async def load_from_repository(service: Service, name: str) -> LoadedModel:
-    """Load a bundle in a thread of its own; the caller holds `repository_lock`.
+    """Load a bundle in a thread of its own; the caller holds the lock of the model.
 
     Raises:
         ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
@@ -88,7 +88,9 @@ async def load_from_repository(service: Service, name: str) -> LoadedModel:
     load = partial(service.repository.load, name, service.reserved_bytes(name))
     try:
         loaded = await run_in_daemon_thread(load)
-    except Exception as error:
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:
         is_expected = isinstance(error, BundleError)
         logger.error("%s is not loaded: %s", name, error, exc_info=None if is_expected else error)
         raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None

@@ -69,7 +69,7 @@ async def load_model(call: Call, name: str) -> RepositoryEntry:
     """
     service = call.service
     _check_allowed(service)
-    async with service.repository_lock:
+    async with service.repository_lock, service.model_locks[name]:
         manifest = await _find(service, name)
         old = service.models.get(name)
         if old is not None and old.manifest == manifest:
@@ -97,7 +97,7 @@ async def unload_model(call: Call, name: str) -> RepositoryEntry:
     """
     service = call.service
     _check_allowed(service)
-    async with service.repository_lock:
+    async with service.model_locks[name]:
         if name in service.models:
             await _unload(service, name)
         elif name in service.lazy_models:

@@ -1,6 +1,7 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -167,7 +168,9 @@ class Service:
         self.is_loaded = False  # True from the end of loading on
         self.worker: Worker  # set when the models are loaded
         self.repository: ModelRepository  # set when the models are loaded
-        self.repository_lock = asyncio.Lock()  # held while a model is loaded or unloaded
+        self.repository_lock = asyncio.Lock()  # held while a model is loaded for which no memory is reserved yet
+        # Held while a model is loaded or unloaded, by its name.
+        self.model_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.replaced_models: set[str] = set()  # names of unloaded models that will be back soon
         self._observer_of: Callable[[str], ModelMetrics]  # set when the models are loaded
 

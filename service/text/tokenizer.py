@@ -9,15 +9,18 @@ other tokens are, except for the first token, which may lose its leading space.
 import codecs
 import itertools
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from service.bundle import BundleError
+from service.errors import INTERRUPTIONS
 
 T = TypeVar("T")
 Offsets = list[tuple[int, int] | None]  # start and end of each token's characters; None for special tokens
@@ -28,6 +31,18 @@ LONG_TEXT = 2048
 # it: at most 100 in WordPiece, which replaces longer words by one unknown token.
 CUT_TOKENS = 512
 CHARACTERS_PER_TOKEN = 8  # more than almost all texts have
+# A text with more characters for each token of a model is too long for it. No vocabulary that is in
+# use has longer tokens. One token can still stand for more characters: a word that is unknown, or
+# spaces that are merged.
+MAX_CHARACTERS_PER_TOKEN = 128
+# Spaces before and after a text, as the `tokenizers` library finds them in time that is linear in
+# the length of the text. Bundles that were exported before have an expression that took quadratic
+# time to find the same.
+OUTER_SPACES = r"\A +(?:[ ▁]*\z)?|(?<![ ▁])[ ▁]+\z"
+SLOW_OUTER_SPACES = r"\A +|[ ▁]+\z"
+# Rules of a tokenizer may make a text this many times longer. They are applied to all of it while
+# Python's global lock is held.
+MAX_GROWTH = 1000
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
 FIRST = "a"  # a token before another one, to find the text that the other adds
 
@@ -111,7 +126,7 @@ class TextTokenizer:
                 at the start of a prompt.
         """
         tokenizer = self._tokenizer if is_start else self._continuing
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = _encode(tokenizer, text, add_special_tokens).ids
         return ids
 
     def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
@@ -128,7 +143,7 @@ class TextTokenizer:
             ValueError: max_tokens leaves no token for the texts.
         """
         if max_tokens is None:
-            ids: list[int] = self._tokenizer.encode(first, second).ids
+            ids: list[int] = _encode(self._tokenizer, (first, second)).ids
             return ids
         budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
         if budget < 1:
@@ -191,7 +206,7 @@ class TextTokenizer:
         tokens of the template, an inserted leading space) have empty ranges. Tokens that share one
         character, such as the bytes of an emoji, have the same range.
         """
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        encoding = _encode(self._tokenizer, text, add_special_tokens)
         ids: list[int] = encoding.ids
         offsets: list[tuple[int, int]] = encoding.offsets
         is_added: list[int] = encoding.special_tokens_mask
@@ -367,7 +382,7 @@ class TextTokenizer:
         """
         encoding = None
         for start in _starts(text, max_tokens):
-            encoding = self._tokenizer.encode(start, add_special_tokens=False)
+            encoding = _encode(self._tokenizer, start, False)
             if len(encoding) >= max_tokens + CUT_TOKENS:
                 break
         return encoding
@@ -377,12 +392,38 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     """Read a `tokenizer.json`.
 
     Raises:
-        BundleError: the file cannot be read, or its decoder is of a kind that is not supported.
+        BundleError: the file cannot be read, its decoder is of a kind that is not supported, or its
+            rules make texts much longer.
     """
     try:
-        return TextTokenizer(Tokenizer.from_file(str(path)))
-    except Exception as error:  # the library raises bare exceptions
+        tokenizer = Tokenizer.from_file(str(path))
+        _check_growth(tokenizer)
+        _replace_slow_pattern(tokenizer)
+        return TextTokenizer(tokenizer)
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics
         raise BundleError(f"{path} cannot be used: {error}") from None
+
+
+def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Any:
+    """Tokenize a text or a pair of texts.
+
+    The library holds Python's global lock while it encodes one input, but not for a batch, which
+    costs more for a short text.
+
+    Raises:
+        RuntimeError: the library panics.
+    """
+    first, second = (text, None) if isinstance(text, str) else text
+    try:
+        if len(first) + len(second or "") < LONG_TEXT:
+            return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    except (*INTERRUPTIONS, Exception):
+        raise
+    except BaseException as panic:  # no subclass of Exception
+        raise RuntimeError(f"the tokenizer panics: {panic}") from panic
 
 
 def _starts(text: str, max_tokens: int) -> Iterator[str]:
@@ -405,18 +446,75 @@ def _end_of_removed(text: str, start: int, end: int) -> int:
 
 
 def _config(part: Any) -> dict[str, Any]:
-    """Return the configuration of a decoder or a pre-tokenizer; it is empty for None."""
+    """Return the configuration of a part of a tokenizer; it is empty for None."""
     config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
     return config
 
 
 def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a decoder or a pre-tokenizer in order; sequences are flattened."""
+    """Yield the steps of a part of a tokenizer in order; sequences are flattened."""
     if config.get("type") == "Sequence":
-        for step in config.get("decoders") or config.get("pretokenizers") or ():
-            yield from _steps(step)
+        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for step in config.get(name) or ():
+                yield from _steps(step)
     elif config:
         yield config
+
+
+def _check_growth(tokenizer: Tokenizer) -> None:
+    """Check that no part of a tokenizer makes a text very much longer, as a few rules can that each
+    double it.
+
+    Raises:
+        ValueError: a part does.
+    """
+    parts = {
+        "normalizer": tokenizer.normalizer,
+        "pre-tokenizer": tokenizer.pre_tokenizer,
+        "post-processor": tokenizer.post_processor,
+        "decoder": tokenizer.decoder,
+    }
+    for name, part in parts.items():
+        growth = math.prod(map(_growth_of, _steps(_config(part))))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
+
+
+def _growth_of(step: dict[str, Any]) -> float:
+    """Return how many times longer a step can make a text, without what it adds once."""
+    kind = step["type"]
+    if kind == "Replace":
+        ((pattern_kind, pattern),) = step["pattern"].items()
+        if pattern_kind == "String" and pattern:
+            return max(1.0, len(step["content"]) / len(pattern))
+        return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
+    if kind == "TemplateProcessing":
+        counts = Counter(
+            one["Sequence"]["id"] for part in ("single", "pair") for one in step[part] if "Sequence" in one
+        )
+        return max(1.0, *(count / 2 for count in counts.values()))
+    # A character has at most 18 others in NFKC, and 4 bytes in UTF-8.
+    return {"Precompiled": 18.0, "ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
+
+
+def _matches_nothing(pattern: str) -> bool:
+    """Return True if an expression can match where there is no character."""
+    try:
+        return re.match(pattern, "") is not None
+    except re.error:  # another syntax than Python's
+        return True
+
+
+def _replace_slow_pattern(tokenizer: Tokenizer) -> None:
+    """Replace the expression of bundles that were exported before `OUTER_SPACES`."""
+    config = _config(tokenizer.normalizer)
+    slow = [step for step in _steps(config) if step.get("pattern") == {"Regex": SLOW_OUTER_SPACES}]
+    for step in slow:
+        step["pattern"] = {"Regex": OUTER_SPACES}
+    if slow:
+        normalizer = normalizers.Sequence([])
+        normalizer.__setstate__(json.dumps(config).encode())
+        tokenizer.normalizer = normalizer
 
 
 def _check_decoder(config: dict[str, Any]) -> None:

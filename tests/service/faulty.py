@@ -22,6 +22,10 @@ class FaultError(RuntimeError):
     """An injected fault."""
 
 
+class Panic(BaseException):
+    """A panic of a library that is written in Rust: no subclass of Exception."""
+
+
 @dataclass
 class Fault:
     """A fault at call `call` of a graph, counted from 1, for one row or example; -1 is the last."""
@@ -148,9 +152,10 @@ class FaultyTokenizer(TextTokenizer):
         self._inner = inner
         self.arm("", 0)
 
-    def arm(self, method: str, call: int) -> None:
+    def arm(self, method: str, call: int, error: type[BaseException] = FaultError) -> None:
         """Set the method and the number of the call that raises, counted from 1 from now on."""
         self._method = method
+        self._error = error
         self._call = call
         self._num_calls = 0
         self.has_happened = False
@@ -161,7 +166,7 @@ class FaultyTokenizer(TextTokenizer):
         self._num_calls += 1
         if self._num_calls == self._call:
             self.has_happened = True
-            raise FaultError(method)
+            raise self._error(method)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
         self._count("encode")

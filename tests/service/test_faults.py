@@ -14,7 +14,7 @@ import pytest
 
 from service.errors import ERRORS, ErrorCode
 from tests.service.conftest import MakeBackend, Running, Start, classifying, until
-from tests.service.faulty import Fault, FaultKind, FaultyRunner, FaultyTokenizer, GraphName
+from tests.service.faulty import Fault, FaultError, FaultKind, FaultyRunner, FaultyTokenizer, GraphName, Panic
 from tests.support.fake_runner import FakeRunner
 
 pytestmark = pytest.mark.anyio
@@ -184,16 +184,20 @@ async def test_a_fault_at_any_call_of_a_graph_fails_one_call_at_most(
     assert not failures.keys() & {"tokenize", "detokenize", "classify"}  # they do not use the graphs
 
 
-@pytest.mark.parametrize("method", ["encode", "encode_spans", "name", "bytes_of", "decode"])
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [(method, FaultError) for method in ("encode", "encode_spans", "name", "bytes_of", "decode")]
+    + [("encode", Panic), ("encode_spans", Panic)],
+)
 async def test_a_tokenizer_that_raises_fails_one_call_at_most(
-    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, method: str
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, method: str, error: type[BaseException]
 ) -> None:
     failures: Counter[str] = Counter()
     async with serving(start, make_backend) as service:
         expected = await service.call_all()
         number = 1
         while True:
-            service.tokenizer.arm(method, number)
+            service.tokenizer.arm(method, number, error)
             with log_lines(caplog) as lines:
                 results = await service.call_all()
             assert set(lines.values()) == {1} and len(lines) == len(CALLS)

@@ -1,13 +1,16 @@
 """Loading of real bundles. These tests need PyTorch to export them."""
 
+import base64
 import contextlib
 import dataclasses
 import gc
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
+import struct
 import tempfile
 import threading
 import time
@@ -21,6 +24,7 @@ import onnx
 import pytest
 
 from export.convert.bundles import half_bundle
+from service import loading
 from service.bundle import (
     MANIFEST,
     MAX_BEAMS,
@@ -452,6 +456,66 @@ def test_every_error_of_loading_names_the_bundle(folder: Path, damage: Callable[
         load(folder)
 
 
+def panic_in_the_tokenizer(bundle: Path) -> None:
+    """Name a table of characters that is too short, as a damaged SentencePiece model does."""
+    table = base64.b64encode(struct.pack("<I", 4) + bytes(4)).decode()
+    set_normalizer(bundle, {"type": "Precompiled", "precompiled_charsmap": table})
+
+
+def double_texts_forty_times(bundle: Path) -> None:
+    doubling = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    set_normalizer(bundle, {"type": "Sequence", "normalizers": [doubling] * 40})
+
+
+def set_normalizer(bundle: Path, normalizer: dict[str, Any]) -> None:
+    path = bundle / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "normalizer": normalizer}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (panic_in_the_tokenizer, "cannot be used: index out of bounds"),
+        (
+            double_texts_forty_times,
+            r"cannot be used: its normalizer can make a text 1.1e\+12 times longer; at most 1000 is allowed",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_lazy", [False, True], ids=["at start", "lazy"])
+def test_a_tokenizer_that_panics_or_explodes_is_the_failure_of_its_bundle_only(
+    folder: Path, damage: Callable[[Path], None], reason: str, is_lazy: bool
+) -> None:
+    damage(add_another(folder, "damaged"))
+    record_again(folder / "damaged")
+    backend = load(folder, lazy_models="damaged" if is_lazy else "")
+    assert list(backend.models) == ["toy"]
+    assert set(backend.failed) == (set() if is_lazy else {"damaged"})
+    with pytest.raises(BundleError, match=f"{folder}/damaged/tokenizer.json {reason}"):
+        backend.repository.load("damaged", 0)
+
+
+def test_a_bundle_that_does_not_load_in_time_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_another(folder, "endless")
+    release = threading.Event()
+    check = loading._check_known_inputs
+
+    def check_known_inputs(folder: Path, runner: Any) -> None:
+        if folder.name == "endless":
+            release.wait()
+        check(folder, runner)
+
+    monkeypatch.setattr(loading, "_check_known_inputs", check_known_inputs)
+    try:
+        backend = load(folder, load_timeout_s=1.0)
+    finally:
+        release.set()
+    assert list(backend.models) == ["toy"]
+    assert backend.failed == {
+        "endless": f"{folder}/endless did not load within 1 seconds; remove it, or set SIGHTLINE_LOAD_TIMEOUT_S to more"
+    }
+
+
 @contextlib.contextmanager
 def not_root() -> Iterator[None]:
     """Run the block as another user if this one is root, who may enter every folder."""
@@ -529,7 +593,7 @@ def test_bundles_are_opened_at_the_same_time_and_run_one_after_another(
     def check_known_inputs(folder: Path, runner: Any) -> None:
         nonlocal num_running
         num_running += 1
-        assert (num_running, threading.current_thread()) == (1, threading.main_thread())
+        assert num_running == 1 and not any(re.fullmatch(r"load-\d+", one.name) for one in threading.enumerate())
         num_running -= 1
 
     monkeypatch.setattr("service.loading.usable_threads", lambda: 2)

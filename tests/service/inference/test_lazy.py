@@ -316,3 +316,16 @@ async def test_the_end_of_the_service_ends_a_load(start: Start, make_backend: Ma
         assert lazy_model.load is None
         assert error(await call)[:2] == (503, "draining")
     may_load.set()
+
+
+async def test_an_endless_load_holds_up_no_other_model(start: Start, make_backend: MakeBackend) -> None:
+    release = threading.Event()
+    async with start(make_backend("endless", "other"), lazy_models="*") as running:
+        repository = repository_of(running)
+        repository.wait_for = release
+        waiting = generate(running, "endless", **{"X-Request-Timeout-Ms": "200"})
+        await until(lambda: repository.loads == ["endless"])
+        repository.wait_for = None
+        assert (await generate(running, "other")).status_code == 200
+        assert error(await waiting)[:2] == (503, "loading")
+        release.set()
