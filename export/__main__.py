@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from export.errors import VerificationError
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS
 from export.sources.checkpoint import Kind
-from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task
+from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task, TrainingUnit
 
 Action = Callable[[argparse.Namespace], BaseModel]
 
@@ -51,6 +51,12 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         metavar=("SOURCE", "TARGET"),
         help="ISO 639-1 codes of source and target language (default: those of the existing bundle)",
+    )
+    parser.add_argument(
+        "--unit",
+        choices=get_args(TrainingUnit),
+        help="unit of the texts that an encoder-decoder model was trained on; texts for a model of sentences are split "
+        "(default: sentence for translation models, text for others, by the family or the task of the training)",
     )
     parser.add_argument(
         "--max-tokens",

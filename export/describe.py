@@ -47,6 +47,7 @@ from service.bundle import (
     Limits,
     Ops,
     Tokens,
+    TrainingUnit,
     sha256_of,
 )
 
@@ -66,14 +67,15 @@ class Described:
     tokens: Tokens
     limits: Limits
     tokenizers: Mapping[str, Tokenizer]  # by the name of the file
-    source_file: str  # the tokenizer of sources, or of the prompts of a decoder-only model
-    target_file: str
+    source_tokenizer: str  # file of the tokenizer of sources, or of the prompts of a decoder-only model
+    target_tokenizer: str
     model: Description | None = None  # None for a recurrent model, which has graphs of its own
     weights: Weights | None = None
     recurrent: "RecurrentModel | None" = None
     config: Config | None = None  # of a Hugging Face folder
     tensors: Tensors | None = None  # all tensors, None for a recurrent model
     languages: Languages | None = None
+    training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     embedding: Embedding | None = None
@@ -149,12 +151,14 @@ def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
         ),
         tokenizers={TOKENIZER: run.tokenizer}
         | ({PROMPT_TOKENIZER: prompt_tokenizer(run.tokenizer)} if is_causal else {}),
-        source_file=PROMPT_TOKENIZER if is_causal else TOKENIZER,
-        target_file=TOKENIZER,
+        source_tokenizer=PROMPT_TOKENIZER if is_causal else TOKENIZER,
+        target_tokenizer=TOKENIZER,
         model=model,
         weights=weights,
         recurrent=recurrent,
         tensors=None if is_recurrent else run.tensors,
+        # The only task of an encoder-decoder is translation, of a corpus of sentences.
+        training_unit="sentence" if generates and not is_causal else "text",
         chat=chat_of(dialogues.CHAT) if is_causal else None,
     )
 
@@ -193,6 +197,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         config=folder.config,
         tensors=folder.tensors,
         languages=languages,
+        training_unit=family.training_unit,
         generation=generation.defaults,
     )
     if model.is_decoder_only:
@@ -221,9 +226,10 @@ def _limits(model: Description, max_tokens: int | None = None) -> Limits:
 def _files(tokenizers: ConvertedTokenizers) -> dict[str, Any]:
     """Return the fields of `Described` for the tokenizers of a checkpoint."""
     if tokenizers.target is tokenizers.source:
-        return {"tokenizers": {TOKENIZER: tokenizers.source}, "source_file": TOKENIZER, "target_file": TOKENIZER}
+        only = {TOKENIZER: tokenizers.source}
+        return {"tokenizers": only, "source_tokenizer": TOKENIZER, "target_tokenizer": TOKENIZER}
     both = {TOKENIZER: tokenizers.source, TARGET_TOKENIZER: tokenizers.target}
-    return {"tokenizers": both, "source_file": TOKENIZER, "target_file": TARGET_TOKENIZER}
+    return {"tokenizers": both, "source_tokenizer": TOKENIZER, "target_tokenizer": TARGET_TOKENIZER}
 
 
 def _with_chat(described: Described, folder: Folder, tokenizer: Tokenizer) -> Described:
@@ -341,6 +347,7 @@ def _described_firefox(folder: FolderFiles, options: ExportOptions) -> Iterator[
             weights=weights,
             tensors=tensors,
             languages=None if pair is None else Languages(sources=pair[:1], targets=pair[1:]),
+            training_unit="sentence",  # Firefox itself splits the text of a page into sentences
             generation=generation.defaults,
             description=metadata.description,
         )

@@ -1,8 +1,8 @@
-"""Writing of the files of a model that are no graphs, and of its manifest."""
+"""Writing of the files of a model, and its manifest."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -10,18 +10,65 @@ from export.describe import Described
 from export.errors import ImportFailedError
 from export.graphs.model import Graphs
 from export.options import BundleMetadata, ExportOptions
-from export.writing import WEIGHTS
-from service.bundle import SCHEMA_VERSION, Graph, Manifest, Origin, record_files
+from export.writing import WEIGHTS, write_graphs
+from service.bundle import SCHEMA_VERSION, Manifest, Origin, record_files
 
 
-def write_others(folder: Path, described: Described) -> list[str]:
+def write_model(
+    folder: Path,
+    described: Described,
+    graphs: Graphs,
+    metadata: BundleMetadata,
+    options: ExportOptions,
+    origin: Origin | None,
+) -> Manifest:
+    """Write all files of a model except its weights and the manifest.
+
+    Args:
+        folder: the bundle, with the weights.
+        described: the model. Its fields with the name of a field of the manifest are copied.
+        graphs: its graphs.
+        metadata: what the user says about the model, which precedes what the checkpoint says.
+        options: options of the export.
+        origin: origin of a model that others trained.
+
+    Returns:
+        The manifest, without the results of the check.
+    """
+    entries = write_graphs(folder, graphs)
+    files = [WEIGHTS, *(entry.file for entry in entries.values()), *_write_others(folder, described)]
+    of_model = {name: value for name, value in vars(described).items() if name in Manifest.model_fields}
+    of_graphs = ("tasks", "decoder_start", "states", "attention", "labels", "label_kind")
+    fields: dict[str, Any] = {
+        "license": "",
+        "encoder": None,
+        "decoder": None,
+        **of_model,
+        **{name: getattr(graphs, name) for name in of_graphs},
+        **entries,
+        **{name: value for name, value in vars(metadata).items() if value},
+    }
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        created=int(time.time()),
+        dtype="float32",
+        ops=options.ops,
+        half_weights=options.half_weights,
+        origin=origin,
+        verification=None,
+        files=record_files(folder, files),
+        **fields,
+    )
+
+
+def _write_others(folder: Path, described: Described) -> list[str]:
     """Write the layers after pooling and the tokenizers; return the names of the files."""
     names, limits = [], described.limits
     for layer, values in zip(described.embedding.dense if described.embedding else (), described.dense, strict=True):
         values.astype("<f4").tofile(folder / layer.file)
         names.append(layer.file)
     for name, tokenizer in described.tokenizers.items():
-        is_target = name == described.target_file
+        is_target = name == described.target_tokenizer
         _write_tokenizer(
             folder / name, tokenizer, limits.vocabulary if is_target else limits.source_vocabulary or limits.vocabulary
         )
@@ -45,60 +92,3 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises bare exceptions
-
-
-def manifest_of(
-    folder: Path,
-    described: Described,
-    graphs: Graphs,
-    entries: Mapping[str, Graph],
-    others: list[str],
-    metadata: BundleMetadata,
-    options: ExportOptions,
-    origin: Origin | None,
-) -> Manifest:
-    """Return the manifest of written files, without the results of the check.
-
-    Args:
-        folder: the bundle.
-        described: the model.
-        graphs: its graphs.
-        entries: the entries of the graphs, by field of the manifest.
-        others: names of the other files besides the weights.
-        metadata: what the user says about the model, which precedes what the checkpoint says.
-        options: options of the export.
-        origin: origin of a model that others trained.
-    """
-    files = [WEIGHTS, *(entry.file for entry in entries.values()), *others]
-    return Manifest(
-        schema_version=SCHEMA_VERSION,
-        name=metadata.name,
-        architecture=described.architecture,
-        description=metadata.description or described.description,
-        license=metadata.license,
-        created=int(time.time()),
-        dtype="float32",
-        ops=options.ops,
-        tasks=graphs.tasks,
-        parameters=described.parameters,
-        half_weights=options.half_weights,
-        source_tokenizer=described.source_file,
-        target_tokenizer=described.target_file,
-        tokens=described.tokens,
-        decoder_start=graphs.decoder_start,
-        limits=described.limits,
-        encoder=entries.get("encoder"),
-        decoder=entries.get("decoder"),
-        similar=entries.get("similar"),
-        states=graphs.states,
-        attention=graphs.attention,
-        labels=graphs.labels,
-        label_kind=graphs.label_kind,
-        languages=metadata.languages or described.languages,
-        chat=metadata.chat or described.chat,
-        generation=described.generation,
-        embedding=described.embedding,
-        origin=origin,
-        verification=None,
-        files=record_files(folder, files),
-    )

@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from service.bundle import BundleError, ChatTemplate, Languages, LayerGroup, Ops, QuantScheme, read_manifest
+from service.bundle import (
+    BundleError,
+    ChatTemplate,
+    Languages,
+    LayerGroup,
+    Ops,
+    QuantScheme,
+    TrainingUnit,
+    read_manifest,
+)
 
 # Sentences for verification; not part of an installed package.
 SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
@@ -43,6 +52,7 @@ class BundleMetadata:
     license: str = ""  # license of the weights
     languages: Languages | None = None
     chat: ChatTemplate | None = None  # None for the format of the training dialogues
+    training_unit: TrainingUnit | None = None  # None for that of the family, or of the task of a training run
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):
@@ -116,5 +126,6 @@ def metadata_of(arguments: argparse.Namespace) -> BundleMetadata:
     """Return the metadata that options give, completed by those of the existing bundle."""
     present = _existing_metadata(arguments.out, arguments.name or arguments.out.resolve().name)
     given: dict[str, Any] = {name: getattr(arguments, name) for name in ("description", "license")}
+    given["training_unit"] = arguments.unit
     given["languages"] = languages_of(arguments.languages) if arguments.languages else None
     return dataclasses.replace(present, **{name: value for name, value in given.items() if value is not None})

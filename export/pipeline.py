@@ -35,13 +35,13 @@ from tokenizers import Tokenizer
 from export.describe import Described, build, described
 from export.errors import ImportFailedError
 from export.graphs.builder import WeightFile
-from export.manifest import manifest_of, write_others
+from export.manifest import write_model
 from export.options import BundleMetadata, ExportOptions
 from export.progress import ByteProgress
 from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
 from export.sources.opening import open_source
 from export.sources.training_run import TrainingRun
-from export.writing import WEIGHTS, replacing, write_graphs
+from export.writing import WEIGHTS, replacing
 from service.bundle import (
     Alignment,
     BundleError,
@@ -135,10 +135,13 @@ def export_checkpoint(
                 graphs = build(model, weights, options.ops)
             finally:
                 progress.close()
-        entries = write_graphs(folder, graphs)
-        others = write_others(folder, model)
+        if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
+            raise ImportFailedError(
+                "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
+                "out"
+            )
         origin = _origin(kind, model, provenance, checkpoint)
-        manifest = manifest_of(folder, model, graphs, entries, others, metadata, options, origin)
+        manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise ImportFailedError(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
@@ -351,7 +354,7 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
                     f"{bundle / file} differs from the tokenizer of the checkpoint; name the checkpoint that was "
                     "exported"
                 )
-        tokenizer = model.tokenizers[model.source_file]
+        tokenizer = model.tokenizers[model.source_tokenizer]
         if model.recurrent is not None:
             from export.check import recurrent
             from export.check.sessions import open_sessions

@@ -36,6 +36,8 @@ LabelKind = Literal["classes", "independent", "score", "tokens"]  # see `Manifes
 VectorPooling = Literal["mean", "first", "last", "max"]
 # Operators of graphs. "standard": only those of ONNX. "contrib": also those of ONNX Runtime.
 Ops = Literal["contrib", "standard"]
+# Unit of the texts that an encoder-decoder model was trained on.
+TrainingUnit = Literal["sentence", "text"]
 
 
 class BundleError(Exception):
@@ -425,6 +427,10 @@ class Manifest(_Part):
     # logits. See `Graph`.
     label_kind: LabelKind = "classes"
     languages: Languages | None = None  # only for translation models
+    # Unit of the texts that the model was trained on. A model of sentences often leaves out a part
+    # of a longer text, so its texts are split into sentences. Only encoder-decoder models can have
+    # it.
+    training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None  # only for chat models
     generation: GenerationDefaults = GenerationDefaults()
     embedding: Embedding | None = None  # None: mean pooling, not normalized
@@ -466,6 +472,8 @@ class Manifest(_Part):
             if size not in (None, layer.inputs):
                 raise ValueError(f"a layer of embedding.dense has {layer.inputs} inputs after one with {size} outputs")
             size = layer.outputs
+        if self.training_unit == "sentence" and (self.encoder is None or self.decoder is None):
+            raise ValueError("training_unit 'sentence' requires an encoder and a decoder")
         if self.languages and "generate" not in self.tasks:
             raise ValueError("languages requires the task 'generate'")
         return self

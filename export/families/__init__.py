@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from export.families.description import Description
 from export.families.weights import Source
 from export.sources.checkpoint import Config, Tensors
+from service.bundle import TrainingUnit
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,4 @@ class Family:
     # of names depends on the class that saved the checkpoint.
     modules: Callable[[Description, Tensors], Mapping[str, Source]]
     ignored: tuple[str, ...] = ()  # patterns of tensors that do not change the output
+    training_unit: TrainingUnit = "text"  # see `Manifest.training_unit`

@@ -16,6 +16,7 @@ from export.families.description import Attention, Description, Embedding, FeedF
 from export.families.values import activation, count, equal_heads, timescale_sinusoids
 from export.families.weights import Array, Part, Source
 from export.sources.checkpoint import Config, Tensors
+from service.bundle import TrainingUnit
 
 # Keys without an effect on the graphs: sizes under a second name, settings of the training, and
 # settings of classes with labels.
@@ -222,20 +223,31 @@ def _t5_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 _REPEATED = ("model.shared.weight", "shared.weight", "*encoder.version", "*decoder.version")
 
 
-def _family(variant: _Variant, *architectures: str, ignored: tuple[str, ...] = ()) -> Family:
+def _family(
+    variant: _Variant, *architectures: str, ignored: tuple[str, ...] = (), training_unit: TrainingUnit = "text"
+) -> Family:
     describe: Callable[[Config, Tensors], Description] = partial(_describe, variant)
-    return Family(variant.family, architectures, describe, partial(_modules, variant), (*_REPEATED, *ignored))
+    modules = partial(_modules, variant)
+    return Family(variant.family, architectures, describe, modules, (*_REPEATED, *ignored), training_unit)
 
 
-MARIAN = _family(_Variant("marian", "post", "halves"), "MarianMTModel")
+# Translation models are trained on pairs of sentences: Marian on OPUS, M2M-100 and NLLB on mined
+# pairs, and mBART, whose pretraining reads whole passages, in its fine-tuning. BART, Pegasus and T5
+# are trained on passages of several sentences.
+MARIAN = _family(_Variant("marian", "post", "halves"), "MarianMTModel", training_unit="sentence")
 BART = _family(
     _Variant("bart", "post", "learned", has_embedding_norm=True), "BartForConditionalGeneration", "BartModel"
 )
-MBART = _family(_Variant("mbart", "pre", "learned", has_embedding_norm=True), "MBartForConditionalGeneration")
+MBART = _family(
+    _Variant("mbart", "pre", "learned", has_embedding_norm=True),
+    "MBartForConditionalGeneration",
+    training_unit="sentence",
+)
 M2M100 = _family(
     _Variant("m2m_100", "pre", "fairseq", activation="relu", scale_embedding=True),
     "M2M100ForConditionalGeneration",
     ignored=("*embed_positions.weights", "*embed_positions._float_tensor"),
+    training_unit="sentence",
 )
 PEGASUS = _family(_Variant("pegasus", "pre", "halves"), "PegasusForConditionalGeneration")
 # Early checkpoints have a bias of cross-attention that no version has ever used.

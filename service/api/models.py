@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service.api.endpoint import Call, Endpoint, PathModel
-from service.bundle import LabelKind, LanguageCode, Manifest, MapKind, VectorPooling
+from service.bundle import LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
 from service.inference.maps import AttentionWindow, window_of
 from service.inference.service import ModelState
 from service.parameters import MODEL_DEFAULTS
@@ -117,6 +117,13 @@ class ModelCard:
         EmbeddingSettings | None, Field(description="Defaults of a model that was trained to embed texts; or null.")
     ]
     languages: Annotated[ModelLanguages | None, Field(description="Languages of a translation model; otherwise null.")]
+    training_unit: Annotated[
+        TrainingUnit,
+        Field(
+            description="Unit of the texts that the model was trained on. A model of sentences often leaves out a part "
+            "of a longer text; `split_sentences` prevents it."
+        ),
+    ]
     generation_defaults: Annotated[
         ParameterDefaults | None,
         Field(description="Parameters used by requests that omit them; null if the model generates no text."),
@@ -247,6 +254,7 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
             if languages
             else None
         ),
+        training_unit=manifest.training_unit,
         generation_defaults=(
             ParameterDefaults(**{name: getattr(manifest.generation, name) for name in MODEL_DEFAULTS})
             if "generate" in manifest.tasks

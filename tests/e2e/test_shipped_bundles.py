@@ -51,6 +51,7 @@ def test_a_bundle_is_listed_with_its_tasks(shipped: RunningServer, folder: Path)
     assert card["tasks"] == tasks_of(manifest)
     assert card["architecture"] == manifest.architecture
     assert card["description"] == manifest.description != ""
+    assert card["training_unit"] == ("sentence" if folder.name.startswith("multi30k") else "text")
 
 
 @each_bundle

@@ -37,7 +37,8 @@ def test_export_writes_a_bundle_and_verify_accepts_it(
     out = tmp_path / "my-model"
     assert main([str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]) == 0
     assert capsys.readouterr().out.startswith(str(out))
-    assert json.loads((out / "manifest.json").read_text(encoding="utf-8"))["name"] == "my-model"
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    assert (manifest["name"], manifest["training_unit"]) == ("my-model", "sentence")
     arguments = ["verify", str(out), "--checkpoint", str(checkpoint), "--sentences", str(sentences_path)]
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["sentences"] == 1
@@ -188,7 +189,7 @@ def test_a_replaced_bundle_keeps_its_languages_and_its_chat_template(
     chat = ChatTemplate(user="U: {}\n", assistant="A: {}\n", reply="A:", single_line=True)
     write_manifest(out, manifest.model_copy(update={"chat": chat}))
     said = []
-    for more in (["--languages", "en", "de"], [], ["--languages", "de", "fr"]):
+    for more in (["--languages", "en", "de"], [], ["--languages", "de", "fr", "--unit", "text"]):
         assert main([*arguments, *more]) == 0
         said.append(read_manifest(out))
     assert [one.languages for one in said] == [
@@ -197,6 +198,7 @@ def test_a_replaced_bundle_keeps_its_languages_and_its_chat_template(
         Languages(sources=("de",), targets=("fr",)),
     ]
     assert [one.chat for one in said] == [chat] * 3
+    assert [one.training_unit for one in said] == ["sentence", "sentence", "text"]
 
 
 @pytest.mark.parametrize("languages", [("english", "de"), ("en", "DE"), ("en", "d")])

@@ -369,6 +369,13 @@ def test_layers_after_pooling_must_fit(
 
 
 @pytest.mark.usefixtures("unverified")
+def test_only_an_encoder_decoder_can_be_a_model_of_sentences(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ImportFailedError, match="--unit sentence is only for encoder-decoder models"):
+        export_checkpoint(folder, tmp_path / "bundle", BundleMetadata("imported", training_unit="sentence"))
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.usefixtures("unverified")
 def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ImportFailedError, match="cannot do the task generate; it can do encode, attention, similar;"):
         export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="generate"))

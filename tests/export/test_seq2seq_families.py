@@ -17,7 +17,7 @@ from export.check.sessions import onnx_steps
 from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import RelativeBias
-from export.families.seq2seq import BART, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
+from export.families.seq2seq import BART, FAMILIES, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
 from export.families.weights import Weights
 from export.graphs.relative import bias_of_distances, buckets
 from export.options import BundleMetadata
@@ -572,6 +572,11 @@ def test_mbart_with_unknown_positions_of_languages_is_an_error(tmp_path: Path) -
         export_checkpoint(tmp_path, tmp_path / "bundle", BundleMetadata("imported"))
 
 
+def test_families_of_translation_models_are_trained_on_sentences() -> None:
+    found = {family.name for family in FAMILIES if family.training_unit == "sentence"}
+    assert found == {"marian", "mbart", "m2m_100"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case.family is not MARIAN], ids=lambda case: case.name)
 def test_folders_are_imported_and_verified(case: Case, tmp_path: Path) -> None:
@@ -584,3 +589,4 @@ def test_folders_are_imported_and_verified(case: Case, tmp_path: Path) -> None:
     assert {attention.kind for attention in manifest.attention} == {"encoder", "cross", "decoder"}
     expected = {"de", "en", "fr"} if case.family in (M2M100, MBART) else set()
     assert set(manifest.languages.targets if manifest.languages else ()) == expected
+    assert manifest.training_unit == ("sentence" if expected else "text")

@@ -72,6 +72,7 @@ def write_large_bundle(toy: Path, folder: Path) -> Manifest:
         "attention": (),
         "alignment": None,
         "languages": None,
+        "training_unit": "text",
         "target_tokenizer": manifest.source_tokenizer,
         "verification": None,
         "files": files,

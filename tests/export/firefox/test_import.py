@@ -82,7 +82,7 @@ def test_a_folder_becomes_a_verified_bundle(tmp_path: Path) -> None:
     assert read_bundle(tmp_path / "bundle") == manifest
     assert manifest.languages is not None and manifest.verification is not None
     assert (manifest.languages.sources, manifest.languages.targets) == (("en",), ("de",))
-    assert manifest.architecture == "firefox-tiny"
+    assert (manifest.architecture, manifest.training_unit) == ("firefox-tiny", "sentence")
     assert manifest.description == "Firefox translation model: en to de, tiny, version 1.0"
     assert manifest.states[-1].input != "shortlist"
     read = {path.name for path in folder.iterdir()} - {SHORTLIST}

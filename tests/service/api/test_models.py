@@ -36,17 +36,19 @@ async def test_a_model_reports_its_limits_its_attention_and_its_runtime(start: S
         assert len(response["sha256"]) == 64
 
 
-async def test_only_a_translation_model_reports_its_languages(start: Start, make_backend: MakeBackend) -> None:
+async def test_a_translation_model_reports_its_languages_and_its_unit(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend("plain", "translator")
     plain, translator = backend.manifests
     languages = Languages(sources=("en",), targets=("de",))
-    backend.manifests = (plain, translator.model_copy(update={"languages": languages}))
+    changes = {"languages": languages, "training_unit": "sentence"}
+    backend.manifests = (plain, translator.model_copy(update=changes))
     async with start(backend) as running:
         cards = (await running.client.get("/v1/models")).json()["data"]
         cards.append((await running.client.get("/v1/models/translator")).json())
         shown = {"source": "en", "target": "de", "sources": ["en"], "targets": ["de"]}
         assert [card.get("languages") for card in cards] == [None, *[shown] * 2]
         assert cards[0]["languages"] is None
+        assert [card["training_unit"] for card in cards] == ["text", *["sentence"] * 2]
 
 
 @pytest.mark.parametrize("name", ["other", "%2e%2e", "fake%00", "F" * 300])
