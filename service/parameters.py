@@ -337,7 +337,7 @@ class GenerateParameters(TextParameters, NullsOmitted):
         bool,
         Field(
             description="Translate each sentence of the inputs, and join the translations with the spacing and line "
-            "breaks of the input. Only for models that translate, without stream, target_prefix, return_attention and "
+            "breaks of the input. Only for models that translate, without stream, target_prefix and "
             "hidden_source_tokens."
         ),
     ] = False
@@ -475,6 +475,4 @@ METHODS: list[Any] = [
 
 # JSON Schema of parameters that do not split texts into sentences, and of those that may.
 WITHOUT_SENTENCES = object_schema(split_sentences={"const": False})
-WITH_SENTENCES = object_schema(
-    target_prefix=NULL, return_attention={"anyOf": [{"const": False}, NULL]}, hidden_source_tokens={"maxItems": 0}
-)
+WITH_SENTENCES = object_schema(target_prefix=NULL, hidden_source_tokens={"maxItems": 0})

@@ -1,5 +1,6 @@
 """POST /v1/generate."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -8,13 +9,14 @@ from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, Even
 from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
 from service.errors import ApiError
 from service.fields import OnEmpty, RequestBody, TextsWithBlanks, object_schema
-from service.inference.generate import GenerateResult, generate, parameters_for
+from service.inference.generate import DoubtfulResult, GenerateResult, GenerateWarning, generate, parameters_for
 from service.inference.languages import generating_model
-from service.inference.sentences import generate_by_sentence
+from service.inference.sentences import generate_by_sentence, sentence_warnings
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, given_parameters
 
 DONE = b"data: [DONE]\n\n"
+NO_WARNINGS: Mapping[int, GenerateWarning] = {}
 
 
 class GenerateBody(RequestBody):
@@ -91,19 +93,32 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
     if model.has_generation_defaults:
         parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
     if body.stream:
-        return EventStream(await stream(call, model, body.inputs, parameters), NativeEventEncoder())
+        events = await stream(call, model, body.inputs, parameters)
+        return EventStream(events, NativeEventEncoder(sentence_warnings(call, model, body.inputs, parameters)))
     run = generate_by_sentence if parameters.split_sentences else generate
-    return await run(call, model, body.inputs, parameters, on_empty=body.on_empty)
+    result = await run(call, model, body.inputs, parameters, on_empty=body.on_empty)
+    if model.manifest.training_unit == "sentence":
+        warnings = sentence_warnings(call, model, body.inputs, parameters)
+        if warnings:
+            return DoubtfulResult(**vars(result), warnings=list(warnings.values()))
+    return result
 
 
 class NativeEventEncoder:
-    """Writes the events as they are, then `[DONE]`."""
+    """Writes the events as they are, then `[DONE]`. The end of a sequence has the warning about its
+    input, if there is one.
+    """
+
+    def __init__(self, warnings: Mapping[int, GenerateWarning] = NO_WARNINGS) -> None:
+        """Create an encoder; `warnings` are by the index of the input."""
+        self._warnings = warnings
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
         return event_of(event)
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        return event_of(event)
+        warning = self._warnings.get(event.index)
+        return event_of(event if warning is None else {**vars(event), "warnings": [warning]})
 
     def close(self, stream: Stream) -> bytes:
         return DONE
@@ -117,7 +132,7 @@ ENDPOINTS = (
         "POST",
         "/v1/generate",
         generate_text,
-        GenerateResult,
+        GenerateResult | DoubtfulResult,
         errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
         media_types=(JSON, EVENTS),
     ),

@@ -62,10 +62,53 @@ class GenerateOutput:
 
 
 @dataclass(frozen=True)
+class SentenceOutput:
+    """The part of an output that was generated from one sentence of its input."""
+
+    source: Annotated[str, Field(description="The sentence of the input.")]
+    text: Annotated[str, Field(description="Text generated from it.")]
+    num_tokens: Annotated[
+        int, Field(description="Number of its tokens; `tokens` of the output has those of all sentences, in order.")
+    ]
+    score: Annotated[float, Field(description="Score of the text.")]
+    attention: Annotated[
+        TargetAttention | None, Field(description="Attention maps of the sentence; only with return_attention.")
+    ]
+
+
+@dataclass(frozen=True)
+class SplitOutput(GenerateOutput):
+    """One generated sequence, joined from those of several sentences."""
+
+    sentences: Annotated[
+        list[SentenceOutput],
+        Field(description="Sentences of the input; only with split_sentences, if the input is not just one sentence."),
+    ]
+
+
+@dataclass(frozen=True)
+class GenerateWarning:
+    """A reason to doubt an output."""
+
+    code: Annotated[Literal["several_sentences"], Field(description="Warning code.")]
+    message: Annotated[str, Field(description="Explanation in full sentences, with the remedy.")]
+    param: Annotated[str, Field(description="Path of the input.")]
+
+
+@dataclass(frozen=True)
 class GenerateResult(Outputs):
     """The outputs of a call, sorted by index and rank."""
 
-    outputs: Annotated[list[GenerateOutput], Field(description="Generated sequences, sorted by index and rank.")]
+    outputs: Annotated[
+        Sequence[GenerateOutput | SplitOutput], Field(description="Generated sequences, sorted by index and rank.")
+    ]
+
+
+@dataclass(frozen=True)
+class DoubtfulResult(GenerateResult):
+    """The outputs of a call that may be incomplete."""
+
+    warnings: Annotated[list[GenerateWarning], Field(description="Reasons to doubt outputs; absent if there are none.")]
 
 
 def parameters_for(
@@ -227,13 +270,13 @@ def check_parameters(
 
 
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
-    if model.manifest.languages is None:
+    if model.manifest.languages is None and model.manifest.training_unit != "sentence":
         message = f"{{split_sentences}} is supported only by models that translate, and {model.name} does not."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
     if stream:
         message = "Texts split into sentences cannot be streamed: set {split_sentences} to false, or do not stream."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
-    for field in ("target_prefix", "return_attention", "hidden_source_tokens"):
+    for field in ("target_prefix", "hidden_source_tokens"):
         if getattr(parameters, field) not in (None, ()):
             message = f"{{split_sentences}} cannot be combined with {{{field}}}; leave out one of them."
             raise ApiError("unsupported_parameter", message, field="split_sentences")

@@ -10,11 +10,15 @@ from service.inference.generate import (
     FinishReason,
     GenerateOutput,
     GenerateResult,
+    GenerateWarning,
+    SentenceOutput,
+    SplitOutput,
     begin,
     expected_work,
     finish,
     generate_without_blanks,
 )
+from service.inference.languages import choose_languages
 from service.inference.service import ServedModel
 from service.parameters import GenerateParameters
 from service.text.chat import Prompt
@@ -119,10 +123,47 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
     return ApiError(error.code, message, field=error.field, index=inputs.index(input_index))
 
 
+def sentence_warnings(
+    call: Call, model: ServedModel, inputs: Texts | Prompt, parameters: GenerateParameters
+) -> dict[int, GenerateWarning]:
+    """Return warnings about inputs of several sentences that a model of sentences read as a whole.
+
+    There are none if the request sets `split_sentences`: its client knows what the model needs.
+
+    Returns:
+        The warnings by the index of the input.
+    """
+    is_decided = "split_sentences" in parameters.model_fields_set
+    if model.manifest.training_unit != "sentence" or is_decided or isinstance(inputs, Prompt):
+        return {}
+    language = choose_languages(model, parameters.source_language, parameters.target_language).source
+    found = {}
+    for index, text in enumerate(inputs.texts):
+        if split_sentences(text, language, max_sentences=1) is None:
+            field = call.field_names.get("inputs", "inputs")
+            param = f"{field}[{index}]" if inputs.is_list else field
+            message = (
+                f"{param} has several sentences, but {model.name} was trained on single sentences and may leave out "
+                "some of them. Set split_sentences of POST /v1/generate to true, or send each sentence as an input of "
+                "its own."
+            )
+            found[index] = GenerateWarning("several_sentences", message, param)
+    return found
+
+
 def _joined(index: int, split_text: SplitText, parts: Sequence[GenerateOutput], language: str) -> GenerateOutput:
     """Join the outputs of the sentences of one input."""
-    return replace(
-        parts[0],
+    if len(parts) == 1 and not any(split_text.gaps):  # as without splitting
+        return replace(parts[0], index=index)
+    sentences = [
+        SentenceOutput(source, part.text, len(part.tokens), part.score, part.attention)
+        for source, part in zip(split_text.sentences, parts, strict=True)
+    ]
+    return SplitOutput(
+        rank=parts[0].rank,
+        seed=parts[0].seed,
+        attention=None,
+        sentences=sentences,
         index=index,
         text=split_text.join([part.text for part in parts], language),
         tokens=[token for part in parts for token in part.tokens],

@@ -24,7 +24,7 @@ from service.fields import (
     object_schema,
 )
 from service.inference.call import Call
-from service.inference.generate import parameters_for
+from service.inference.generate import GenerateWarning, parameters_for
 from service.inference.results import Numbers
 from service.inference.service import ServedModel
 from service.parameters import (
@@ -246,6 +246,9 @@ class Completion(TypedDict):
     model: Annotated[str, Field(description="Name of the model.")]
     choices: Annotated[list[CompletionChoice], Field(description="Generated texts.")]
     usage: NotRequired[Annotated[CompletionUsage | None, Field(description="Token counts.")]]
+    warnings: NotRequired[
+        Annotated[list[GenerateWarning], Field(description="Reasons to doubt texts; absent if there are none.")]
+    ]
 
 
 @dataclass(frozen=True)

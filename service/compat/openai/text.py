@@ -1,7 +1,7 @@
 """Response that OpenAI's two text endpoints share, whole or as a stream."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from service.api.endpoint import EventStream, event_of
@@ -10,7 +10,8 @@ from service.compat.common import DataEventEncoder
 from service.compat.openai.schemas import CompletionUsage, DecodingBody
 from service.fields import Texts
 from service.inference.call import Call
-from service.inference.generate import GenerateOutput, generate
+from service.inference.generate import GenerateOutput, GenerateWarning, generate
+from service.inference.sentences import sentence_warnings
 from service.inference.service import ServedModel
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from service.parameters import GenerateParameters
@@ -54,6 +55,7 @@ class TextResponse(DataEventEncoder):
         self._is_streamed = bool(body.stream)
         self._make_choice = make_choice
         self._choices: Sequence[Choice] = ()  # of a stream
+        self._warnings: Mapping[int, GenerateWarning] = {}  # of a stream, by the index of the input
         self._head: dict[str, Any] = {
             "id": f"{prefix}-{call.request_id}",
             "object": kind,
@@ -66,20 +68,26 @@ class TextResponse(DataEventEncoder):
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
+            self._warnings = sentence_warnings(call, self._model, inputs, parameters)
             return EventStream(events, self)
         result = await generate(call, self._model, inputs, parameters)
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         usage = usage_of(result.usage.input_tokens, result.usage.output_tokens)
-        return {**self._head, "choices": choices, "usage": usage}
+        response = {**self._head, "choices": choices, "usage": usage}
+        if warnings := sentence_warnings(call, self._model, inputs, parameters):
+            response["warnings"] = list(warnings.values())
+        return response
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
         return self._event(sequence, self._choices[sequence.number].token(event))
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
-        return self._event(sequence, self._choices[sequence.number].end(event))
+        warning = self._warnings.get(event.index)
+        more = {} if warning is None else {"warnings": [warning]}
+        return self._event(sequence, self._choices[sequence.number].end(event), more)
 
-    def _event(self, sequence: StreamedSequence, choice: Any) -> bytes:
-        content = {**self._head, "choices": [choice]}
+    def _event(self, sequence: StreamedSequence, choice: Any, more: Mapping[str, Any] | None = None) -> bytes:
+        content = {**self._head, "choices": [choice], **(more or {})}
         if self._options and self._options.continuous_usage_stats:
             content["usage"] = usage_of(sequence.num_input_tokens, sequence.num_tokens)
         elif self._options and self._options.include_usage:

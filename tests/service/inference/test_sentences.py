@@ -1,6 +1,7 @@
 """`split_sentences` in /v1/generate, and the same in /translate. Over the fake model."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -72,8 +73,87 @@ async def test_outputs_join_those_of_the_sentences(
         assert output["finish_reason"] == ("length" if any(p["finish_reason"] == "length" for p in parts) else "eos")
         assert output["seed"] == parts[0]["seed"]
         assert output["attention"] is None
+        position = 0
+        for sentence, source, part in zip(output["sentences"], SENTENCES, parts, strict=True):
+            assert (sentence["source"], sentence["text"], sentence["score"]) == (source, part["text"], part["score"])
+            tokens = output["tokens"][position : position + sentence["num_tokens"]]
+            assert tokens == part["tokens"]
+            position += sentence["num_tokens"]
     assert whole["outputs"][count:] == [{**one, "index": 1} for one in alone["outputs"] if one["index"] == 3]
     assert whole["usage"] == alone["usage"]
+
+
+async def test_attention_maps_are_those_of_the_sentences(start: Start, translating: Translating) -> None:
+    selection = {"kinds": ["cross"], "layers": [-1], "reduce": "mean"}
+    async with start(translating()) as running:
+        (whole,) = (await generate(running, TEXT, split_sentences=True, return_attention=selection))["outputs"]
+        alone = (await generate(running, SENTENCES, return_attention=selection))["outputs"]
+        assert whole["attention"] is None
+        assert [one["attention"] for one in whole["sentences"]] == [one["attention"] for one in alone]
+        assert whole["sentences"][0]["attention"]["maps"]
+        (single,) = (await generate(running, "A dog.", split_sentences=True, return_attention=selection))["outputs"]
+        assert (single["attention"], "sentences" in single) == (alone[0]["attention"], False)
+
+
+@pytest.fixture
+def of_sentences(translating: Translating) -> FakeBackend:
+    """A backend whose model was trained on sentences."""
+    backend = translating()
+    backend.manifests = tuple(one.model_copy(update={"training_unit": "sentence"}) for one in backend.manifests)
+    return backend
+
+
+def warnings_about(*params: str) -> list[dict[str, str]]:
+    message = (
+        "{} has several sentences, but fake was trained on single sentences and may leave out some of them. Set "
+        "split_sentences of POST /v1/generate to true, or send each sentence as an input of its own."
+    )
+    return [{"code": "several_sentences", "message": message.format(param), "param": param} for param in params]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "params"),
+    [
+        ("A dog. A man!", ["inputs"]),
+        ("A dog\na man", ["inputs"]),
+        (["A dog.", "A dog. A man.", "  A man!\n"], ["inputs[1]"]),
+        ("A dog.", []),
+        ("\n A dog!! \n", []),
+        ("Dr. Smith sleeps.", []),
+    ],
+)
+async def test_several_sentences_in_one_text_are_a_warning(
+    start: Start, of_sentences: FakeBackend, inputs: Any, params: list[str]
+) -> None:
+    async with start(of_sentences) as running:
+        plain = await generate(running, inputs)
+        assert plain.get("warnings", []) == warnings_about(*params)
+        assert ("warnings" in plain) == bool(params)
+        for is_split in (True, False):
+            assert "warnings" not in await generate(running, inputs, split_sentences=is_split)
+        response = await running.post("/v1/generate", {"inputs": inputs, "stream": True})
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
+        response = await running.post("/v1/completions", {"model": "fake", "prompt": inputs})
+        params = [param.replace("inputs", "prompt") for param in params]
+        assert response.json().get("warnings", []) == warnings_about(*params)
+        response = await running.post("/v1/completions", {"model": "fake", "prompt": inputs, "stream": True})
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
+
+
+async def test_a_model_of_texts_gives_no_warnings(start: Start, translating: Translating) -> None:
+    async with start(translating()) as running:
+        assert "warnings" not in await generate(running, TEXT)
+
+
+async def test_a_model_of_sentences_without_languages_splits_texts(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    backend.manifests = tuple(one.model_copy(update={"training_unit": "sentence"}) for one in backend.manifests)
+    async with start(backend) as running:
+        (whole,) = (await generate(running, TEXT, split_sentences=True))["outputs"]
+        alone = (await generate(running, SENTENCES))["outputs"]
+        assert whole["text"] == FRAME.format(*(one["text"] for one in alone))
 
 
 async def test_sentences_run_in_one_call(start: Start, translating: Translating) -> None:
@@ -111,9 +191,8 @@ async def test_a_long_text_is_split_in_a_thread(start: Start, translating: Trans
 async def test_combinations_that_are_not_supported_are_named(start: Start, translating: Translating) -> None:
     path = "parameters.split_sentences"
     async with start(translating()) as running:
-        for field, value in (("target_prefix", "Ein"), ("return_attention", True)):
-            message = f"{path} cannot be combined with parameters.{field}; leave out one of them."
-            assert await error_of(running, **{field: value}) == ("unsupported_parameter", path, message)
+        message = f"{path} cannot be combined with parameters.target_prefix; leave out one of them."
+        assert await error_of(running, target_prefix="Ein") == ("unsupported_parameter", path, message)
         code, param, message = await error_of(running, stream=True)
         assert (code, param) == ("unsupported_parameter", path)
         assert message == (f"Texts split into sentences cannot be streamed: set {path} to false, or do not stream.")
