@@ -13,15 +13,17 @@ from pathlib import Path
 from service import __version__
 from service.bundle import MAX_BEAMS, BundleError, Manifest
 from service.errors import ApiError
-from service.fields import Texts
+from service.fields import MAX_INPUTS, Texts
 from service.inference.call import Call
 from service.inference.generate import check_parameters, generate
+from service.inference.sentences import generate_by_sentence
 from service.inference.service import ServedModel, Service
 from service.loading import load_bundles
 from service.metrics import Metrics, ModelMetrics
 from service.parameters import GenerateParameters
 from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
+from service.text.sentences import split_sentences
 from sightline.bundles import choose_bundle
 from sightline.output import Output, OutputError, OutputFile, StandardOutput
 from sightline.parser import EXIT_INTERRUPTED, EXIT_USAGE, Parser
@@ -32,12 +34,17 @@ EXIT_FAILED = 1
 LINES_PER_ROW = 4
 # Settings that protect a service from its clients, set beyond the needs of this command.
 NO_LIMITS = {
+    "max_inputs": MAX_INPUTS,  # also limits the sentences of a line
     "queue_timeout_s": 1e9,
     "request_timeout_s": 1e9,
     "max_waiting_sequences": 1 << 40,
     "max_waiting_tokens": 1 << 40,
     "max_response_bytes": 1 << 50,
 }
+
+
+# Options of the parameters that a model can reject.
+OPTIONS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}
 
 
 class LineError(Exception):
@@ -49,7 +56,7 @@ class Source:
     """The text to translate."""
 
     name: str  # for messages
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # without line feeds
     sha256: str
 
 
@@ -71,6 +78,12 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--beams", type=_num_beams, default=1, metavar="N", help=f"Beams of each line, 1 to {MAX_BEAMS}. Default: 1"
     )
+    parser.add_argument(
+        "--split-sentences",
+        action=argparse.BooleanOptionalAction,
+        help="Translate the sentences of a line one by one, and keep the spacing, line breaks and blank lines as they "
+        "are. Default: only for models that were trained on sentences",
+    )
     flags = ("bundles", "provider", "threads")
     add_flags(parser, flags)
     parsed = parser.parse_args(arguments)
@@ -86,9 +99,18 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         source = read_source(parsed.file)
         if parsed.out is not None and parsed.file != "-" and parsed.out.exists() and parsed.out.samefile(parsed.file):
             raise OutputError(f"{parsed.out} is the file to translate; choose another --out")
-        inputs = {"source": source.sha256, "model": manifest.digest, "number of beams": parsed.beams}
+        is_split = parsed.split_sentences
+        if is_split is None:
+            is_split = manifest.training_unit == "sentence"
+        parameters = GenerateParameters(num_beams=parsed.beams, split_sentences=is_split)
+        inputs = {
+            "source": source.sha256,
+            "model": manifest.digest,
+            "number of beams": parsed.beams,
+            "splitting of sentences": is_split,
+        }
         if parsed.out is None:
-            return translate_into(StandardOutput(), source, folder, manifest, settings, parsed.beams)
+            return translate_into(StandardOutput(), source, folder, manifest, settings, parameters)
         with OutputFile(parsed.out, inputs) as output:
             if output.num_done > len(source.lines):
                 raise OutputError(
@@ -97,7 +119,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
                 )
             if output.num_done:
                 print(f"continuing {parsed.out} after line {output.num_done}", file=sys.stderr)
-            code = translate_into(output, source, folder, manifest, settings, parsed.beams)
+            code = translate_into(output, source, folder, manifest, settings, parameters)
             if code == 0:
                 output.finish()
             elif code == EXIT_INTERRUPTED:
@@ -140,17 +162,22 @@ def read_source(file: str) -> Source:
     lines = text.split("\n")
     if not lines[-1]:
         lines.pop()  # the end of the last line begins no other
-    return Source(name, tuple(line.removesuffix("\r") for line in lines), hashlib.sha256(data).hexdigest())
+    return Source(name, tuple(lines), hashlib.sha256(data).hexdigest())
 
 
 def translate_into(
-    output: Output, source: Source, folder: Path, manifest: Manifest, settings: Settings, num_beams: int
+    output: Output,
+    source: Source,
+    folder: Path,
+    manifest: Manifest,
+    settings: Settings,
+    parameters: GenerateParameters,
 ) -> int:
     """Translate the lines that the output does not have yet, and return the exit code.
 
     Raises:
         BundleError: the bundle cannot be loaded.
-        LineError: a line has more tokens than the model reads.
+        LineError: a line has more tokens than the model reads, or the model rejects a parameter.
         RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
     num_left = len(source.lines) - output.num_done
@@ -159,12 +186,11 @@ def translate_into(
     settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
     backend = load_bundles({folder: manifest}, settings, lambda _: observer)
     model = backend.models[manifest.name]
-    check_lengths(source, model, output.num_done)
-    parameters = GenerateParameters(num_beams=num_beams)
     try:
         check_parameters(model, parameters, 1)
     except ApiError as error:
-        raise LineError(f"--beams: {error.message({})}") from None
+        raise LineError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
+    check_lengths(source, model, output.num_done, parameters)
     service = Service(settings, metrics)
     bar = ProgressBar(len(source.lines), output.num_done, sys.stderr)
 
@@ -197,20 +223,26 @@ def translate_into(
     return 0
 
 
-def check_lengths(source: Source, model: ServedModel, first: int) -> None:
-    """Check that the model can read every line from index `first` on.
+def check_lengths(source: Source, model: ServedModel, first: int, parameters: GenerateParameters) -> None:
+    """Check that the model can read every line from index `first` on, or every sentence of them.
 
     Raises:
-        LineError: the first line that has too many tokens.
+        LineError: the first line or sentence that has too many tokens.
     """
-    limit = model.manifest.limits.max_source_tokens
+    limit, languages = model.manifest.limits.max_source_tokens, model.manifest.languages
     for number, line in enumerate(source.lines[first:], first + 1):
-        count = len(model.source_tokenizer.encode(line)) if line.strip() else 0
-        if count > limit:
-            raise LineError(
-                f"{source.name}, line {number} has {count} tokens, but {model.name} reads at most {limit}; split it "
-                "into shorter lines"
-            )
+        texts: Sequence[str] = [line.removesuffix("\r")]
+        if parameters.split_sentences:
+            found = split_sentences(line, languages.source if languages else "", max_sentences=len(line))
+            texts = [] if found is None else found.sentences
+        for index, text in enumerate(texts, 1):
+            count = len(model.source_tokenizer.encode(text)) if text.strip() else 0
+            if count > limit:
+                sentence = f", sentence {index}" if len(texts) > 1 else ""
+                raise LineError(
+                    f"{source.name}, line {number}{sentence} has {count} tokens, but {model.name} reads at most "
+                    f"{limit}; split it into shorter lines"
+                )
 
 
 async def translated(
@@ -249,17 +281,20 @@ async def translated(
 
 
 async def translate_line(service: Service, model: ServedModel, line: str, parameters: GenerateParameters) -> str:
-    """Translate a line; a blank line yields an empty one.
+    """Translate a line. With `split_sentences`, all whitespace around and between its sentences is
+    kept; otherwise a blank line yields an empty one.
 
     Raises:
-        ApiError: the engine failed.
+        ApiError: the engine failed, or the line has too many sentences.
     """
+    is_split = parameters.split_sentences
     if not line.strip():
-        return ""
-    call = Call(service, "translate")
+        return line if is_split else ""
+    call, run = Call(service, "translate"), generate_by_sentence if is_split else generate
     try:
-        result = await generate(call, model, Texts.one(line), parameters)
+        result = await run(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
     finally:
         call.close()
     # A line must stay one line. Models of single lines do not generate line breaks.
-    return result.outputs[0].text.replace("\r", " ").replace("\n", " ")
+    text = result.outputs[0].text.replace("\n", " ")
+    return text if is_split else text.replace("\r", " ")

@@ -19,7 +19,8 @@ COMMAND = [sys.executable, "-m", "sightline", "translate", "--bundle", "bundles/
 def served(server: RunningServer, sentences: list[str], **parameters: Any) -> list[str]:
     texts = []
     for first in range(0, len(sentences), 30):
-        body = {"model": "multi30k-en-de", "inputs": sentences[first : first + 30], "parameters": parameters}
+        split = {"split_sentences": True, **parameters}
+        body = {"model": "multi30k-en-de", "inputs": sentences[first : first + 30], "parameters": split}
         request = urllib.request.Request(
             f"{server.url}/v1/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -49,23 +49,62 @@ def test_each_line_is_translated_and_blank_lines_stay_blank(translated: Translat
     code, output, errors = translated()
     assert (code, errors) == (0, "")
     lines = output.split("\n")
-    assert [bool(line) for line in lines] == [True, False, True, False, True, False]
+    assert [bool(line.strip()) for line in lines] == [True, False, True, False, True, False]
+    assert lines[3] == LINES[3]
     for index in (0, 2, 4):  # alone it gives the same
         assert translated([LINES[index]]) == (0, f"{lines[index]}\n", "")
 
 
-def test_the_last_line_needs_no_end_and_windows_line_ends_and_a_mark_of_byte_order_do_not_count(
+def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(
     translated: Translate,
 ) -> None:
     expected = translated(["A man sleeps.", "", "A man sleeps."])
     assert expected[0] == 0
     for data in (
         b"A man sleeps.\n\nA man sleeps.",
-        b"A man sleeps.\r\n\r\nA man sleeps.\r\n",
         b"\xef\xbb\xbfA man sleeps.\n\nA man sleeps.\n",
     ):
         assert translated(data) == expected
     assert translated(b"") == (0, "", "")
+
+
+PARAGRAPHS = b"  A man sleeps.   Two girls\tplay.\r\n\r\n \t\nWait!  A dog runs. \r\nA man\n"
+
+
+def test_a_paragraph_is_translated_sentence_by_sentence_with_its_spacing(translated: Translate) -> None:
+    """The twin translates each sentence as a line of its own."""
+    sentences = ["A man sleeps.", "Two girls\tplay.", "Wait!", "A dog runs.", "A man"]
+    first, second, third, fourth, fifth, _ = translated(sentences, "--no-split-sentences")[1].split("\n")
+    expected = f"  {first}   {second}\r\n\r\n \t\n{third}  {fourth} \r\n{fifth}\n"
+    assert translated(PARAGRAPHS) == (0, expected, "")
+    assert translated(PARAGRAPHS, "--split-sentences") == (0, expected, "")
+
+
+def test_lines_that_are_not_split_lose_windows_line_ends_and_blanks(
+    translated: Translate, bundle: Path, tmp_path: Path
+) -> None:
+    code, output, errors = translated(PARAGRAPHS, "--no-split-sentences")
+    assert (code, errors, "\r" in output) == (0, "", False)
+    assert [bool(line) for line in output.split("\n")] == [True, False, False, True, True, False]
+    assert output != translated(PARAGRAPHS)[1].replace("\r", "")
+    text = translated(["A man sleeps. A dog runs."], "--no-split-sentences")
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    manifest = read_manifest(other).model_copy(update={"training_unit": "text"})
+    write_manifest(other, manifest)
+    assert translated(["A man sleeps. A dog runs."], folder=other) == text
+    write_manifest(other, manifest.model_copy(update={"languages": None}))
+    code, _, errors = translated(["A man sleeps."], "--split-sentences", folder=other)
+    message = "--split-sentences: split_sentences is supported only by models that translate, and toy does not."
+    assert (code, errors) == (2, f"error: {message}\n")
+
+
+def test_a_sentence_that_is_too_long_is_named(translated: Translate, bundle: Path) -> None:
+    limit = read_manifest(bundle).limits.max_source_tokens
+    fitting = "A man sleeps. " * limit
+    assert translated([fitting])[0] == 0
+    code, output, errors = translated(["a", f"A man. {'x ' * limit}"])
+    assert (code, output) == (2, "")
+    assert re.search(rf"/source, line 2, sentence 2 has \d+ tokens, but toy reads at most {limit};", errors)
 
 
 def test_only_line_feeds_end_a_line(translated: Translate) -> None:
@@ -154,6 +193,7 @@ def test_a_run_with_another_source_model_or_option_continues_nothing(
         ([*LINES, "more"], (), bundle, "source"),
         (LINES, ("--beams", "2"), bundle, "number of beams"),
         (LINES, (), other, "model"),
+        (LINES, ("--no-split-sentences",), bundle, "splitting of sentences"),
         ([*LINES, "more"], ("--beams", "2"), bundle, "source and number of beams"),
     ):
         code, _, errors = translated(lines, "--out", str(out), *options, folder=folder)
