@@ -201,12 +201,12 @@ function messageShares(matrix, messages) {
 /** Say why there is no map of the difference, and offer to make the outputs equal. */
 function withoutDifference() {
   const [first, second] = panels;
-  const text = first.outputs?.[0].text;
+  const text = first.shownText;
   const canForce = first.mode === "translate" && second.mode === "translate" && text && first.side.input === second.side.input;
   return element("div", { className: "hint" },
     element("p", { textContent: "A map of the difference needs the same tokens on both sides." }),
     canForce ? button("Let both models read the first output", () => {
-      second.side.forced = text;
+      Object.assign(second.side, { forced: text, sentence: first.side.sentence });
       second.run();
     }) : "");
 }

@@ -16,6 +16,8 @@ const TITLES = {
   rerank: "Rank",
   encode: "Compare",
 };
+// Something follows a line break or a sign that can end a sentence. The service decides where sentences end.
+const MAY_HAVE_SENTENCES = /[\n\r\u0085\u2028\u2029.!?…‼⁇⁈⁉。．！？｡।॥؟۔։።፧။]\s*\S/u;
 const MAX_LEFT_OUT = 30; // words of a classified text that are left out one by one
 
 /** Return the kind of form that fits a model. */
@@ -44,6 +46,7 @@ export class Panel {
     this.maps = null; // attention maps of the output
     this.outputs = null; // last responses, for the JSON file
     this.messages = null; // dialogue that the output replies to
+    this._split = null; // request and outputs of a text that was split into sentences
     this._build();
   }
 
@@ -57,6 +60,11 @@ export class Panel {
 
   get mode() {
     return modeOf(this.card);
+  }
+
+  /** The output whose tokens and attention are shown: of one sentence if the text was split. */
+  get shownText() {
+    return (this._split ? this._sentences : this.outputs)?.[0].text;
   }
 
   _build() {
@@ -186,7 +194,7 @@ export class Panel {
   }
 
   _edited() {
-    Object.assign(this.side, { input: this._input.value, forced: null, hidden: [] });
+    Object.assign(this.side, { input: this._input.value, sentence: 0, forced: null, hidden: [] });
   }
 
   /** Run the model on the input, and show its output and attention. */
@@ -197,7 +205,7 @@ export class Panel {
     this._status.textContent = "Working…";
     this._submit.ariaBusy = "true";
     this._app.wait();
-    this.maps = this.outputs = this.messages = null;
+    this.maps = this.outputs = this.messages = this._split = null;
     try {
       await this[`_run_${this.mode}`](abort.signal);
       if (abort.signal.aborted) return;
@@ -257,16 +265,19 @@ export class Panel {
   async _generate(inputs, signal) {
     const { side } = this;
     const identity = { ...this._base, ...inputs };
-    if (side.forced !== null) return this._force(identity, signal);
     const parameters = { ...this._parameters };
+    const isSplit = this.card.training_unit === "sentence" && !parameters.target_prefix && MAY_HAVE_SENTENCES.test(side.input.trim());
+    if (side.forced !== null && !isSplit) return this._force(identity, signal);
     const numBeams = parameters.num_beams ?? 1;
     const text = element("p", { className: "text", dir: "auto", lang: this._targetLanguage });
     this._output.replaceChildren(text);
     let best;
     let outputs;
-    if (numBeams > 1) {
-      const body = { ...identity, parameters: { ...parameters, num_return_sequences: numBeams, top_logprobs: 5 } };
-      ({ outputs } = await request("/v1/generate", body, signal));
+    let warnings;
+    if (isSplit || numBeams > 1) { // neither can be streamed
+      const more = { ...(numBeams > 1 ? { num_return_sequences: numBeams } : {}), ...(isSplit ? { split_sentences: true } : {}) };
+      const body = { ...identity, parameters: { ...parameters, ...more, top_logprobs: 5 } };
+      ({ outputs, warnings } = await request("/v1/generate", body, signal));
       [best] = outputs;
     } else {
       const tokens = [];
@@ -274,7 +285,10 @@ export class Panel {
         if (event.token) {
           tokens.push(event.token);
           text.append(event.text);
-        } else best = { ...event, tokens };
+        } else {
+          best = { ...event, tokens };
+          ({ warnings } = event);
+        }
       }
       outputs = [best];
     }
@@ -282,9 +296,63 @@ export class Panel {
     text.textContent = best.text;
     this.outputs = outputs;
     if (parameters.do_sample) parameters.seed = best.seed;
+    if (best.sentences) {
+      this._split = { identity, outputs, parameters };
+      return this._showSentence(signal);
+    }
+    if (side.forced !== null) return this._force(identity, signal);
+    if (warnings) this._output.append(element("p", { className: "hint", textContent: "The text has several sentences, but the model was trained on single ones and may leave out some of them. Without target_prefix, each sentence is translated." }));
     this._showGenerated(best, outputs);
     if (this.card.attention.length) this._setMaps({ ...identity, parameters });
     this._hiding(identity, best.text);
+  }
+
+  // Texts of several sentences
+
+  get _sentence() {
+    return Math.min(this.side.sentence, this._split.outputs[0].sentences.length - 1);
+  }
+
+  /** The outputs of the sentence that is shown, as those of a text of its own. */
+  get _sentences() {
+    const index = this._sentence;
+    return this._split.outputs.map(({ sentences, tokens }) => {
+      const start = sentences.slice(0, index).reduce((sum, one) => sum + one.num_tokens, 0);
+      return { ...sentences[index], tokens: tokens.slice(start, start + sentences[index].num_tokens) };
+    });
+  }
+
+  /** Show the whole output, and the tokens and the attention of one of its sentences. */
+  async _showSentence(signal) {
+    const { identity, outputs: [whole], parameters } = this._split;
+    const outputs = this._sentences;
+    const [best] = outputs;
+    const own = { ...identity, inputs: best.source };
+    if (this.side.forced !== null) return this._force(own, signal);
+    this._output.replaceChildren(element("p", { className: "text", dir: "auto", lang: this._targetLanguage, textContent: whole.text }), this._sentenceList());
+    this._showGenerated(best, outputs);
+    // Sequence i of a call has the seed of the call plus i.
+    const seed = parameters.do_sample ? { seed: parameters.seed + this._sentence } : {};
+    if (this.card.attention.length) this._setMaps({ ...own, parameters: { ...parameters, ...seed } });
+    this._hiding(own, best.text);
+  }
+
+  /** Return the list of sentences, one of which is shown; empty if there is only one. */
+  _sentenceList() {
+    const sentences = this._split?.outputs[0].sentences ?? [];
+    if (sentences.length < 2) return "";
+    const items = sentences.map(({ source, text }, index) =>
+      element("li", {}, button(text.trim() || source, () => this._setSentence(index), { dir: "auto", title: source, ariaPressed: String(index === this._sentence) })));
+    return element("details", { open: true, className: "sentences" },
+      element("summary", { textContent: "Sentences; choose one to see its tokens and its attention" }), element("ol", {}, ...items));
+  }
+
+  _setSentence(index) {
+    Object.assign(this.side, { sentence: index, forced: null, hidden: [] });
+    this.outputs = this._split.outputs;
+    this._showSentence();
+    this._app.changed();
+    this._app.show();
   }
 
   /** Read a given text as the output, instead of generating one. */
@@ -295,7 +363,7 @@ export class Panel {
     if (source_language) Object.assign(body, { source_language, target_language });
     const { outputs: [output] } = await request("/v1/score", body, signal);
     this.outputs = [output];
-    this._output.replaceChildren(element("p", { className: "text", dir: "auto", textContent: side.forced }));
+    this._output.replaceChildren(element("p", { className: "text", dir: "auto", textContent: side.forced }), this._sentenceList());
     this._showGenerated({ ...output, text: side.forced }, []);
     const parameters = source_language ? { source_language, target_language } : {};
     if (this.card.attention.length) this._setMaps({ ...identity, targets: side.forced, parameters });

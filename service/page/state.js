@@ -20,7 +20,8 @@ export function side(values = {}) {
     query: "",
     source: null, // language of the input
     target: null, // language of the output
-    forced: null, // an edited output, or another hypothesis
+    sentence: 0, // index of the sentence that is shown, of a text that was split into sentences
+    forced: null, // an edited output of this sentence or of the whole text, or another hypothesis
     hidden: [], // indices of hidden source tokens
     parameters: {},
     ...values,
@@ -51,6 +52,7 @@ export function fromFragment(fragment) {
 /** Check the types that the page relies on; anybody can write a link. */
 function isValid(state) {
   const isSide = one =>
+    Number.isSafeInteger(one.sentence) && one.sentence >= 0 &&
     typeof one.input === "string" && typeof one.query === "string" && Array.isArray(one.hidden) &&
     (one.messages === null || Array.isArray(one.messages)) &&
     one.parameters !== null && typeof one.parameters === "object" &&

@@ -16,6 +16,7 @@ import pytest
 from bench.server import RunningServer, serving
 from export.options import BundleMetadata
 from export.pipeline import export_checkpoint
+from tests.e2e.asking import post
 from tests.e2e.test_imported_models import random_t5, write_marian_folder
 
 pytestmark = pytest.mark.browser
@@ -224,6 +225,47 @@ def test_beams_are_listed_and_one_can_be_chosen(open_page: OpenPage, server: Run
     second.click()
     wait_for_output(page, text)
     assert page.locator(".hypotheses").count() == 0
+
+
+PARAGRAPH = " A dog runs.  Two children are playing.\n\nA man is sleeping."
+
+
+def test_a_paragraph_is_translated_and_shown_sentence_by_sentence(open_page: OpenPage, server: RunningServer) -> None:
+    sentences = ["A dog runs.", "Two children are playing.", "A man is sleeping."]
+    outputs = post(server, "/v1/generate", {"model": "multi30k-en-de", "inputs": sentences})["outputs"]
+    first, second, third = (output["text"] for output in outputs)
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_label("Text", exact=True).fill(PARAGRAPH)
+    page.get_by_role("button", name="Translate").click()
+    wait_for_output(page, first)
+    assert page.locator(".text").text_content() == f" {first}  {second}\n\n{third}"
+    assert columns_of(page) == "Adogruns."
+    page.locator(".sentences").get_by_role("button", name=second).click()
+    page.locator(".alignment .token", has_text="children").wait_for()
+    assert columns_of(page) == "Twochildrenareplaying."
+    assert [one.get_attribute("aria-pressed") for one in page.locator(".sentences button").all()] == [
+        "false",
+        "true",
+        "false",
+    ]
+    other = open_page(page.url)
+    other.locator(".alignment .token", has_text="children").wait_for()
+    assert columns_of(other) == "Twochildrenareplaying."
+    page.get_by_text("Edit the output").click()
+    page.get_by_label("Output that the model reads instead").fill("Zwei Katzen schlafen.")
+    page.get_by_role("button", name="Show its attention").click()
+    page.locator(".alignment .token", has_text="Katzen").wait_for()
+    assert columns_of(page) == "Twochildrenareplaying."
+    page.locator(".sentences").get_by_role("button", name=third).click()
+    wait_for_output(page, third)
+    assert columns_of(page) == "Amanissleeping."
+
+
+def columns_of(page: Any) -> str:
+    """Return the source of the alignment that is shown, without its spaces."""
+    page.locator('#view[aria-busy="false"]').wait_for(state="attached")
+    return "".join(page.locator(".alignment .token[data-column]").all_text_contents()).replace(" ", "")
 
 
 def test_numbers_are_taken_away_as_csv_json_and_png(open_page: OpenPage, server: RunningServer) -> None:
