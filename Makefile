@@ -39,7 +39,7 @@ help:  ## list all targets
 
 ##@ Serve
 serve: $(SERVE)/ready  ## serve the bundles in bundles/ on http://127.0.0.1:8000
-	$(SERVE)/bin/python -m service
+	SIGHTLINE_DEFAULT_MODEL=$${SIGHTLINE_DEFAULT_MODEL-multi30k-en-de} $(SERVE)/bin/python -m service
 
 model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME of a hub, and import it to bundles/
 	$(SERVE)/bin/sightline models get $(MODEL)

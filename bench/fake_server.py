@@ -27,7 +27,7 @@ MAX_ROWS = 32  # if the settings give no number
 
 def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
     """Return a backend with one model whose computation takes no time."""
-    folder, real = next(iter(find_bundles(settings.bundles, settings.default_model).items()))
+    folder, real = next(iter(find_bundles(settings.bundles, settings.default_model_names).items()))
     limits = real.limits
     manifest = fake_manifest(max_source_tokens=limits.max_source_tokens, max_target_tokens=limits.max_target_tokens)
     tokenizer = read_tokenizer(folder / real.source_tokenizer)

@@ -151,7 +151,7 @@ def log_ready(service: Service) -> None:
     on_use = f"; {len(lazy)} more {'is' if len(lazy) == 1 else 'are'} loaded on first use" if lazy else ""
     text = (
         f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{on_use}{failed}; "
-        f"default: {service.default_model}; "
+        f"default: {service.default_model or 'none'}; "
         f"memory: {size_text(resident)} now, up to {size_text(state)} more for decoder state and "
         f"{size_text(responses)} for responses"
     )

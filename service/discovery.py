@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from service.bundle import MANIFEST, BundleError, Manifest, read_manifest
@@ -17,7 +17,7 @@ def raise_failure(folder: Path, error: BundleError) -> None:
 
 
 def find_bundles(
-    folder: Path, default_model: str | None, on_failure: OnFailure = raise_failure
+    folder: Path, default_models: Sequence[str] = (), on_failure: OnFailure = raise_failure
 ) -> dict[Path, Manifest]:
     """Find the bundles in a folder, and return their manifests by bundle folder in sorted order.
 
@@ -25,7 +25,7 @@ def find_bundles(
 
     Args:
         folder: folder whose subfolders are bundles.
-        default_model: name of a model that must be there; None for none.
+        default_models: names of models that must be there.
         on_failure: called for each bundle whose manifest cannot be used; raises by default.
 
     Raises:
@@ -59,9 +59,13 @@ def find_bundles(
             folders[manifest.name] = path
     if not found and not num_failed:
         raise BundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
-    if default_model is not None and default_model not in folders:
-        present = ", ".join(folders) or "no bundle that can be read"
-        raise BundleError(f"the default model {default_model} is not in {folder}, which has {present}")
+    for name in default_models:
+        if name not in folders:
+            present = ", ".join(folders) or "no bundle that can be read"
+            raise BundleError(
+                f"the default model {name} is not in {folder}, which has {present}; set SIGHTLINE_DEFAULT_MODEL or "
+                "--default-model to a model of the folder, or to nothing"
+            )
     return found
 
 

@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         failed[_escaped(folder.name)] = _escaped(str(error))
 
     try:
-        bundles = find_bundles(settings.bundles, settings.default_model, on_failure)
+        bundles = find_bundles(settings.bundles, settings.default_model_names, on_failure)
     except BundleError as error:
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
     backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
@@ -116,31 +116,35 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     served = set() if backend is None else {*backend.models, *backend.lazy}
     if backend is None or not served:
         raise BundleError("; ".join(failed.values()))
-    if settings.default_model is not None and settings.default_model not in served:
-        raise BundleError(f"the default model {settings.default_model} failed to load: {'; '.join(failed.values())}")
+    for name in settings.default_model_names:
+        if name not in served:
+            raise BundleError(f"the default model {name} failed to load: {'; '.join(failed.values())}")
     for reason in failed.values():
         logger.error("a bundle is not served: %s", reason)
-    if settings.default_model is None:
-        _warn_of_changed_defaults(bundles.values(), backend)
+    _warn_of_changed_defaults(bundles.values(), backend, settings.default_model_names)
     for name in settings.lazy_model_names:
         if name != ALL_MODELS and name not in served:
             logger.warning("SIGHTLINE_LAZY_MODELS names %s, but no bundle with this name is served", name)
     return replace(backend, failed=failed)
 
 
-def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend) -> None:
-    """Log a warning for each default model that failed to load, with its replacement."""
+def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend, chosen: Sequence[str]) -> None:
+    """Log a warning for tasks whose default model is another one, or missing, because a bundle
+    failed.
+    """
     served: dict[str, LazyModel | ServedModel] = {**backend.lazy, **backend.models}
-    defaults = default_models(model.manifest for model in served.values())
-    changes: dict[tuple[str, str | None], list[str]] = {}  # tasks by failed model and replacement
-    for task, name in default_models(manifests).items():
-        if name not in served:
-            changes.setdefault((name, defaults.get(task)), []).append(task)
-    for (failed, replacement), tasks in changes.items():
-        effect = "fail" if replacement is None else f"use {replacement}"
-        logger.warning(
-            "requests for %s that name no model %s, because %s failed to load", ", ".join(tasks), effect, failed
-        )
+    defaults = default_models((model.manifest for model in served.values()), chosen)
+    expected = default_models(manifests, chosen)
+    changes: dict[str, list[str]] = {}  # tasks by effect
+    for task in dict.fromkeys([*expected, *defaults]):
+        name = defaults.get(task)
+        if name != expected.get(task):
+            effect = f"use {name}, because others failed to load"
+            if name is None:
+                effect = f"fail, because {expected.get(task)} failed to load"
+            changes.setdefault(effect, []).append(task)
+    for effect, tasks in changes.items():
+        logger.warning("requests for %s that name no model %s", ", ".join(tasks), effect)
 
 
 def _escaped(text: str) -> str:
@@ -255,7 +259,7 @@ class BundleRepository:
             logger.debug("a bundle is not listed: %s", error)
 
         try:
-            return find_bundles(self._settings.bundles, None, log_failure)
+            return find_bundles(self._settings.bundles, on_failure=log_failure)
         except BundleError as error:
             logger.error("the bundles folder cannot be used: %s", error)
             return {}

@@ -54,9 +54,9 @@ class Settings(BaseModel):
     )
     default_model: str | None = Field(
         default=None,
-        description="Model of requests that name no model. If not set, the first by name that can do the task; for "
-        "embeddings, models trained for them come first, and for attention maps and similar tokens, models that "
-        "generate text.",
+        description="Models of requests that name no model, comma-separated: the first of them that can do the task. "
+        "For other tasks, and if not set, it is the only model that can do the task; if several can, requests must "
+        "name one.",
     )
     strict_loading: bool = Field(
         default=False,
@@ -210,6 +210,10 @@ class Settings(BaseModel):
     @property
     def api_names(self) -> tuple[str, ...]:
         return _split(self.compatible_apis)
+
+    @property
+    def default_model_names(self) -> tuple[str, ...]:
+        return _split(self.default_model or "")
 
     @property
     def lazy_model_names(self) -> tuple[str, ...]:

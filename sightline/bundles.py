@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from service.bundle import BundleError, Manifest, read_manifest
 from service.discovery import find_bundles
@@ -11,38 +10,42 @@ from service.settings import Settings
 
 
 def choose_bundle(
-    folder: Path | None,
-    settings: Settings,
-    is_able: Callable[[Manifest], bool],
-    problem: str,
-    rank: Callable[[Manifest], Any] = lambda manifest: manifest.name,
+    folder: Path | None, settings: Settings, is_able: Callable[[Manifest], bool], problem: str
 ) -> tuple[Path, Manifest]:
-    """Return the bundle of a folder, or the default model of the folder of bundles.
+    """Return the bundle of a folder, or a bundle of the folder of bundles.
+
+    That is the first default model of the settings that the command can use, or else the only
+    bundle that it can use, as for requests that name no model.
 
     Args:
         folder: the bundle that the user names; None if the user names none.
-        settings: settings with the folder of bundles and the default model.
+        settings: settings with the folder of bundles and the default models.
         is_able: returns True for a bundle that the command can use.
         problem: what a bundle that is not able lacks, such as "cannot translate".
-        rank: key by which the first able bundle is chosen if there is no default model.
 
     Raises:
-        BundleError: there is no such bundle, or it is not able.
+        BundleError: there is no such bundle, several could be meant, or it is not able.
     """
-    if folder is None:
+    if folder is not None:
+        manifest = read_manifest(folder)
+        if not is_able(manifest):
+            raise BundleError(f"{folder} {problem}; its tasks are {', '.join(manifest.tasks)}")
+        return folder, manifest
 
-        def warn(failed: Path, error: BundleError) -> None:
-            print(f"warning: {error}", file=sys.stderr)
+    def warn(failed: Path, error: BundleError) -> None:
+        print(f"warning: {error}", file=sys.stderr)
 
-        found = find_bundles(settings.bundles, settings.default_model, warn)
-        named = [one for one, manifest in found.items() if manifest.name == settings.default_model]
-        able = [one for one, manifest in found.items() if is_able(manifest)]
-        if not named and not able:
-            raise BundleError(
-                f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle"
-            )
-        folder = named[0] if named else min(able, key=lambda one: rank(found[one]))
-    manifest = read_manifest(folder)
-    if not is_able(manifest):
-        raise BundleError(f"{folder} {problem}; its tasks are {', '.join(manifest.tasks)}")
-    return folder, manifest
+    found = find_bundles(settings.bundles, settings.default_model_names, warn)
+    able = {manifest.name: one for one, manifest in found.items() if is_able(manifest)}
+    if not able:
+        raise BundleError(
+            f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle"
+        )
+    chosen = [name for name in settings.default_model_names if name in able] or list(able)
+    if len(able) > 1 and not set(settings.default_model_names) & able.keys():
+        raise BundleError(
+            f"several bundles in {settings.bundles} can be used: {', '.join(able)}; name one with --bundle, or set "
+            "SIGHTLINE_DEFAULT_MODEL"
+        )
+    folder = able[chosen[0]]
+    return folder, found[folder]

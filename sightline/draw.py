@@ -56,7 +56,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         "--bundle",
         type=Path,
         metavar="FOLDER",
-        help="Bundle to use. Default: the default model of --bundles, or its first bundle with attention",
+        help="Bundle to use. Default: the default model of --bundles, or its only bundle with attention",
     )
     parser.add_argument(
         "--view",

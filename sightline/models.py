@@ -53,7 +53,7 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
         problems.append(str(error))
 
     try:
-        found = find_bundles(make_settings({"bundles": parsed.bundles}).bundles, None, on_failure)
+        found = find_bundles(make_settings({"bundles": parsed.bundles}).bundles, on_failure=on_failure)
     except (BundleError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE

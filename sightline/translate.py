@@ -73,7 +73,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         "--bundle",
         type=Path,
         metavar="FOLDER",
-        help="Bundle to use. Default: the default model of --bundles, or its first bundle that translates",
+        help="Bundle to use. Default: the default model of --bundles, or its only bundle that translates",
     )
     parser.add_argument(
         "--beams", type=_num_beams, default=1, metavar="N", help=f"Beams of each line, 1 to {MAX_BEAMS}. Default: 1"
@@ -92,9 +92,8 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         folder, manifest = choose_bundle(
             parsed.bundle,
             settings,
-            lambda one: "generate" in one.tasks,
-            "cannot translate",
-            rank=lambda one: (one.languages is None, one.name),
+            lambda one: "generate" in one.tasks and not one.is_decoder_only,
+            "cannot translate, because it is no encoder-decoder",
         )
         source = read_source(parsed.file)
         if parsed.out is not None and parsed.file != "-" and parsed.out.exists() and parsed.out.samefile(parsed.file):

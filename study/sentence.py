@@ -42,7 +42,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     for folder in arguments.bundles:
         names = {row["model"] for row in rows}
         with serve(folder) as served:
-            for manifest in find_bundles(folder, default_model=None).values():
+            for manifest in find_bundles(folder).values():
                 if (translates(manifest) or manifest.labels) and manifest.name not in names:
                     rows += _query(served, manifest, arguments.sentence)
     if arguments.keep:

@@ -99,7 +99,7 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 
 def _manifest(bundles: Path) -> Manifest:
-    for manifest in find_bundles(bundles, default_model=None).values():
+    for manifest in find_bundles(bundles).values():
         if manifest.name == MODEL:
             return manifest
     raise ValueError(f"{bundles} has no {MODEL}")

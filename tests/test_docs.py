@@ -126,7 +126,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_the_rows_of_the_shipped_models_have_the_documented_size() -> None:
     page = Path("docs/how-to/tune.md").read_text(encoding="utf-8")
-    sizes = {folder.name: row_bytes(manifest) / 1e6 for folder, manifest in find_bundles(Path("bundles"), None).items()}
+    sizes = {folder.name: row_bytes(manifest) / 1e6 for folder, manifest in find_bundles(Path("bundles")).items()}
     for name, size in sizes.items():
         (documented,) = re.findall(rf"^\| `{name}` \| ([\d.]+)", page, flags=re.MULTILINE)
         assert float(documented) == pytest.approx(size, rel=0.1), name
@@ -150,5 +150,5 @@ def test_the_readme_has_figures_that_were_measured() -> None:
 
 
 def test_the_licences_of_the_readme_are_those_of_the_bundles() -> None:
-    for licence in {read_manifest(folder).license for folder in find_bundles(Path("bundles"), None)}:
+    for licence in {read_manifest(folder).license for folder in find_bundles(Path("bundles"))}:
         assert licence in README or "Apache" in licence, licence

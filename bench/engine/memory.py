@@ -26,7 +26,7 @@ Call = tuple[str, bytes]
 def run(options: Options) -> Result:
     folder = options.models.shipped.parent
     calls = list(
-        itertools.islice(mixed_calls(list(find_bundles(folder, None).values()), options.sentences), options.requests)
+        itertools.islice(mixed_calls(list(find_bundles(folder).values()), options.sentences), options.requests)
     )
     part = max(1, len(calls) // SAMPLES)
     rows: list[dict[str, float]] = []

@@ -81,7 +81,7 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     if body.source_language is not None or body.target_language is not None:
         model = await generating_model(call, body.model, body.source_language, body.target_language)
     else:
-        model = await call.model(body.model)
+        model = await call.model(body.model, default_for="generate")
     parameters = NEUTRAL
     if body.targets is None and "generate" in model.manifest.tasks:
         parameters = parameters_for(model, given_parameters(body.parameters))

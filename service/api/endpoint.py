@@ -58,7 +58,6 @@ BODY_ERRORS: tuple[ErrorCode, ...] = (
     "body_too_large",
     "overloaded",
     "unsupported_media_type",
-    "invalid_parameter",
     *UNAVAILABLE_ERRORS,
 )
 # Endpoints declare these: errors of calls that pass texts to the engine,
@@ -196,6 +195,8 @@ class Endpoint:
     body_format: BodyFormat = BodyFormat()
     # Functions of path parameters that the handler does not take; they raise errors.
     dependencies: Sequence[Callable[..., Awaitable[None]]] = ()
+    # Parameters in the query are not checked: monitors and links add some of their own.
+    ignores_query: bool = False
     name: str | None = None  # in the OpenAPI document, if it is not that of the handler
 
     @cached_property

@@ -73,4 +73,4 @@ def summary_of(manifest: Manifest, state: ModelState) -> ModelSummary:
     return ModelSummary(manifest.name, manifest.description, tasks_of(manifest), state)
 
 
-ENDPOINTS = (Endpoint("GET", "/", show_root, Root),)
+ENDPOINTS = (Endpoint("GET", "/", show_root, Root, ignores_query=True),)

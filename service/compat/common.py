@@ -64,9 +64,9 @@ def manifest_of_query(
     try:
         return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
-        if error.code != "unsupported_task":
+        if error.code not in ("unsupported_task", "invalid_parameter") or "o model of this service" in str(error):
             raise
-        advice = "Choose another model in the URL: ?model=NAME."
+        advice = "Choose a model in the URL: ?model=NAME."
         raise ApiError(error.code, f"{error.message({})} {advice}", field="model") from None
 
 

@@ -1,5 +1,6 @@
 """Endpoints that TGI and TEI share: POST / and GET /info."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -21,7 +22,8 @@ from service.compat.tei_schemas import (
     TokenEntity,
 )
 from service.compat.tgi import ERRORS, generate_text
-from service.compat.tgi_schemas import TextGenerationBody, TextGenerationResponse
+from service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
+from service.errors import ApiError
 from service.fields import described_as, paths_of, validate
 from service.parameters import MAX_STOP_STRINGS
 
@@ -33,10 +35,25 @@ PipelineTag = Literal[
     "token-classification",
     "feature-extraction",
 ]
+# A model with several of these tasks does the first of them at the base URL.
+MAIN_TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "encode")
 PIPELINE_TAGS: dict[Task, PipelineTag] = {
+    "generate": "text2text-generation",
     "classify": "text-classification",
     "rerank": "text-ranking",
     "tag": "token-classification",
+    "encode": "feature-extraction",
+}
+# Fields that only bodies of one task have.
+TASK_FIELDS: dict[Task, frozenset[str]] = {
+    "generate": frozenset(
+        {"stream", *(field.alias or name for name, field in TextGenerationParameters.model_fields.items())}
+        - {"truncate", "top_k"}
+    ),
+    "classify": frozenset({"function_to_apply", "raw_scores"}),
+    "rerank": frozenset({"query", "texts"}),
+    "tag": frozenset({"aggregation_strategy", "ignore_labels"}),
+    "encode": frozenset({"normalize", "prompt_name", "dimensions"}),
 }
 # TEI's name of each pooling.
 POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
@@ -68,9 +85,11 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
 
     A model with several tasks does the first of these. The body and the response are those of
     `/generate`, `/predict`, `/rerank`, Hugging Face's token classification, or `/embed`; the
-    response of `/generate` is in a list.
+    response of `/generate` is in a list. Without `?model=`, the fields of the body must tell the
+    task: clients send `inputs` alone for several tasks.
     """
-    manifest = manifest_of_query(call, model)
+    manifest = manifest_of_query(call, model) if model is not None else _default_manifest(call, body.root)
+    model = manifest.name
     if "generate" in manifest.tasks:
         response = await generate_text(call, _read(call, body, TextGenerationBody), model)
         if isinstance(response, EventStream):
@@ -84,6 +103,32 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
     if "tag" in manifest.tasks:
         return await tag_tokens(call, _read(call, body, TokenClassificationBody), model)
     return await embed(call, _read(call, body, EmbedBody), model)
+
+
+def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
+    """Return the default model of the task that the fields of a body tell.
+
+    Raises:
+        ApiError: `invalid_parameter` if they do not tell it and models of several tasks are served;
+            see also `manifest_of_query`.
+    """
+    parameters = body.get("parameters")
+    fields = body.keys() | (parameters.keys() if isinstance(parameters, dict) else set())
+    tasks = [task for task, names in TASK_FIELDS.items() if names & fields]
+    if not tasks:
+        served = {_main_task(manifest): manifest.name for manifest in reversed(call.service.all_manifests())}
+        if len(served) > 1:
+            examples = ", ".join(f"{name} for {PIPELINE_TAGS[task]}" for task, name in sorted(served.items()))
+            message = (
+                f"The fields of this body do not tell its task. Choose a model in the URL, ?model=NAME: {examples}."
+            )
+            raise ApiError("invalid_parameter", message, field="model")
+        tasks = list(served)
+    return manifest_of_query(call, None, tasks[0])
+
+
+def _main_task(manifest: Manifest) -> Task:
+    return next(task for task in MAIN_TASKS if task in manifest.tasks)
 
 
 def _read(call: Call, body: TaskBody, kind: type[Body]) -> Body:
@@ -180,9 +225,7 @@ def _type_of(manifest: Manifest) -> ModelType:
 
 
 def _pipeline_tag(manifest: Manifest) -> PipelineTag:
-    if "generate" in manifest.tasks:
-        return "text-generation" if manifest.is_decoder_only else "text2text-generation"
-    return next((PIPELINE_TAGS[task] for task in manifest.tasks if task in PIPELINE_TAGS), "feature-extraction")
+    return "text-generation" if manifest.is_decoder_only else PIPELINE_TAGS[_main_task(manifest)]
 
 
 ENDPOINTS = (

@@ -31,6 +31,7 @@ from service.fields import Texts
 from service.inference.classify import classify, function_of
 from service.inference.encode import EncodeResult, encode
 from service.inference.rerank import rerank
+from service.inference.service import models_by_task
 from service.inference.tag import OUTSIDE, Aggregation, Entity, tag
 from service.inference.tokens import InputToken, detokenize, tokenize
 
@@ -89,7 +90,8 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
 
     An input is a text or a pair of texts. A reranker has one label.
     """
-    default_for: Task = "classify" if "classify" in call.service.default_models else "rerank"
+    able = models_by_task(call.service.manifests.values())
+    default_for: Task = "rerank" if "rerank" in able and "classify" not in able else "classify"
     manifest = manifest_of_query(call, model, default_for=default_for)
     served = await model_of_query(call, manifest.name, "rerank" if "rerank" in manifest.tasks else "classify")
     raw_scores = bool(body.raw_scores)

@@ -53,6 +53,21 @@ class HttpCall(Call):
         self.status: int | None = None  # status of the response once it has started
         self.code: str | None = None  # error code if the call failed
 
+    def check_query(self, endpoint: Endpoint) -> None:
+        """Check that the endpoint knows all parameters of the query.
+
+        Raises:
+            ApiError: `invalid_parameter`.
+        """
+        known = sorted(endpoint.takes & {"model"})
+        for name in QueryParams(self.scope["query_string"]):
+            if name not in known:
+                listed = f"they are {', '.join(known)}" if known else "it has none"
+                message = f"The endpoint has no such parameter in the query of its URL; {listed}."
+                if name == "model" and endpoint.body_type is not None:
+                    message = "The endpoint does not read the model from the query of its URL; name it in the body."
+                raise ApiError("invalid_parameter", message, path=f"?{name}")
+
     @property
     def model_in_query(self) -> str | None:
         """Model that the query names."""

@@ -169,6 +169,8 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     """
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     service, arguments = call.service, dict[str, Any](path_parameters)
+    if call.scope["query_string"] and not endpoint.ignores_query:
+        call.check_query(endpoint)
     if endpoint.body_type is not None:
         if service.unavailable_code is not None:
             raise ApiError(service.unavailable_code)

@@ -262,6 +262,6 @@ def _json(content: Any) -> str:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/openapi.json", openapi),
-    Endpoint("GET", "/docs", docs, media_types=("text/html",)),
+    Endpoint("GET", "/openapi.json", openapi, ignores_query=True),
+    Endpoint("GET", "/docs", docs, media_types=("text/html",), ignores_query=True),
 )

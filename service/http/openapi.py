@@ -59,6 +59,8 @@ LENGTH_PARAMETER = {
 def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     """Return the OpenAPI declaration of the errors of an endpoint: its responses by status."""
     own = (*endpoint.errors, *COMMON_ERRORS, *(BODY_ERRORS if endpoint.body_type else ()))
+    if not endpoint.ignores_query:
+        own = (*own, "invalid_parameter")
     by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}
     formats = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, endpoint.error_format) for code in own))
     for code, error_format in formats:

@@ -52,13 +52,14 @@ class AttentionPage:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint("GET", "/", self.show_root, Root, media_types=(JSON, HTML)),
+            Endpoint("GET", "/", self.show_root, Root, media_types=(JSON, HTML), ignores_query=True),
             Endpoint(
                 "GET",
                 "/page/{file}",
                 self.show_file,
                 errors=("not_found",),
                 media_types=tuple(sorted(MEDIA_TYPES.values())),
+                ignores_query=True,
             ),
         ]
 

@@ -122,12 +122,11 @@ class Call:
             ApiError: see `Service.find_manifest` and `load_on_first_use`.
         """
         service = self.service
-        default_task = default_for or task or "generate"
-        requested = service.default_models.get(default_task, service.default_model) if name is None else name
-        model = service.models.get(requested)
+        requested = service.default_name(default_for or task) if name is None else name
+        model = service.models.get(requested or "")
         # Usually the model is loaded and can do the task: then `find_manifest` would say the same.
         if model is None or (task is not None and task not in model.manifest.tasks):
-            service.find_manifest(name, task, default_for)
+            requested = service.find_manifest(name, task, default_for).name
             model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
             service.find_manifest(requested, task)  # the bundle may have changed since the service started
         return model

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Literal, Protocol
@@ -113,27 +113,38 @@ class Backend:
     lazy: Mapping[str, LazyModel] = field(default_factory=dict)  # models that the repository loads on their first use
 
 
-def default_models(manifests: Iterable[Manifest]) -> dict[DefaultTask, str]:
+def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
     """Return the model of requests that name no model, by task.
 
-    It is the first by name of the models that can do the task. Models with settings for sentence
-    embeddings are preferred for `encode`, and models that generate text for `attention` and
-    `similar`.
+    It is the first model of the setting that can do the task, or else the only model that can. A
+    task has no default if several models can do it, or while a model of the setting is missing.
+
+    Args:
+        manifests: manifests of the served models.
+        chosen: names of the setting `default_model`.
     """
-    able: dict[DefaultTask, list[Manifest]] = {}
+    by_task = models_by_task(manifests)
+    is_complete = set(chosen) <= set(by_task[None])
+    defaults: dict[DefaultTask, str] = {}
+    for task, names in by_task.items():
+        first = next((name for name in chosen if name in names), None)
+        if first is None and len(names) == 1 and is_complete:
+            (first,) = names
+        if task is not None and first is not None:
+            defaults[task] = first
+    return defaults
+
+
+def models_by_task(manifests: Iterable[Manifest]) -> dict[DefaultTask | None, list[str]]:
+    """Return the names of the models that can do each task; None has all models."""
+    names: dict[DefaultTask | None, list[str]] = {None: []}
     for manifest in manifests:
-        tasks: list[DefaultTask] = list(manifest.tasks)
+        tasks: list[DefaultTask | None] = [None, *manifest.tasks]
         if manifest.chat is not None:
             tasks.append("chat")
         for task in tasks:
-            able.setdefault(task, []).append(manifest)
-    return {task: min((not _is_preferred(one, task), one.name) for one in able[task])[1] for task in able}
-
-
-def _is_preferred(manifest: Manifest, task: DefaultTask) -> bool:
-    if task == "encode":
-        return manifest.embedding is not None
-    return task not in ("attention", "similar") or "generate" in manifest.tasks
+            names.setdefault(task, []).append(manifest.name)
+    return names
 
 
 def response_bytes(memory: int) -> int:
@@ -159,7 +170,7 @@ class Service:
         self.lazy_models: dict[str, LazyModel] = {}  # models that are loaded on their first use, until then
         self.manifests: dict[str, Manifest] = {}  # of the loaded and the lazy models, sorted by name
         self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
-        self.default_model = ""  # model of requests that name none and have a task that no model can do
+        self.default_model: str | None = None  # model of requests that name none and have no task of their own
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
         self.engines: dict[str, Engine] = {}  # by model name
         # By model name. That of a lazy model limits the calls that wait for its load.
@@ -195,10 +206,6 @@ class Service:
         self._list_manifests()
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
-        chosen = self.settings.default_model
-        candidates = [manifest for name, manifest in self.manifests.items() if chosen in (None, name)]
-        self.default_models = default_models(candidates)
-        self.default_model = chosen or self.default_models.get("generate", min(self.manifests))
         backend.worker.on_close = self._set_unavailable
         self.is_loaded = True
         if self.unavailable_code == "loading":
@@ -210,8 +217,6 @@ class Service:
         self.models = dict(sorted({**self.models, model.name: model}.items()))
         self.lazy_models.pop(model.name, None)
         self._list_manifests()
-        if self.is_loaded and self.settings.default_model is None:  # it may do tasks that no other model can do
-            self.default_models = default_models([model.manifest]) | self.default_models
         self.engines[model.name] = engine
         self.admissions[model.name] = self._admission_controller(model.max_rows, engine.throughput)
         observer = self.model_metrics[model.name] = self._observer_of(model.name)
@@ -229,6 +234,10 @@ class Service:
 
     def _list_manifests(self) -> None:
         self.manifests = {name: model.manifest for name, model in sorted(self._listed.items())}
+        chosen = self.settings.default_model_names
+        self.default_models = default_models(self.manifests.values(), chosen)
+        only = next(iter(self.manifests)) if len(self.manifests) == 1 and not chosen else None
+        self.default_model = chosen[0] if chosen else only
 
     @property
     def _listed(self) -> dict[str, ServedModel | LazyModel]:
@@ -307,23 +316,64 @@ class Service:
 
         Raises:
             ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
-                `task`.
+                `task`; `invalid_parameter` if the call must name a model.
         """
-        default_task = default_for or task or "generate"
-        requested = self.default_models.get(default_task, self.default_model) if name is None else name
-        manifest = self.manifests.get(requested)
+        if name is None:
+            name = self._default_name(default_for or task)
+        manifest = self.manifests.get(name)
         if manifest is None:
-            if not self.is_loaded or requested in self.replaced_models:
-                raise ApiError("loading")
-            names = f"the models are {', '.join(self.manifests)}" if self.manifests else "no model is loaded"
-            message = f"There is no model of this name; {names}."
-            if name is None:
-                message = f"The default model is not loaded; {names}."
-            raise ApiError("model_not_found", message, field="model")
+            self._check_loaded(name)
+            raise ApiError("model_not_found", f"There is no model of this name; {self._names_text()}.", field="model")
         if task is not None and task not in manifest.tasks:
-            message = f"{manifest.name} cannot do the task {task}; GET /v1/models lists the tasks of each model."
-            raise ApiError("unsupported_task", message, field="model")
+            able = models_by_task(self.manifests.values()).get(task)
+            advice = f"the models that can are {', '.join(able)}" if able else "no model of this service can"
+            raise ApiError("unsupported_task", f"{name} cannot do the task {task}; {advice}.", field="model")
         return manifest
+
+    def default_name(self, task: DefaultTask | None) -> str | None:
+        """Return the model of requests that name none; None if they must name one."""
+        return self.default_model if task is None else self.default_models.get(task)
+
+    def _default_name(self, task: DefaultTask | None) -> str:
+        """Return the model of requests that name none.
+
+        Raises:
+            ApiError: `loading`; `model_not_found` if a model of the setting is missing;
+                `unsupported_task` if no model can do the task; `invalid_parameter` if several can.
+        """
+        name = self.default_name(task)
+        if name is not None and name in self.manifests:
+            return name
+        for chosen in self.settings.default_model_names:
+            if chosen not in self.manifests:
+                self._check_loaded(chosen)
+                raise ApiError(
+                    "model_not_found", f"The default model {chosen} is not loaded; {self._names_text()}.", field="model"
+                )
+        self._check_loaded("")
+        if not self.manifests:
+            raise ApiError("model_not_found", "No model is loaded.", field="model")
+        able = models_by_task(self.manifests.values()).get(task)
+        if able is None:
+            message = f"No model of this service can do the task {task}; GET /v1/models lists the tasks of each model."
+            raise ApiError("unsupported_task", message, field="model")
+        message = (
+            f"It is required, because several models can do this: {', '.join(able)}. Name one of them, or set "
+            "SIGHTLINE_DEFAULT_MODEL."
+        )
+        raise ApiError("invalid_parameter", message, field="model")
+
+    def _check_loaded(self, name: str) -> None:
+        """Check that the models are loaded, and that one is not being replaced.
+
+        Raises:
+            ApiError: `loading`.
+        """
+        if not self.is_loaded or name in self.replaced_models:
+            raise ApiError("loading")
+
+    def _names_text(self) -> str:
+        return f"the models are {', '.join(self.manifests)}" if self.manifests else "no model is loaded"
 
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""

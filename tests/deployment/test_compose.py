@@ -92,7 +92,7 @@ def stack() -> Iterator[Stack]:
 def test_every_shipped_model_is_served_with_the_documented_memory_and_one_processor(sentences: list[str]) -> None:
     """Regression: the service was killed for memory while it loaded its models."""
     with started("small", SERVICE_CPUS="1", SERVICE_MEMORY="512m") as stack:
-        manifests = list(find_bundles(ROOT / "bundles", None).values())
+        manifests = list(find_bundles(ROOT / "bundles").values())
         calls = list(itertools.islice(mixed_calls(manifests, sentences), 1000))
         with_client(f"http://127.0.0.1:{stack.port}", lambda client: send_all(client, calls))
         state = stack.inspect("{{.State.Status}} {{.RestartCount}} {{.State.OOMKilled}} {{.HostConfig.Memory}}")

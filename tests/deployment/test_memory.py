@@ -84,7 +84,7 @@ def test_every_shipped_bundle_is_served_within_512_mib(
 ) -> None:
     process, url = server
     assert resident_mb(process) <= 350
-    manifests = list(find_bundles(ROOT / "bundles", None).values())
+    manifests = list(find_bundles(ROOT / "bundles").values())
     assert len(manifests) == 7
     calls = list(itertools.islice(mixed_calls(manifests, sentences), CALLS))
     with_client(url, lambda client: send_all(client, calls))  # raises if a response is not 200

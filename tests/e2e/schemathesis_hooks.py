@@ -15,6 +15,7 @@ TIMEOUT, LENGTH = "X-Request-Timeout-Ms", "Inference-Header-Content-Length"
 BEYOND_JSON_SCHEMA = (
     # The tasks and limits depend on the model.
     r"cannot do the task",
+    r"No model of this service can do the task",
     r"must have at most \d+ tokens for this model, got",
     r"must be at most \d+ for [\w-]+, got \d+",
     r"must be at most \d+ for this model, got \d+",

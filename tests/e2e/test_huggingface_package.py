@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient, close_session
+from huggingface_hub.errors import HfHubHTTPError
 
 from bench.server import RunningServer, serving
 from tests.e2e.asking import post
@@ -105,8 +106,20 @@ def test_a_causal_model_continues_the_input_and_full_text_includes_it(shipped: R
     assert "".join(client.text_generation(prompt, stream=True)) == text
 
 
-def test_a_translation_is_the_text_of_a_model_that_translates(server: RunningServer, client: InferenceClient) -> None:
+def test_a_translation_is_the_text_of_a_model_that_translates(server: RunningServer) -> None:
+    client = InferenceClient(f"{server.url}/?model=toy")
     assert client.translation(PROMPT).translation_text == own_output(server)["text"]
+
+
+@pytest.mark.parametrize("method", ["translation", "text_classification", "feature_extraction", "token_classification"])
+def test_a_task_that_the_request_does_not_tell_is_an_error_with_the_models(
+    client: InferenceClient, method: str
+) -> None:
+    """The client sends the same body for each of these tasks."""
+    with pytest.raises(
+        HfHubHTTPError, match=r"\?model=NAME: toy-classifier for text-classification, toy for text2text"
+    ):
+        getattr(client, method)(PROMPT)
 
 
 def test_features_are_those_of_encode(server: RunningServer) -> None:

@@ -57,7 +57,9 @@ path = "{report}"
 
 @pytest.fixture
 def server() -> Iterator[RunningServer]:
-    with serving(Path("bundles"), queue_timeout_s=PATIENCE_S, request_timeout_s=PATIENCE_S) as server:
+    with serving(
+        Path("bundles"), default_model="multi30k-en-de", queue_timeout_s=PATIENCE_S, request_timeout_s=PATIENCE_S
+    ) as server:
         yield server
 
 

@@ -210,6 +210,8 @@ def start(make_backend: MakeBackend) -> Start:
     @contextlib.asynccontextmanager
     async def run(backend: FakeBackend | None = None, **settings: Any) -> AsyncIterator[Running]:
         backend = backend or make_backend()
+        if len(backend.manifests) > 1:  # most tests name no model
+            settings = {"default_model": min(one.name for one in backend.manifests), **settings}
         exit_codes: list[int] = []
         app = create_app(Settings(**settings), backend.load, exit_codes.append)
         transport = httpx.ASGITransport(app=app)

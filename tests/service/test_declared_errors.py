@@ -238,6 +238,7 @@ class Cause:
     change: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = as_it_is
     content: Callable[[bytes], Any] = bytes  # from the bytes of the body
     headers: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
 
     async def responses(self, running: Running, operation: Operation) -> AsyncIterator[httpx.Response]:
         for body in self.bodies(operation) if operation.reads_body else [{}]:
@@ -254,6 +255,7 @@ class Cause:
         """Yield the response of each model."""
         for model in self.models:
             path, named = operation.at(model, body)
+            path += f"{'&' if '?' in path else '?'}{self.query}" if self.query else ""
             content = self.content(orjson.dumps(named)) if operation.reads_body else None
             headers = {"content-type": "application/json", **self.headers}
             yield await running.client.request(operation.method, path, content=content, headers=headers)
@@ -270,7 +272,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),
     "body_too_large": Cause(content=lambda body: body.ljust(10_001), settings={"max_body_bytes": 10_000}),
     "unsupported_media_type": Cause(headers={"content-type": "text/csv"}),
-    "invalid_parameter": Cause(headers={TIMEOUT: "0"}),
+    "invalid_parameter": Cause(query="unknown=1"),
     "empty_input": Cause(change=empty),
     "input_too_long": Cause(change=long),
     "unsupported_parameter": Cause(change=partial(with_any_of, BEYOND)),

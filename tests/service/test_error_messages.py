@@ -179,7 +179,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         (
             "/v1/classify",
             {"inputs": "x"},
-            "fake cannot do the task classify; GET /v1/models lists the tasks of each model.",
+            "No model of this service can do the task classify; GET /v1/models lists the tasks of each model.",
         ),
         (
             GENERATE,
@@ -195,7 +195,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
         (
             CHAT,
             {"messages": [HELLO]},
-            "model: fake has no chat template, so it cannot chat. GET /v1/models shows which models chat.",
+            "No model of this service can do the task chat; GET /v1/models lists the tasks of each model.",
         ),
         # Habits from other services
         (CHAT, {"model": "gpt-4o", "messages": [HELLO]}, "There is no model of this name; the models are fake."),
@@ -349,8 +349,7 @@ async def test_a_body_that_is_too_large_is_explained_with_the_setting(start: Sta
         (
             "/predict",
             {"inputs": "x"},
-            "fake cannot do the task classify; GET /v1/models lists the tasks of each model. Choose another model in "
-            "the URL: ?model=NAME.",
+            "No model of this service can do the task classify; GET /v1/models lists the tasks of each model.",
         ),
         (
             INFER,

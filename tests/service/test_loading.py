@@ -288,7 +288,8 @@ def test_a_change_of_the_first_model_is_logged(folder: Path, caplog: pytest.LogC
     load(folder)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warnings == [
-        "requests for generate, encode, attention, similar that name no model use unharmed, because toy failed to load"
+        "requests for generate, encode, attention, similar that name no model use unharmed, because others failed to "
+        "load"
     ]
 
 
@@ -300,7 +301,7 @@ def test_tasks_that_only_a_failed_model_can_do_are_logged(
     load(folder)
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert sorted(warnings) == [
-        "requests for encode, attention, similar that name no model use toy-classifier, because toy failed to load",
+        "requests for encode, attention, similar that name no model use toy-classifier, because others failed to load",
         "requests for generate that name no model fail, because toy failed to load",
     ]
 
@@ -336,7 +337,7 @@ def test_the_first_of_two_bundles_with_one_name_is_served(folder: Path) -> None:
 def test_an_unknown_default_model_is_rejected_before_anything_is_loaded(folder: Path) -> None:
     truncate_weights(folder)
     with pytest.raises(BundleError, match="the default model other is not in"):
-        find_bundles(folder, "other")
+        find_bundles(folder, ["other"])
 
 
 @pytest.fixture(scope="module")
@@ -543,20 +544,20 @@ def test_a_bundle_folder_that_cannot_be_entered_is_rejected_by_name(entered_by_a
     if not has_another:
         shutil.rmtree(entered_by_all / "toy")
     with not_root():
-        assert closed in find_bundles(entered_by_all, None)
+        assert closed in find_bundles(entered_by_all)
     closed.chmod(0o600)
     with (
         not_root(),
         pytest.raises(BundleError, match=rf"{closed} cannot be entered: Permission denied; give user \d+,"),
     ):
-        find_bundles(entered_by_all, None)
+        find_bundles(entered_by_all)
     closed.chmod(0o755)
 
 
 def test_a_folder_of_bundles_that_cannot_be_listed_is_rejected_by_name(entered_by_all: Path) -> None:
     entered_by_all.chmod(0o300)
     with not_root(), pytest.raises(BundleError, match=rf"{entered_by_all} cannot be listed: Permission denied; give"):
-        find_bundles(entered_by_all, None)
+        find_bundles(entered_by_all)
     entered_by_all.chmod(0o755)
 
 
@@ -567,14 +568,14 @@ def test_files_of_an_interrupted_export_are_logged_and_not_served(
         shutil.copytree(folder / "toy", folder / name)
     (folder / ".cache").mkdir()
     with caplog.at_level(logging.WARNING):
-        assert list(find_bundles(folder, None)) == [folder / "toy"]
+        assert list(find_bundles(folder)) == [folder / "toy"]
     assert [record.getMessage().split(" is hidden")[0] for record in caplog.records] == [
         f"{folder}/.toy.new",
         f"{folder}/.toy.old",
     ]
     shutil.rmtree(folder / "toy")
     with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}"):
-        find_bundles(folder, None)
+        find_bundles(folder)
 
 
 def test_bundles_are_opened_at_the_same_time_and_run_one_after_another(

@@ -342,7 +342,8 @@ def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
         ),
         (
             ["{tmp}/text", "--bundle", "{judge}"],
-            "{judge} cannot translate; its tasks are encode, attention, classify, similar",
+            "{judge} cannot translate, because it is no encoder-decoder; its tasks are encode, attention, classify, "
+            "similar",
         ),
         (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
         (["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"], "SIGHTLINE_THREADS (--threads): Input should be"),
@@ -402,7 +403,8 @@ def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used
     assert main(arguments) == 2
     assert (
         capfdbinary.readouterr().err.decode()
-        == f"error: no bundle in {folder} can be used: each of them cannot translate; name one with --bundle\n"
+        == f"error: no bundle in {folder} can be used: each of them cannot translate, because it is no "
+        "encoder-decoder; name one with --bundle\n"
     )
     shutil.copytree(bundle, folder / "toy")
     (folder / "broken").mkdir()
@@ -415,9 +417,29 @@ def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used
     )
     assert (tmp_path / "out").read_text(encoding="utf-8") == expected
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier")
-        assert main([*arguments[:-1], str(tmp_path / "out2")]) == 2
-        assert b"classifier cannot translate; its tasks are" in capfdbinary.readouterr().err
+        patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier")  # it cannot translate
+        assert main([*arguments[:-1], str(tmp_path / "out2")]) == 0
+        other = json.loads((bundle / "manifest.json").read_text()) | {"name": "another"}
+        shutil.copytree(bundle, folder / "another")
+        (folder / "another" / "manifest.json").write_text(json.dumps(other))
+        capfdbinary.readouterr()
+        assert main([*arguments[:-1], str(tmp_path / "out3")]) == 2
+        assert capfdbinary.readouterr().err.decode().splitlines()[-1] == (
+            f"error: several bundles in {folder} can be used: another, toy; name one with --bundle, or set "
+            "SIGHTLINE_DEFAULT_MODEL"
+        )
+        patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier,toy")
+        assert main([*arguments[:-1], str(tmp_path / "out3")]) == 0
+
+
+def test_a_model_that_continues_texts_is_rejected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "source").write_text("A dog runs.\n")
+    assert main(["translate", str(tmp_path / "source"), "--bundle", "bundles/smalltalk-chat-gatt"]) == 2
+    assert capfd.readouterr() == (
+        "",
+        "error: bundles/smalltalk-chat-gatt cannot translate, because it is no encoder-decoder; its tasks are "
+        "generate, encode, attention, similar\n",
+    )
 
 
 def test_an_engine_that_fails_is_an_error_that_keeps_the_lines_before(

@@ -100,7 +100,7 @@ async def test_a_model_without_labels_cannot_classify(running: Running) -> None:
     ],
 )
 async def test_a_model_without_a_decoder_cannot_generate(running: Running, path: str, body: Any) -> None:
-    assert await error_of(running, path, **body) == (422, "unsupported_task", "model")
+    assert await error_of(running, path, model="judge", **body) == (422, "unsupported_task", "model")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 
 
 async def test_it_names_the_service_its_documentation_and_its_models(start: Start, make_backend: MakeBackend) -> None:
-    async with start(classifying(make_backend("one"))) as running:
+    async with start(classifying(make_backend("one")), default_model="one") as running:
         response = await running.client.get("/")
         assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
         root = response.json()
@@ -28,7 +28,7 @@ async def test_it_names_the_service_its_documentation_and_its_models(start: Star
             "default_models": {
                 "attention": "one",
                 "classify": "judge",
-                "encode": "judge",
+                "encode": "one",
                 "generate": "one",
                 "similar": "one",
             },

@@ -112,11 +112,11 @@ async def test_the_token_classification_of_hugging_face(running: Running) -> Non
         }
         for one in own["entities"]
     ]
-    assert await post(running, "/", {"inputs": TEXTS[1]}) == expected != []
-    assert await post(running, "/", {"inputs": [TEXTS[1]], "parameters": {"stride": None}}) == [expected]
+    assert await post(running, "/?model=tagger", {"inputs": TEXTS[1]}) == expected != []
+    assert await post(running, "/?model=tagger", {"inputs": [TEXTS[1]], "parameters": {"stride": None}}) == [expected]
     (plain,) = await tag(running, TEXTS[1], aggregation="none", ignore_labels=[])
     options = {"aggregation_strategy": "none", "ignore_labels": []}
-    tokens = await post(running, "/", {"inputs": TEXTS[1], "parameters": options})
+    tokens = await post(running, "/?model=tagger", {"inputs": TEXTS[1], "parameters": options})
     named = [(one["label"], one["token"]) for one in plain["entities"]]
     assert [(one["entity"], one["index"]) for one in tokens] == named
     response = await running.post("/", {"inputs": TEXTS[1], "parameters": {"aggregation_strategy": "max"}})

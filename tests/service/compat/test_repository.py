@@ -71,7 +71,7 @@ async def test_all_models_can_be_unloaded_and_the_default_model_is_named_in_the_
         for name, left in (("one", "the models are two"), ("two", "no model is loaded")):
             assert (await change(running, "unload", name)).status_code == 200
             failed = await running.post("/v1/generate", {"inputs": "x"})
-            assert failed.json()["error"]["message"] == f"The default model is not loaded; {left}."
+            assert failed.json()["error"]["message"] == f"The default model one is not loaded; {left}."
         assert await names(running) == []
         assert (await change(running, "load", "one")).status_code == 200
         assert (await running.post("/v1/generate", {"inputs": "x"})).status_code == 200

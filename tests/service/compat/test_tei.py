@@ -194,9 +194,9 @@ async def test_an_error_starts_with_the_path_of_the_invalid_value(
 
 
 async def test_a_model_is_named_in_the_url(running: Running) -> None:
-    response = await running.post("/predict", {"inputs": "x"})
+    response = await running.post("/predict?model=fake", {"inputs": "x"})
     assert (response.status_code, response.json()["error_type"]) == (422, "Validation")
-    assert "fake cannot do the task classify" in response.json()["error"]
+    assert "fake cannot do the task classify; the models that can are judge." in response.json()["error"]
     assert "?model=NAME" in response.json()["error"]
     for path, body in (("/embed", {"inputs": "x"}), ("/decode", {"ids": [1]}), ("/tokenize", {"inputs": "x"})):
         response = await running.post(f"{path}?model=gpt", body)

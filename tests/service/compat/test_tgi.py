@@ -242,9 +242,9 @@ async def test_a_model_that_cannot_generate_is_an_error_that_explains_how_to_nam
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with start(classifying(make_backend()), default_model="judge") as running:
-        response = await running.post("/generate", {"inputs": "a dog"})
+        response = await running.post("/generate?model=judge", {"inputs": "a dog"})
         assert (response.status_code, response.json()["error_type"]) == (422, "validation")
-        assert "judge cannot do the task generate" in response.json()["error"]
+        assert "judge cannot do the task generate; the models that can are fake." in response.json()["error"]
         assert "?model=NAME" in response.json()["error"]
         named = await running.post("/generate?model=fake", {"inputs": "a dog"})
         assert named.json() == {"generated_text": (await generate_with(running, "fake"))["text"]}

@@ -8,7 +8,7 @@ import pytest
 from service.bundle import ChatTemplate, Embedding, Manifest
 from service.inference.service import default_models
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, Running, Start
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 pytestmark = pytest.mark.anyio
@@ -44,29 +44,31 @@ def backend(tokenizer: TextTokenizer) -> FakeBackend:
 
 @pytest.fixture
 async def several(start: Start, backend: FakeBackend) -> AsyncIterator[Running]:
-    async with start(backend) as running:
+    async with start(backend, default_model="c-writer,b-minilm") as running:
         yield running
 
 
-REQUESTS: list[tuple[str, dict[str, Any], str]] = [
-    ("/v1/generate", {"inputs": "a dog"}, "c-writer"),
-    ("/v1/score", {"inputs": "a dog", "targets": "Hund"}, "c-writer"),
-    ("/v1/completions", {"prompt": "a dog"}, "c-writer"),
-    ("/v1/completions", {"prompt": "a dog", "model": "tgi"}, "c-writer"),
-    ("/v1/attention", {"inputs": "a dog"}, "c-writer"),
-    ("/v1/tokenize", {"inputs": "a dog"}, "c-writer"),
-    ("/v1/detokenize", {"ids": [[5]]}, "c-writer"),
-    ("/v1/chat/completions", {"messages": MESSAGES}, "d-chat"),
-    ("/v1/chat/completions", {"messages": MESSAGES, "model": "tgi"}, "d-chat"),
-    ("/v1/encode", {"inputs": "a dog"}, "b-minilm"),
-    ("/v1/embeddings", {"input": "a dog"}, "b-minilm"),
-    ("/v1/classify", {"inputs": "a dog"}, "a-judge"),
+REQUESTS: list[tuple[str, dict[str, Any], str, str]] = [
+    ("/v1/generate", {"inputs": "a dog"}, "c-writer", "c-writer, d-chat"),
+    ("/v1/score", {"inputs": "a dog", "targets": "Hund"}, "c-writer", "c-writer, d-chat"),
+    ("/v1/completions", {"prompt": "a dog"}, "c-writer", "c-writer, d-chat"),
+    ("/v1/completions", {"prompt": "a dog", "model": "tgi"}, "c-writer", "c-writer, d-chat"),
+    ("/v1/attention", {"inputs": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
+    ("/v1/align", {"inputs": "a dog"}, "c-writer", "c-writer, d-chat"),
+    ("/v1/tokenize", {"inputs": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
+    ("/v1/detokenize", {"ids": [[5]]}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
+    ("/v1/encode", {"inputs": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
+    ("/v1/embeddings", {"input": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
+    # Only one model can do these.
+    ("/v1/chat/completions", {"messages": MESSAGES}, "d-chat", ""),
+    ("/v1/chat/completions", {"messages": MESSAGES, "model": "tgi"}, "d-chat", ""),
+    ("/v1/classify", {"inputs": "a dog"}, "a-judge", ""),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "expected"), REQUESTS)
-async def test_the_default_model_can_do_the_task(
-    several: Running, path: str, body: dict[str, Any], expected: str
+@pytest.mark.parametrize(("path", "body", "expected", "able"), REQUESTS)
+async def test_the_default_is_the_first_of_the_setting_or_the_only_model_that_can_do_the_task(
+    several: Running, path: str, body: dict[str, Any], expected: str, able: str
 ) -> None:
     response = await several.post(path, body)
     assert (response.status_code, response.json().get("model")) == (200, expected), response.text
@@ -74,17 +76,76 @@ async def test_the_default_model_can_do_the_task(
     assert named.status_code == 404
 
 
+@pytest.mark.parametrize(("path", "body", "expected", "able"), REQUESTS)
+async def test_without_the_setting_requests_must_name_a_model_if_several_can_do_the_task(
+    start: Start, backend: FakeBackend, path: str, body: dict[str, Any], expected: str, able: str
+) -> None:
+    async with start(backend, default_model="") as running:
+        response = await running.post(path, body)
+        if not able:
+            assert (response.status_code, response.json().get("model")) == (200, expected), response.text
+            return
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "model")
+        assert error["message"] == (
+            f"model is required, because several models can do this: {able}. Name one of them, or set "
+            "SIGHTLINE_DEFAULT_MODEL."
+        )
+
+
+async def test_a_loaded_model_never_takes_the_requests_of_another_one(start: Start, tokenizer: TextTokenizer) -> None:
+    all_of_them = manifests(tokenizer)
+    backend = FakeBackend(tokenizer, (all_of_them["c-writer"],))
+    async with start(backend, model_control="explicit") as running:
+        backend.repository.manifests |= all_of_them
+        assert (await running.post("/v1/classify", {"inputs": "x"})).json()["error"]["code"] == "unsupported_task"
+        assert (await running.post("/v1/encode", {"inputs": "x"})).json()["model"] == "c-writer"
+        assert (await running.post("/v2/repository/models/a-judge/load", {})).status_code == 200
+        assert (await running.post("/v1/classify", {"inputs": "x"})).json()["model"] == "a-judge"
+        assert (await running.post("/v1/encode", {"inputs": "x"})).status_code == 422
+        assert (await running.post("/v1/generate", {"inputs": "x"})).json()["model"] == "c-writer"
+
+
+async def test_no_other_model_answers_for_a_default_model_that_was_unloaded(start: Start, backend: FakeBackend) -> None:
+    async with start(backend, default_model="c-writer", model_control="explicit") as running:
+        assert (await running.post("/v1/classify", {"inputs": "x"})).json()["model"] == "a-judge"
+        assert (await running.post("/v2/repository/models/c-writer/unload", {})).status_code == 200
+        for path, body in (("/v1/encode", {"inputs": "x"}), ("/v1/classify", {"inputs": "x"})):
+            error = (await running.post(path, body)).json()["error"]
+            assert (
+                error["message"]
+                == "The default model c-writer is not loaded; the models are a-judge, b-minilm, d-chat."
+            )
+
+
 async def test_apis_whose_responses_name_no_model_use_the_same(several: Running) -> None:
     for path, body, model in (
         ("/generate", {"inputs": "a dog"}, "c-writer"),
-        ("/", {"inputs": "a dog"}, "c-writer"),
-        ("/embed", {"inputs": "a dog"}, "b-minilm"),
+        ("/", {"inputs": "a dog", "stream": False}, "c-writer"),
+        ("/", {"inputs": "a dog", "parameters": {"max_new_tokens": 5}}, "c-writer"),
+        ("/", {"inputs": "a dog", "parameters": {"function_to_apply": "softmax"}}, "a-judge"),
+        ("/embed", {"inputs": "a dog"}, "c-writer"),
         ("/predict", {"inputs": "a dog"}, "a-judge"),
     ):
         expected = await several.post(f"{path}?model={model}", body)
         assert expected.status_code == 200, expected.text
         assert (await several.post(path, body)).json() == expected.json()
     assert (await several.client.get("/info")).json()["model_id"] == "c-writer"
+
+
+@pytest.mark.parametrize("body", [{"inputs": "a dog"}, {"inputs": "a dog", "parameters": {}}])
+async def test_a_body_of_hugging_face_that_tells_no_task_must_name_a_model(
+    several: Running, start: Start, make_backend: MakeBackend, body: dict[str, Any]
+) -> None:
+    """`text_classification` and `feature_extraction` send the same as `translation`."""
+    response = await several.post("/", body)
+    assert (response.status_code, response.json()["error"]) == (
+        422,
+        "The fields of this body do not tell its task. Choose a model in the URL, ?model=NAME: a-judge for "
+        "text-classification, b-minilm for feature-extraction, c-writer for text2text-generation.",
+    )
+    async with start(make_backend("a", "b")) as running:
+        assert "generated_text" in (await running.post("/", body)).json()[0]
 
 
 async def test_the_root_lists_the_default_models(several: Running) -> None:
@@ -94,77 +155,53 @@ async def test_the_root_lists_the_default_models(several: Running) -> None:
         "attention": "c-writer",
         "chat": "d-chat",
         "classify": "a-judge",
-        "encode": "b-minilm",
+        "encode": "c-writer",
         "generate": "c-writer",
         "similar": "c-writer",
     }
 
 
 async def test_a_task_that_no_model_can_do_is_an_error(several: Running) -> None:
-    error = (await several.post("/v1/rerank", {"query": "x", "documents": ["y"]})).json()["error"]
-    assert (error["code"], error["message"]) == (
-        "unsupported_task",
-        "c-writer cannot do the task rerank; GET /v1/models lists the tasks of each model.",
-    )
+    body = {"query": "x", "documents": ["y"]}
+    for model, message in (
+        (None, "No model of this service can do the task rerank; GET /v1/models lists the tasks of each model."),
+        ("c-writer", "c-writer cannot do the task rerank; no model of this service can."),
+    ):
+        error = (await several.post("/v1/rerank", {**body, "model": model})).json()["error"]
+        assert (error["code"], error["message"]) == ("unsupported_task", message)
+    error = (await several.post("/v1/classify", {"inputs": "x", "model": "c-writer"})).json()["error"]
+    assert error["message"] == "model: c-writer cannot do the task classify; the models that can are a-judge."
 
 
-async def test_the_setting_applies_to_every_task(start: Start, backend: FakeBackend) -> None:
-    async with start(backend, default_model="a-judge") as running:
-        root = (await running.client.get("/")).json()
-        assert root["default_model"] == "a-judge"
-        assert root["default_models"] == dict.fromkeys(sorted(backend.manifests[0].tasks), "a-judge")
-        for path, body, _ in REQUESTS:
-            response = await running.post(path, body)
-            if response.status_code == 200:
-                assert response.json()["model"] == "a-judge"
-                continue
-            error = response.json()["error"]
-            assert error["code"] == "unsupported_task"
-            assert (
-                error["message"] == "a-judge cannot do the task generate; GET /v1/models lists the tasks of each model."
-            )
-        assert (await running.post("/v1/classify", {"inputs": "a dog"})).status_code == 200
-        assert (await running.post("/predict", {"inputs": "a dog"})).status_code == 200
-    async with start(backend, default_model="c-writer") as running:
-        for path, body, message in (
-            (
-                "/v1/chat/completions",
-                {"messages": MESSAGES},
-                "model: c-writer has no chat template, so it cannot chat.",
-            ),
-            ("/v1/classify", {"inputs": "a dog"}, "c-writer cannot do the task classify;"),
-        ):
-            error = (await running.post(path, body)).json()["error"]
-            assert error["code"] == "unsupported_task" and error["message"].startswith(message)
-        predicted = await running.post("/predict", {"inputs": "a dog"})
-        assert predicted.status_code == 422 and "c-writer cannot do the task classify;" in predicted.json()["error"]
-
-
-async def test_a_model_that_is_loaded_later_is_the_default_of_new_tasks_only(
-    start: Start, tokenizer: TextTokenizer
+@pytest.mark.parametrize(
+    ("path", "name", "message"),
+    [
+        (
+            "/v1/generate",
+            "model",
+            "?model: The endpoint does not read the model from the query of its URL; name it in the body.",
+        ),
+        ("/v1/generate", "stream", "?stream: The endpoint has no such parameter in the query of its URL; it has none."),
+        ("/generate", "models", "?models: The endpoint has no such parameter in the query of its URL; they are model."),
+    ],
+)
+async def test_an_unknown_parameter_of_the_query_is_an_error(
+    several: Running, path: str, name: str, message: str
 ) -> None:
-    all_of_them = manifests(tokenizer)
-    backend = FakeBackend(tokenizer, (all_of_them["c-writer"], all_of_them["d-chat"]))
-    async with start(backend, model_control="explicit") as running:
-        backend.repository.manifests |= all_of_them
-        assert (await running.post("/v1/classify", {"inputs": "x"})).json()["error"]["code"] == "unsupported_task"
-        assert (await running.post("/v1/encode", {"inputs": "x"})).json()["model"] == "c-writer"
-        for name in ("a-judge", "b-minilm"):
-            assert (await running.post(f"/v2/repository/models/{name}/load", {})).status_code == 200
-        assert (await running.post("/v1/classify", {"inputs": "x"})).json()["model"] == "a-judge"
-        assert (await running.post("/v1/encode", {"inputs": "x"})).json()["model"] == "c-writer"
-        assert (await running.post("/v2/repository/models/c-writer/unload", {})).status_code == 200
-        error = (await running.post("/v1/encode", {"inputs": "x"})).json()["error"]
-        assert error["message"] == "The default model is not loaded; the models are a-judge, b-minilm, d-chat."
+    response = await several.post(f"{path}?{name}=a-judge", {"inputs": "a dog"})
+    error = response.json()["error"]
+    assert (response.status_code, error if path == "/generate" else error["message"]) == (422, message)
 
 
 def test_models_without_a_task_are_not_its_default(tokenizer: TextTokenizer) -> None:
     by_name = manifests(tokenizer)
-    assert default_models([]) == {}
-    assert default_models([by_name["a-judge"], by_name["b-minilm"]]) == {
-        "encode": "b-minilm",
-        "attention": "a-judge",
+    assert default_models([], []) == {}
+    assert default_models([by_name["a-judge"], by_name["b-minilm"]], []) == {
         "classify": "a-judge",
         "similar": "a-judge",
     }
-    assert default_models([by_name["d-chat"], by_name["c-writer"]])["encode"] == "c-writer"
+    both = [by_name["d-chat"], by_name["c-writer"]]
+    assert default_models(both, ["c-writer"])["encode"] == "c-writer"
+    assert default_models(both, ["d-chat", "c-writer"])["encode"] == "d-chat"
+    assert default_models(both, ["missing", "c-writer"])["encode"] == "c-writer"
+    assert "chat" not in default_models(both, ["missing", "c-writer"])
