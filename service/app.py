@@ -96,7 +96,7 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
         )
     app.add_middleware(CallLog, service=service)
     app.state.service = service
-    app.state.pages = docs.Pages(app.openapi)
+    app.state.pages = docs.Pages(app.openapi, settings.allowed_frames)
     return app
 
 

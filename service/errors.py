@@ -18,6 +18,7 @@ ErrorCode = Literal[
     "client_too_slow",
     "body_too_large",
     "unsupported_media_type",
+    "misdirected_request",
     "invalid_parameter",
     "empty_input",
     "input_too_long",
@@ -66,6 +67,12 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
         "body_too_large": ErrorKind(413, _INVALID, "The body is too large (SIGHTLINE_MAX_BODY_BYTES)."),
         "unsupported_media_type": ErrorKind(
             415, _INVALID, "The route does not accept this Content-Type or Content-Encoding."
+        ),
+        "misdirected_request": ErrorKind(
+            421,
+            _INVALID,
+            "The service does not answer requests for this host; use localhost in the URL, or set "
+            "SIGHTLINE_ALLOWED_HOSTS to the names of the service.",
         ),
         "invalid_parameter": ErrorKind(422, _INVALID, "A value is not allowed."),
         "empty_input": ErrorKind(422, _INVALID, "It is empty or contains only whitespace."),

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
@@ -47,6 +48,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 listens on all interfaces.")
+    allowed_hosts: str | None = Field(
+        default=None,
+        description="Host names of the service, comma-separated; requests whose header Host has another name get 421. "
+        "`*.example.org` stands for all names that end so, `*` for any. If not set, a service that listens on a "
+        "loopback address answers only localhost and loopback addresses, so that no web page can reach it by a name "
+        "of its own (DNS rebinding), and others answer any host.",
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free port and logs it.")
     bundles: Path = Field(
         default=Path("bundles"),
@@ -233,6 +241,13 @@ class Settings(BaseModel):
         return _split(self.cors_origins or "")
 
     @property
+    def allowed_host_names(self) -> tuple[str, ...]:
+        """Names and patterns for `AllowedHosts`; none for any host."""
+        if self.allowed_hosts is not None:
+            return tuple(name.lower() for name in _split(self.allowed_hosts))
+        return ("localhost",) if is_loopback(self.host) else ("*",)
+
+    @property
     def allowed_frames(self) -> tuple[str, ...]:
         return _split(self.frame_ancestors or "")
 
@@ -261,6 +276,14 @@ class Settings(BaseModel):
                     "http://localhost:8080: without a path, capital letters or the default port of the scheme"
                 )
         return self
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a host is only reachable from its own machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _split(names: str) -> tuple[str, ...]:

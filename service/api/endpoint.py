@@ -46,7 +46,7 @@ Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after i
 PathModel = Annotated[str, described("Name of the model.")]
 
 # Every endpoint can answer with these.
-COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal",)
+COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal", "misdirected_request")
 # An endpoint that needs the models to be ready can also answer with these,
 UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 # and one that reads a body with these.

@@ -77,7 +77,9 @@ class HttpCall(Call):
         """Send a part of the response, with the request id in its head."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+            # Browsers must not guess another type, such as HTML for a text of a client in JSON.
+            own = (b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")
+            message["headers"] = [*message["headers"], *own]
         await self._send(message)
 
     def error_body(self, error: ApiError) -> bytes:

@@ -19,6 +19,7 @@ from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, INTERRUPTIONS, ApiError, ClientGoneError
 from service.http.call import NO_ROUTE, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
+from service.http.hosts import AllowedHosts
 from service.http.incoming import EXCHANGE
 from service.http.routing import RouteTable
 from service.inference.service import Service
@@ -124,6 +125,7 @@ class Dispatcher:
         self._app = app
         self._service = service
         self._table = table
+        self._hosts = AllowedHosts(service.settings.allowed_host_names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -140,6 +142,9 @@ class Dispatcher:
                 # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
                 endpoint = by_method.get("GET" if method == "HEAD" else method)
                 if endpoint is not None:
+                    if not self._hosts.allow(call.headers.get(b"host")):
+                        call.endpoint, call.error_format = endpoint, endpoint.error_format
+                        raise ApiError("misdirected_request")
                     await respond(call, endpoint, path_parameters, send)
                 elif path.endswith("\n"):  # FastAPI's router would ignore the line break
                     raise self._table.not_found(call, path)

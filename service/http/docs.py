@@ -3,6 +3,8 @@ and forms.
 """
 
 import asyncio
+import base64
+import hashlib
 import html
 import json
 import re
@@ -31,9 +33,12 @@ class Pages:
     second.
     """
 
-    def __init__(self, describe: Callable[[], dict[str, Any]]) -> None:
-        """`describe` returns the OpenAPI document."""
+    def __init__(self, describe: Callable[[], dict[str, Any]], frame_ancestors: Sequence[str] = ()) -> None:
+        """Take the function that returns the OpenAPI document, and the origins of pages that may
+        show the page in a frame.
+        """
         self._describe = describe
+        self._frame_ancestors = " ".join(frame_ancestors) or "'none'"
         self._made: asyncio.Future[tuple[StaticContent, StaticContent]] | None = None
 
     async def made(self) -> tuple[StaticContent, StaticContent]:
@@ -44,9 +49,21 @@ class Pages:
 
     def _make(self) -> tuple[StaticContent, StaticContent]:
         described = self._describe()
-        return StaticContent(to_json(described), "application/json"), StaticContent(
-            render(described).encode(), "text/html; charset=utf-8"
+        page = render(described)
+        policy = (
+            f"default-src 'none'; script-src {_hash_of('script', page)}; style-src {_hash_of('style', page)}; "
+            f"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors {self._frame_ancestors}"
         )
+        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
+        return StaticContent(to_json(described), "application/json"), StaticContent(
+            page.encode(), "text/html; charset=utf-8", headers
+        )
+
+
+def _hash_of(tag: str, page: str) -> str:
+    """Return the source of a content security policy for the only inline element with a tag."""
+    content = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 async def openapi(call: Call, headers: Headers) -> Raw:

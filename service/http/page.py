@@ -28,7 +28,6 @@ class AttentionPage:
         """`frame_ancestors` are the origins of pages that may show this page in a frame."""
         headers = {
             "content-security-policy": POLICY + (" ".join(frame_ancestors) or "'none'"),
-            "x-content-type-options": "nosniff",
             "referrer-policy": "no-referrer",
         }
         self._files = dict(_read_files(headers))

@@ -58,6 +58,7 @@ def error_response(error: ApiError, request_id: str) -> bytes:
         **dict(error.headers()),
         b"content-length": str(len(body)).encode(),
         b"x-request-id": request_id.encode(),
+        b"x-content-type-options": b"nosniff",
         b"connection": b"close",
     }
     lines = [name + b": " + value + b"\r\n" for name, value in headers.items()]

@@ -213,6 +213,7 @@ def start(make_backend: MakeBackend) -> Start:
         if len(backend.manifests) > 1:  # most tests name no model
             settings = {"default_model": min(one.name for one in backend.manifests), **settings}
         exit_codes: list[int] = []
+        settings = {"allowed_hosts": "*", **settings}  # tests call the service "test" or "x"
         app = create_app(Settings(**settings), backend.load, exit_codes.append)
         transport = httpx.ASGITransport(app=app)
         async with (
@@ -316,7 +317,7 @@ def serve(make_backend: MakeBackend) -> Serve:
     @contextlib.contextmanager
     def run(backend: FakeBackend | None = None, **settings: Any) -> Iterator[Wire]:
         backend = backend or make_backend()
-        all_settings = Settings(port=0, **{"shutdown_timeout_s": 5, **settings})
+        all_settings = Settings(port=0, **{"shutdown_timeout_s": 5, "allowed_hosts": "*", **settings})
         app = create_app(all_settings, backend.load)
         exit_codes: list[int] = []
         server = DrainingServer(app, all_settings, exit_codes.append)

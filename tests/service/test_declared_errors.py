@@ -272,6 +272,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),
     "body_too_large": Cause(content=lambda body: body.ljust(10_001), settings={"max_body_bytes": 10_000}),
     "unsupported_media_type": Cause(headers={"content-type": "text/csv"}),
+    "misdirected_request": Cause(headers={"host": "evil.example"}, settings={"allowed_hosts": "test"}),
     "invalid_parameter": Cause(query="unknown=1"),
     "empty_input": Cause(change=empty),
     "input_too_long": Cause(change=long),

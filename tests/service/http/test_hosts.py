@@ -1,0 +1,107 @@
+"""The header Host, and the headers that protect browsers."""
+
+import base64
+import hashlib
+import re
+
+import pytest
+
+from service.http.hosts import AllowedHosts
+from service.settings import Settings
+from tests.service.conftest import Start
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed", "rejected"),
+    [
+        (
+            {},
+            ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]", "[::1]:80"],
+            [
+                "evil.example",
+                "127.0.0.1.evil.example",
+                "localhost.evil.example",
+                "192.168.0.1",
+                "0.0.0.0",
+                "[::2]:80",
+                "",
+            ],
+        ),
+        ({"host": "::1"}, ["localhost", "[::1]:8000"], ["evil.example"]),
+        ({"host": "0.0.0.0"}, ["localhost", "evil.example", "10.0.0.7:8000"], []),
+        (
+            {"host": "0.0.0.0", "allowed_hosts": "models.example.org, *.Example.com"},
+            ["models.example.org:443", "a.example.com", "a.b.EXAMPLE.com:1", "127.0.0.1"],
+            ["example.org", "example.com", "xexample.com", "10.0.0.7"],
+        ),
+        ({"allowed_hosts": "*"}, ["evil.example"], []),
+    ],
+)
+def test_a_host_is_allowed_by_its_name(settings: dict[str, str], allowed: list[str], rejected: list[str]) -> None:
+    hosts = AllowedHosts(Settings(**settings).allowed_host_names)  # type: ignore[arg-type]
+    for _ in range(2):  # the second time, the answers are remembered
+        assert [host for host in allowed if not hosts.allow(host.encode())] == []
+        assert [host for host in rejected if hosts.allow(host.encode())] == []
+    assert hosts.allow(None)  # HTTP/1.0
+
+
+async def test_requests_for_another_host_get_421_on_every_route(start: Start) -> None:
+    async with start(allowed_hosts=None, model_control="explicit") as running:
+        for method, path in (
+            ("GET", "/"),
+            ("GET", "/docs"),
+            ("GET", "/health/live"),
+            ("POST", "/v1/generate"),
+            ("POST", "/v2/repository/models/fake/unload"),
+        ):
+            response = await running.client.request(
+                method, path, headers={"host": "evil.example"}, json={"inputs": "x"}
+            )
+            assert response.status_code == 421, path
+            assert "The service does not answer requests for this host; use localhost in the URL" in response.text
+        response = await running.client.post("/v1/generate", headers={"host": "localhost:1"}, json={"inputs": "x"})
+        assert response.status_code == 200
+
+
+async def test_browsers_must_not_guess_the_type_of_any_response(start: Start) -> None:
+    async with start() as running:
+        for method, path, status in (
+            ("GET", "/v1/models", 200),
+            ("GET", "/docs", 200),
+            ("GET", "/metrics", 200),
+            ("GET", "/nothing", 404),
+            ("PUT", "/v1/generate", 405),
+            ("POST", "/v1/generate", 415),
+        ):
+            response = await running.client.request(method, path)
+            assert (response.status_code, response.headers.get_list("x-content-type-options")) == (status, ["nosniff"])
+        for path, accept in (("/", "text/html"), ("/page/icon.svg", "*/*")):
+            response = await running.client.get(path, headers={"accept": accept})
+            assert response.headers.get_list("x-content-type-options") == ["nosniff"]
+        picture = await running.client.post(
+            "/v1/attention", json={"inputs": "a dog"}, headers={"accept": "image/svg+xml"}
+        )
+        assert picture.headers["content-type"].startswith("image/svg+xml")
+        assert picture.headers.get_list("x-content-type-options") == ["nosniff"]
+
+
+@pytest.mark.parametrize(("frames", "ancestors"), [(None, "'none'"), ("https://example.org", "https://example.org")])
+async def test_the_documentation_runs_only_its_own_script_and_is_in_no_frame(
+    start: Start, frames: str | None, ancestors: str
+) -> None:
+    async with start(frame_ancestors=frames) as running:
+        response = await running.client.get("/docs")
+        policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
+        for tag in ("script", "style"):
+            (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", response.text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert policy.pop(f"{tag}-src") == f"'sha256-{digest}'"
+        assert policy == {
+            "default-src": "'none'",
+            "connect-src": "'self'",
+            "base-uri": "'none'",
+            "form-action": "'none'",
+            "frame-ancestors": ancestors,
+        }
