@@ -82,6 +82,7 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
         ["weights", "float16, computed in float32" if manifest.half_weights else manifest.dtype],
         ["tasks", ", ".join(manifest.tasks)],
         ["limits", _limits(manifest)],
+        ["trained on", "single sentences" if manifest.training_unit == "sentence" else "texts"],
     ]
     parts = [
         f"# {manifest.name}",

@@ -1,17 +1,20 @@
 """`sightline translate` with the shipped bundle gives what the service gives, also after a kill."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from bench.server import RunningServer
+from tests.e2e.asking import post
 
 COMMAND = [sys.executable, "-m", "sightline", "translate", "--bundle", "bundles/multi30k-en-de"]
 
@@ -37,6 +40,27 @@ def test_lines_of_a_file_are_translated_as_the_service_translates_them(
     command = [*COMMAND, "tests/data/sentences.txt", "--out", str(out), "--beams", str(beams)]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
     assert out.read_text(encoding="utf-8").split("\n")[:-1] == served(shipped, sentences, num_beams=beams)
+
+
+def test_the_command_and_both_apis_translate_a_text_as_its_sentences_one_by_one(
+    shipped: RunningServer, sentences: list[str], tmp_path: Path
+) -> None:
+    """The twin translates each sentence in a request of its own, and puts the gaps back."""
+    random = Random(7)
+    parts = [one for one in sentences if re.fullmatch(r"[A-Z][A-Za-z ,]+\.", one)][:40]
+    gaps = [random.choice([" ", "  ", "\t", "\n", " \n", "\n\n", "\r\n", "\n \t\n  "]) for _ in parts]
+    assert len(parts) == 40
+    twin = "".join(
+        gap + post(shipped, "/v1/generate", {"model": "multi30k-en-de", "inputs": part})["outputs"][0]["text"]
+        for gap, part in zip(gaps, parts, strict=True)
+    )
+    text = "".join(gap + part for gap, part in zip(gaps, parts, strict=True))
+    assert served(shipped, [text]) == [twin]
+    body = {"q": text, "source": "en", "target": "de"}
+    assert post(shipped, "/translate", body) == {"translatedText": twin}
+    (tmp_path / "source").write_bytes(f"{text}\n".encode())
+    command = subprocess.run([*COMMAND, str(tmp_path / "source")], capture_output=True, check=True)
+    assert command.stdout.decode() == f"{twin}\n"
 
 
 def test_a_killed_translation_is_continued_and_gives_the_same(

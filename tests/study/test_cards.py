@@ -49,6 +49,7 @@ def test_every_system_of_a_folder_gets_a_card_with_the_scores_of_its_first_seed_
     assert "`python -m model zoo DATA --systems bahdanau --precision bfloat16`" in text
     assert text.count("As served") == 1 and "37.10 BLEU" in text
     assert "| weights | float16, computed in float32 |" in text
+    assert "| trained on | single sentences |" in text
     assert "non-commercial" in text
     assert not (tmp_path / "other" / CARD).exists()
 

@@ -56,6 +56,19 @@ def test_a_loading_service_is_retried(serve: Serve, make_backend: MakeBackend) -
             assert client.completions.create(model="fake", prompt="a dog").choices[0].finish_reason == "stop"
 
 
+def test_warnings_are_extra_fields_of_a_completion(serve: Serve, make_backend: MakeBackend) -> None:
+    backend = make_backend()
+    backend.manifests = tuple(one.model_copy(update={"training_unit": "sentence"}) for one in backend.manifests)
+    with serve(backend) as wire, client_of(wire) as client:
+        whole = client.completions.create(model="fake", prompt="A dog. A man.")
+        assert whole.model_extra is not None
+        assert [one["param"] for one in whole.model_extra["warnings"]] == ["prompt"]
+        events = list(client.completions.create(model="fake", prompt="A dog. A man.", stream=True))
+        found = [event.model_extra["warnings"] for event in events if event.model_extra]
+        assert found == [whole.model_extra["warnings"]]
+        assert not client.completions.create(model="fake", prompt="A dog.").model_extra
+
+
 def test_an_invalid_request_raises_its_own_class_of_error_that_names_the_field(serve: Serve) -> None:
     with serve() as wire, client_of(wire) as client:
         with pytest.raises(UnprocessableEntityError) as caught:
