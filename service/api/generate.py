@@ -94,11 +94,11 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
         parameters = parameters_for(model, given_parameters(parameters), stream=body.stream)
     if body.stream:
         events = await stream(call, model, body.inputs, parameters)
-        return EventStream(events, NativeEventEncoder(sentence_warnings(call, model, body.inputs, parameters)))
+        return EventStream(events, NativeEventEncoder(await sentence_warnings(call, model, body.inputs, parameters)))
     run = generate_by_sentence if parameters.split_sentences else generate
     result = await run(call, model, body.inputs, parameters, on_empty=body.on_empty)
     if model.manifest.training_unit == "sentence":
-        warnings = sentence_warnings(call, model, body.inputs, parameters)
+        warnings = await sentence_warnings(call, model, body.inputs, parameters)
         if warnings:
             return DoubtfulResult(**vars(result), warnings=list(warnings.values()))
     return result

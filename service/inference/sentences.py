@@ -123,7 +123,7 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
     return ApiError(error.code, message, field=error.field, index=inputs.index(input_index))
 
 
-def sentence_warnings(
+async def sentence_warnings(
     call: Call, model: ServedModel, inputs: Texts | Prompt, parameters: GenerateParameters
 ) -> dict[int, GenerateWarning]:
     """Return warnings about inputs of several sentences that a model of sentences read as a whole.
@@ -132,22 +132,26 @@ def sentence_warnings(
 
     Returns:
         The warnings by the index of the input.
+
+    Raises:
+        ApiError: `deadline_exceeded`.
     """
     is_decided = "split_sentences" in parameters.model_fields_set
     if model.manifest.training_unit != "sentence" or is_decided or isinstance(inputs, Prompt):
         return {}
     language = choose_languages(model, parameters.source_language, parameters.target_language).source
-    found = {}
-    for index, text in enumerate(inputs.texts):
-        if split_sentences(text, language, max_sentences=1) is None:
-            field = call.field_names.get("inputs", "inputs")
-            param = f"{field}[{index}]" if inputs.is_list else field
-            message = (
-                f"{param} has several sentences, but {model.name} was trained on single sentences and may leave out "
-                "some of them. Set split_sentences of POST /v1/generate to true, or send each sentence as an input of "
-                "its own."
-            )
-            found[index] = GenerateWarning("several_sentences", message, param)
+    texts, field, found = inputs.texts, call.field_names.get("inputs", "inputs"), {}
+
+    def run() -> list[int]:
+        return [index for index, text in enumerate(texts) if split_sentences(text, language, max_sentences=1) is None]
+
+    for index in await call.tokenize(run, texts):
+        param = f"{field}[{index}]" if inputs.is_list else field
+        message = (
+            f"{param} has several sentences, but {model.name} was trained on single sentences and may leave out some "
+            "of them. Set split_sentences of POST /v1/generate to true, or send each sentence as an input of its own."
+        )
+        found[index] = GenerateWarning("several_sentences", message, param)
     return found
 
 

@@ -68,13 +68,13 @@ class TextResponse(DataEventEncoder):
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]
-            self._warnings = sentence_warnings(call, self._model, inputs, parameters)
+            self._warnings = await sentence_warnings(call, self._model, inputs, parameters)
             return EventStream(events, self)
         result = await generate(call, self._model, inputs, parameters)
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
         usage = usage_of(result.usage.input_tokens, result.usage.output_tokens)
         response = {**self._head, "choices": choices, "usage": usage}
-        if warnings := sentence_warnings(call, self._model, inputs, parameters):
+        if warnings := await sentence_warnings(call, self._model, inputs, parameters):
             response["warnings"] = list(warnings.values())
         return response
 

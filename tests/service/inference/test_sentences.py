@@ -13,6 +13,7 @@ from service.engine.worker import RequestFuture, Worker
 from service.inference.admission import AdmissionController, Reservation
 from service.inference.sentences import SENTENCES_PER_INPUT
 from service.settings import DEFAULT_MAX_INPUTS
+from service.text.sentences import SplitText, split_sentences
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
 from tests.support.fake_runner import Faults
@@ -140,6 +141,23 @@ async def test_several_sentences_in_one_text_are_a_warning(
         response = await running.post("/v1/completions", {"model": "fake", "prompt": inputs, "stream": True})
         events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
         assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
+
+
+async def test_the_sentences_of_long_texts_are_counted_in_a_thread(
+    start: Start, of_sentences: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def split(*arguments: Any, **options: Any) -> SplitText | None:
+        threads.append(threading.get_ident())
+        return split_sentences(*arguments, **options)
+
+    monkeypatch.setattr("service.inference.sentences.split_sentences", split)
+    async with start(of_sentences) as running:
+        for limit in (100, 10):
+            monkeypatch.setattr("service.inference.call.INLINE_CHARACTERS", limit)
+            assert (await generate(running, "A dog. A man!"))["warnings"] == warnings_about("inputs")
+    assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
 async def test_a_model_of_texts_gives_no_warnings(start: Start, translating: Translating) -> None:
