@@ -47,7 +47,15 @@ from service.bundle import (
 
 
 def export(arguments: argparse.Namespace) -> Verification:
-    """Export a training run, or a folder that others wrote."""
+    """Export a training run, or a folder that others wrote.
+
+    Raises:
+        ValueError: the bundle would replace its checkpoint.
+    """
+    arguments.checkpoint = averaged_checkpoint(arguments.checkpoint)
+    source, out = arguments.checkpoint.resolve(), arguments.out.resolve()
+    if source.is_relative_to(out) or (source.is_dir() and out.is_relative_to(source)):
+        raise ValueError(f"--out {arguments.out} would replace the checkpoint {source}; name another folder")
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
     kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
     if kind == "gguf":
@@ -57,6 +65,12 @@ def export(arguments: argparse.Namespace) -> Verification:
     if kind != "training":
         return export_folder(arguments, kind)
     return _export_run(arguments, arguments.checkpoint, arguments.out, metadata_of(arguments), arguments.ops)
+
+
+def averaged_checkpoint(path: Path) -> Path:
+    """Return the averaged checkpoint of a folder of a training run, or the path itself."""
+    averaged = path / "averaged"
+    return averaged if averaged.is_dir() and not (path / "config.json").exists() else path
 
 
 @contextmanager

@@ -255,12 +255,14 @@ class Settings(BaseModel):
     def _check_combinations(self) -> Self:
         if self.queue_timeout_s > self.request_timeout_s:
             raise ValueError(
-                f"queue_timeout_s ({self.queue_timeout_s:g}) exceeds request_timeout_s ({self.request_timeout_s:g}): "
+                f"{env_name('queue_timeout_s')} ({self.queue_timeout_s:g}) exceeds {env_name('request_timeout_s')} "
+                f"({self.request_timeout_s:g}): "
                 "no request could wait that long; lower the first or raise the second"
             )
         if self.max_body_bytes > self.max_waiting_bytes:
             raise ValueError(
-                f"max_body_bytes ({self.max_body_bytes}) exceeds max_waiting_bytes ({self.max_waiting_bytes}): "
+                f"{env_name('max_body_bytes')} ({self.max_body_bytes}) exceeds {env_name('max_waiting_bytes')} "
+                f"({self.max_waiting_bytes}): "
                 "the largest body could never wait; lower the first or raise the second"
             )
         for name in self.api_names:
@@ -355,4 +357,8 @@ def add_flags(parser: argparse.ArgumentParser, fields: Iterable[str]) -> None:
 
 def _describe(location: tuple[int | str, ...], message: str) -> str:
     message = message.removeprefix("Value error, ")
-    return f"{env_name(str(location[0]))} ({flag_name(str(location[0]))}): {message}" if location else message
+    if location:
+        return f"{env_name(str(location[0]))} ({flag_name(str(location[0]))}): {message}"
+    # Errors of several settings begin with the name of one: give its variable and its flag, too.
+    name, _, rest = message.partition(":")
+    return f"{env_name(name)} ({flag_name(name)}):{rest}" if name in Settings.model_fields else message

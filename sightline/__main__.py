@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from service import __version__
-from sightline.parser import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from sightline.parser import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
 
 # Libraries that only some extras install, by the name of their module.
 LIBRARIES = {
@@ -106,8 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in COMMANDS:
         overview().parse_args(words)  # prints the help, the version or an error
     name, *rest = words
+    if sys.stdout is None:  # the next file that is opened would get its number
+        print("error: standard output is closed", file=sys.stderr)
+        return EXIT_FAILED
     try:
-        return COMMANDS[name].run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
+        code = COMMANDS[name].run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
+        sys.stdout.flush()
+        return code
     except ModuleNotFoundError as error:
         library = LIBRARIES.get((error.name or "").partition(".")[0])
         if library is None:
@@ -115,14 +120,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         extras = COMMANDS[name].extras
         if library in EXTRA_OF and EXTRA_OF[library] not in extras.split(","):
             extras = f"cpu,{EXTRA_OF[library]}"
-        print(f"error: sightline {name} needs {library}: pip install 'sightline[{extras}]'", file=sys.stderr)
+        print(f"error: sightline {name} needs {library}: pip install '.[{extras}]'", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print(f"error: sightline {name} was interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again at its end
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        _drop_output()
+        print(f"error: {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILED
+    except UnicodeError as error:
+        print(f"error: an argument or a text is not UTF-8: {error}; convert it to UTF-8", file=sys.stderr)
+        return EXIT_USAGE
+    except OverflowError as error:
+        print(f"error: a number is too large: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _drop_output() -> None:
+    """Drop what is left of the output; otherwise Python reports the same error at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def overview() -> Parser:

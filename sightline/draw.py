@@ -2,6 +2,8 @@
 
 import argparse
 import asyncio
+import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +22,10 @@ from service.parameters import AttentionSelection
 from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from sightline.bundles import choose_bundle
-from sightline.parser import EXIT_USAGE, Parser
+from sightline.parser import EXIT_FAILED, EXIT_USAGE, Parser
 
-EXIT_FAILED = 1
 VIEWS: tuple[View, ...] = ("heatmap", "alignment", "heads")
+MAX_PIXELS = 50_000_000  # of a PNG; drawing takes four bytes for each, several times
 SUFFIXES = (".svg", ".png")
 DEFAULT_SCALE = 2.0
 # Flags of fields in errors.
@@ -71,11 +73,11 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         help="Kind of attention. Default: cross-attention if the model has it",
     )
     parser.add_argument(
-        "--layer", type=int, metavar="N", help="Index of the layer. Default: the one that aligns words, or the last"
+        "--layer", type=_index, metavar="N", help="Index of the layer. Default: the one that aligns words, or the last"
     )
     parser.add_argument(
         "--head",
-        type=int,
+        type=_index,
         metavar="N",
         help="Index of the head. Default: the mean of the heads that align words, or of all",
     )
@@ -84,7 +86,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--scale",
-        type=float,
+        type=_scale,
         default=DEFAULT_SCALE,
         metavar="N",
         help="Pixels of a PNG for each pixel of the SVG. Default: %(default)g",
@@ -92,9 +94,13 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     flags = ("bundles", "provider")
     add_flags(parser, flags)
     parsed = parser.parse_args(arguments)
+    for text in (parsed.text, parsed.target or ""):
+        text.encode()  # fails for bytes that are not UTF-8, which Python has escaped
     try:
         if not parsed.text.strip():
             raise DrawError("TEXT is blank; give the text that the model reads")
+        if parsed.target is not None and not parsed.target.strip():
+            raise DrawError("--target is blank; give the text that the model reads as its output, or leave it out")
         settings = make_settings({name: getattr(parsed, name) for name in flags})
         folder, manifest = choose_bundle(
             parsed.bundle, settings, lambda one: bool(one.attention), "has no attention maps"
@@ -121,6 +127,22 @@ def _picture_file(text: str) -> Path:
     if path.suffix not in SUFFIXES:
         raise argparse.ArgumentTypeError(f"its name must end with {' or '.join(SUFFIXES)}, got {text}")
     return path
+
+
+def _index(text: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,3}", text):
+        raise argparse.ArgumentTypeError(f"it must be a whole number from -999 to 999, got {text}")
+    return int(text)
+
+
+def _scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise argparse.ArgumentTypeError(f"it must be a number greater than 0, got {text}")
+    return scale
 
 
 async def make_picture(
@@ -169,5 +191,12 @@ def write_picture(path: Path, svg: str, scale: float) -> None:
     try:
         import resvg_py
     except ModuleNotFoundError:
-        raise DrawError("a PNG needs resvg_py: pip install 'sightline[draw]', or write an .svg file") from None
+        raise DrawError("a PNG needs resvg_py: pip install '.[draw]' in the checkout, or write an .svg file") from None
+    width, height = (float(re.search(rf'{side}="([0-9.]+)"', svg)[1]) for side in ("width", "height"))  # type: ignore[index]
+    if width * height * scale**2 > MAX_PIXELS:
+        most = math.floor(10 * math.sqrt(MAX_PIXELS / (width * height))) / 10
+        raise DrawError(
+            f"--scale {scale:g} would make a picture of {width * scale:.0f} x {height * scale:.0f} pixels, but at most "
+            f"{MAX_PIXELS} pixels are drawn; use a scale of at most {most:g}, or write an .svg file"
+        )
     path.write_bytes(bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=scale)))

@@ -4,12 +4,11 @@ import contextlib
 import fcntl
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 
 class OutputError(Exception):
@@ -24,15 +23,16 @@ class Output(Protocol):
     def write(self, lines: Sequence[str]) -> None: ...
 
 
-class StandardOutput:
-    """Writes lines to standard output."""
+class StreamOutput:
+    """Writes lines to standard output, a device or a pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
         self.num_done = 0
 
     def write(self, lines: Sequence[str]) -> None:
-        sys.stdout.buffer.write(to_bytes(lines))
-        sys.stdout.buffer.flush()
+        self._stream.write(to_bytes(lines))
+        self._stream.flush()
         self.num_done += len(lines)
 
 
@@ -58,6 +58,7 @@ class OutputFile:
         self._path, self._progress = path, path.with_name(f"{path.name}.progress")
         self._inputs = dict(inputs)
         self.num_done = 0
+        self._is_new = not os.path.lexists(path)  # only a new file may be removed again
         self._file = _open_locked(path)
         try:
             if os.fstat(self._file.fileno()).st_size == 0:
@@ -75,8 +76,12 @@ class OutputFile:
             partial.write_text(json.dumps(self._inputs, indent=2) + "\n", encoding="utf-8")
             partial.replace(self._progress)
         except OSError:
-            self._path.unlink(missing_ok=True)  # it is empty
+            self._remove()
             raise
+
+    def _remove(self) -> None:
+        if self._is_new:
+            self._path.unlink(missing_ok=True)
 
     def _check_inputs(self) -> None:
         try:
@@ -125,7 +130,7 @@ class OutputFile:
         if isinstance(error, Exception) and self.num_done == 0:  # nothing to continue
             # The file is removed last: until then, no other process can begin a file of this name.
             self._progress.unlink(missing_ok=True)
-            self._path.unlink(missing_ok=True)
+            self._remove()
         self._file.close()
 
 

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any, NoReturn
 
+EXIT_FAILED = 1  # the work failed
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 EXIT_BROKEN_PIPE = 141  # 128 and the number of SIGPIPE

@@ -25,11 +25,10 @@ from service.runtime.provider import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from service.text.sentences import split_sentences
 from sightline.bundles import choose_bundle
-from sightline.output import Output, OutputError, OutputFile, StandardOutput
-from sightline.parser import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from sightline.output import Output, OutputError, OutputFile, StreamOutput
+from sightline.parser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
 from sightline.progress import ProgressBar
 
-EXIT_FAILED = 1
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
 # Settings that protect a service from its clients, set beyond the needs of this command.
@@ -108,8 +107,11 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
             "number of beams": parsed.beams,
             "splitting of sentences": is_split,
         }
+        if parsed.out is not None and parsed.out.exists() and not parsed.out.is_file():
+            with parsed.out.open("wb") as stream:
+                return translate_into(StreamOutput(stream), source, folder, manifest, settings, parameters)
         if parsed.out is None:
-            return translate_into(StandardOutput(), source, folder, manifest, settings, parameters)
+            return translate_into(StreamOutput(sys.stdout.buffer), source, folder, manifest, settings, parameters)
         with OutputFile(parsed.out, inputs) as output:
             if output.num_done > len(source.lines):
                 raise OutputError(
@@ -213,7 +215,7 @@ def translate_into(
         return EXIT_FAILED
     except KeyboardInterrupt:
         bar.close()
-        if isinstance(output, StandardOutput):
+        if isinstance(output, StreamOutput):
             print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     bar.close()

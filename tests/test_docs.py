@@ -152,3 +152,15 @@ def test_the_readme_has_figures_that_were_measured() -> None:
 def test_the_licences_of_the_readme_are_those_of_the_bundles() -> None:
     for licence in {read_manifest(folder).license for folder in find_bundles(Path("bundles"))}:
         assert licence in README or "Apache" in licence, licence
+
+
+def test_no_text_names_the_package_of_a_stranger() -> None:
+    """On the package index, the name `sightline` belongs to others."""
+    pattern = r"pip install [^.]*\bsightline(\[|[^-_./a-z]|$)"
+    done = subprocess.run(
+        ["git", "grep", "-nIE", pattern, "--", ":!CHANGELOG.md", ":!docs/adr", ":!tests"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")

@@ -78,9 +78,7 @@ class _Renderer:
             from jinja2.exceptions import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ModuleNotFoundError:
-            raise ImportFailedError(
-                "converting the chat template needs Jinja: pip install 'sightline[import]'"
-            ) from None
+            raise ImportFailedError("converting the chat template needs Jinja: pip install '.[import]'") from None
         self._error: type[Exception] = TemplateError
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NOT_INSTALLED = (
-    "reading pickled weights needs PyTorch: pip install 'sightline[train]', or use a checkpoint with model.safetensors"
+    "reading pickled weights needs PyTorch: pip install '.[train]', or use a checkpoint with model.safetensors"
 )
 CONVERT = (
     "convert it on a trusted machine: load the model with transformers' from_pretrained, and save it with "

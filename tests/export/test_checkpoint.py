@@ -315,7 +315,7 @@ def test_a_pickle_without_pytorch_names_the_extra(
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    with pytest.raises(ImportFailedError, match=r"needs PyTorch: pip install 'sightline\[train\]'"):
+    with pytest.raises(ImportFailedError, match=r"needs PyTorch: pip install '\.\[train\]'"):
         open_folder(folder)
 
 

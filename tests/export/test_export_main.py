@@ -550,3 +550,24 @@ def test_a_chat_model_is_exported_with_the_format_of_its_training(
     assert main([str(tmp_path / "chat"), "--out", str(out), "--sentences", str(sentences_path)]) == 0
     shipped = read_manifest(Path(__file__).parents[2] / "bundles" / "smalltalk-chat-gatt")
     assert shipped.chat is not None and read_manifest(out).chat == shipped.chat
+
+
+def test_the_folder_of_a_run_means_its_averaged_checkpoint(
+    checkpoint: Path, sentences_path: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
+    arguments = ["--sentences", str(sentences_path), "--out"]
+    assert main([str(tmp_path / "run"), *arguments, str(tmp_path / "toy")]) == 0
+    assert read_manifest(tmp_path / "toy").name == "toy"
+
+
+@pytest.mark.parametrize("out", ["run", "run/averaged", ".", "run/averaged/bundle", "link"])
+def test_a_bundle_never_replaces_its_checkpoint(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
+    (tmp_path / "link").symlink_to("run/averaged")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert main([str(tmp_path / "run" / "averaged"), "--out", str(tmp_path / out)]) == 2
+    assert f"error: --out {tmp_path / out} would replace the checkpoint" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

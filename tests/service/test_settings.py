@@ -46,9 +46,13 @@ def test_a_value_out_of_range_is_rejected_with_the_name_of_the_setting(name: str
 
 
 def test_contradictory_settings_are_rejected_with_both_values() -> None:
-    with pytest.raises(SettingsError, match=r"queue_timeout_s \(60\) exceeds request_timeout_s \(30\)"):
+    with pytest.raises(
+        SettingsError, match=r"SIGHTLINE_QUEUE_TIMEOUT_S \(60\) exceeds SIGHTLINE_REQUEST_TIMEOUT_S \(30\)"
+    ):
         read_settings(["--queue-timeout-s", "60"], {})
-    with pytest.raises(SettingsError, match=r"max_body_bytes \(100\) exceeds max_waiting_bytes \(10\)"):
+    with pytest.raises(
+        SettingsError, match=r"SIGHTLINE_MAX_BODY_BYTES \(100\) exceeds SIGHTLINE_MAX_WAITING_BYTES \(10\)"
+    ):
         read_settings(["--max-body-bytes", "100", "--max-waiting-bytes", "10"], {})
 
 

@@ -66,7 +66,7 @@ def test_a_given_target_is_read_instead_of_generated(drawn: Draw) -> None:
 
 
 def test_a_png_has_the_scale_of_its_option(drawn: Draw, tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="resvg_py is not installed: pip install 'sightline[draw]'")
+    pytest.importorskip("resvg_py", reason="resvg_py is not installed: pip install '.[draw]'")
     width = int(re.findall(r'width="(\d+)"', drawn()[3])[0])
     for scale in (1, 3):
         out = tmp_path / f"{scale}.png"
@@ -74,6 +74,37 @@ def test_a_png_has_the_scale_of_its_option(drawn: Draw, tmp_path: Path) -> None:
         header = out.read_bytes()[:24]
         assert header.startswith(b"\x89PNG")
         assert int.from_bytes(header[16:20], "big") == scale * width
+
+
+@pytest.mark.parametrize("scale", ["100", "1e9"])
+def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(drawn: Draw, tmp_path: Path, scale: str) -> None:
+    pytest.importorskip("resvg_py")
+    out = tmp_path / "large.png"
+    code, _, errors, _ = drawn("--scale", scale, "--out", str(out))
+    assert code == 2 and not out.exists()
+    assert re.search(r"but at most 50000000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
+    most = re.findall(r"at most ([0-9.]+), or", errors)[0]
+    assert drawn("--scale", most, "--out", str(out))[0] == 0
+
+
+@pytest.mark.parametrize("index", ["9" * 20, "1000", "-x", ""])
+def test_an_index_that_is_no_small_number_is_wrong_usage(
+    drawn: Draw, index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        drawn(f"--layer={index}")
+    assert ended.value.code == 2
+    assert f"--layer: it must be a whole number from -999 to 999, got {index};" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "0", "-1", "two"])
+def test_a_scale_that_is_no_positive_number_is_wrong_usage(
+    drawn: Draw, scale: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        drawn("--scale", scale)
+    assert ended.value.code == 2
+    assert f"error: argument --scale: it must be a number greater than 0, got {scale};" in capsys.readouterr().err
 
 
 def test_without_the_library_a_png_is_an_error_that_names_it(
@@ -90,7 +121,7 @@ def test_without_the_library_a_png_is_an_error_that_names_it(
     code, _, errors, _ = drawn(out="picture.png")
     assert (code, errors) == (
         2,
-        "error: a PNG needs resvg_py: pip install 'sightline[draw]', or write an .svg file\n",
+        "error: a PNG needs resvg_py: pip install '.[draw]' in the checkout, or write an .svg file\n",
     )
 
 
@@ -100,6 +131,7 @@ def test_without_the_library_a_png_is_an_error_that_names_it(
         (["--layer", "7"], 1, "error: --layer must be from -2 to 1 for cross attention, got 7."),
         (["--kind", "encoder_slots"], 1, "error: --kind: toy has no attention maps of kind encoder_slots"),
         (["--bundle", "missing"], 2, "missing is not a bundle"),
+        (["--target", " "], 2, "error: --target is blank; give the text that the model reads as its output, or leave"),
     ],
 )
 def test_errors_are_one_line(drawn: Draw, arguments: list[str], code: int, message: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -74,23 +75,23 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("command", "module", "message"),
     [
-        ("train x", "torch", "sightline train needs PyTorch: pip install 'sightline[train]'"),
+        ("train x", "torch", "sightline train needs PyTorch: pip install '.[train]'"),
         (
             "quantize x --out y --bits 8 --unverified",
             "onnx",
-            "sightline quantize needs ONNX: pip install 'sightline[cpu,import]'",
+            "sightline quantize needs ONNX: pip install '.[cpu,import]'",
         ),
         (
             "quantize {bundle} --out x --bits 8 --data data",
             "sacrebleu",
-            "sightline quantize needs sacreBLEU: pip install 'sightline[cpu,train]'",
+            "sightline quantize needs sacreBLEU: pip install '.[cpu,train]'",
         ),
         (
             "verify x --checkpoint y",
             "onnxruntime",
-            "sightline verify needs ONNX Runtime: pip install 'sightline[cpu,train]'",
+            "sightline verify needs ONNX Runtime: pip install '.[cpu,train]'",
         ),
-        ("translate x", "onnxruntime", "sightline translate needs ONNX Runtime: pip install 'sightline[cpu]'"),
+        ("translate x", "onnxruntime", "sightline translate needs ONNX Runtime: pip install '.[cpu]'"),
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_extra_that_has_it(
@@ -106,7 +107,7 @@ def test_the_export_of_a_recurrent_model_needs_pytorch(checkpoint: Path, tmp_pat
     model = RecurrentModel(config)
     save_checkpoint(tmp_path / "run", config, model.state_dict(), checkpoint / "tokenizer.json", {})
     done = run("export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), before="sys.modules['torch'] = None")
-    message = "sightline export needs PyTorch: pip install 'sightline[cpu,train]'"
+    message = "sightline export needs PyTorch: pip install '.[cpu,train]'"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
@@ -229,3 +230,37 @@ def test_the_distribution_has_the_script_and_every_package() -> None:
         for path in Path(name).rglob("__init__.py")
     }
     assert set(project["tool"]["setuptools"]["packages"]) == packages
+
+
+@pytest.mark.parametrize("words", [["models"], ["models", "--json"], ["translate", "{file}", "--bundle", "{bundle}"]])
+def test_a_full_or_closed_standard_output_is_an_error_of_one_line(
+    words: list[str], bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("A dog runs.\n")
+    given = [word.format(file=tmp_path / "text", bundle=bundle) for word in words]
+    command = [sys.executable, "-m", "sightline", *given]
+    if words[0] == "models":
+        command += ["--bundles", str(bundle.parent)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode in (1, 2) and done.stderr == "error: standard output: No space left on device\n"
+    closed = f"exec {shlex.join(command)} >&-"
+    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: standard output is closed\n")
+
+
+def test_an_argument_that_is_not_utf_8_is_an_error_of_one_line(bundle: Path) -> None:
+    command: list[str | bytes] = [
+        sys.executable,
+        "-m",
+        "sightline",
+        "draw",
+        b"caf\xe9",
+        "--bundle",
+        str(bundle),
+        "--out",
+        "/nowhere/x.svg",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: an argument or a text is not UTF-8: ")

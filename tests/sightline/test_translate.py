@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import read_manifest, write_manifest
+from service.bundle import BundleError, read_manifest, write_manifest
 from service.engine.engine import Engine
 from service.inference.service import Backend
 from service.loading import load_bundles
@@ -518,3 +518,37 @@ def test_a_reader_that_leaves_ends_the_command_without_a_traceback(bundle: Path,
         running.stdout.close()
         assert running.wait(timeout=30) == 141
         assert running.stderr.read() == b""
+
+
+def test_a_pipe_gets_the_lines_and_stays(bundle: Path, tmp_path: Path, translated: Translate) -> None:
+    expected = translated()[1]
+    (tmp_path / "source2").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    code = main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(pipe)])
+    assert reader.communicate(timeout=30)[0].decode() == expected
+    assert code == 0 and pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("pipe")) == ["pipe"]
+
+
+@pytest.mark.parametrize("kind", ["empty file", "link to an empty file", "link to nothing"])
+def test_a_failure_removes_only_what_the_command_has_created(
+    bundle: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source2").write_text("A dog runs.\n")
+    out, target = tmp_path / "out", tmp_path / "target"
+    if kind == "empty file":
+        out.touch()
+    else:
+        out.symlink_to(target)
+        if kind == "link to an empty file":
+            target.touch()
+
+    def fail(*arguments: Any) -> int:
+        raise BundleError("the engine failed")
+
+    monkeypatch.setattr(translate, "translate_into", fail)
+    assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 2
+    assert os.path.lexists(out) and out.is_symlink() == (kind != "empty file")
+    assert not (tmp_path / "out.progress").exists()
