@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.bundle import MANIFEST, BundleError, Manifest, read_manifest
+from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,8 @@ def find_bundles(
 ) -> dict[Path, Manifest]:
     """Find the bundles in a folder, and return their manifests by bundle folder in sorted order.
 
-    Other files than the manifests are not opened.
+    Other files than the manifests are opened only if two bundles have the same name: then the first
+    that is not damaged is found.
 
     Args:
         folder: folder whose subfolders are bundles.
@@ -46,11 +47,15 @@ def find_bundles(
             if not _is_bundle(path):
                 continue
             manifest = read_manifest(path)
-            if manifest.name in folders:
+            first = folders.get(manifest.name)
+            if first is not None and not _is_damaged(first, found[first], on_failure):
                 raise BundleError(
-                    f"two bundles in {folder} are named {manifest.name}: {folders[manifest.name].name} and "
-                    f"{path.name}; remove one of them, because requests choose models by name"
+                    f"two bundles in {folder} are named {manifest.name}: {first.name} and {path.name}; remove one of "
+                    "them, because requests choose models by name"
                 )
+            if first is not None:
+                num_failed += 1
+                del found[first]
         except BundleError as error:
             num_failed += 1
             on_failure(path, error)
@@ -67,6 +72,16 @@ def find_bundles(
                 "--default-model to a model of the folder, or to nothing"
             )
     return found
+
+
+def _is_damaged(path: Path, manifest: Manifest, on_failure: OnFailure) -> bool:
+    """Return True, and report the bundle, if its files are not those of its manifest."""
+    try:
+        check_files(path, manifest)
+    except BundleError as error:
+        on_failure(path, error)
+        return True
+    return False
 
 
 def _is_bundle(path: Path) -> bool:

@@ -106,7 +106,13 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
                 parsed.description = entry.description
             parsed.license = parsed.license or got.license
             parsed.checkpoint = got.folder
-            return export_folder(parsed, "huggingface", got.source, got.cache)
+            record = export_folder(parsed, "huggingface", got.source, got.cache)
+        print(
+            f"a running service loads {parsed.out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
+            f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{parsed.name or parsed.out.name}/load",
+            file=sys.stderr,
+        )
+        return record
 
     return run_action(act, parsed)
 
@@ -118,11 +124,16 @@ def listing_of(folder: Path, manifest: Manifest) -> Listing:
         task_of(manifest),
         sum(record.bytes for record in manifest.files.values()),
         manifest.parameters,
-        manifest.dtype,
+        precision_of(manifest),
         (languages.source, languages.target) if languages else None,
         str(folder),
         manifest.description,
     )
+
+
+def precision_of(manifest: Manifest) -> str:
+    """Return the precision of the weights, which a graph may compute with in float32."""
+    return "float16" if manifest.dtype == "float32" and manifest.half_weights else manifest.dtype
 
 
 def task_of(manifest: Manifest) -> str:

@@ -334,6 +334,17 @@ def test_the_first_of_two_bundles_with_one_name_is_served(folder: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("copy", ["a copy", "z copy"])
+def test_a_damaged_copy_is_reported_and_the_good_bundle_of_the_same_name_is_served(folder: Path, copy: str) -> None:
+    shutil.copytree(folder / "toy", folder / copy)
+    weights = folder / copy / "weights.bin"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    backend = load(folder)
+    assert list(backend.models) == ["toy"] and list(backend.failed) == [copy]
+    reason = "does not match the SHA-256" if copy == "a copy" else "two bundles in .* are named toy: toy and z copy"
+    assert re.search(reason, backend.failed[copy])
+
+
 def test_an_unknown_default_model_is_rejected_before_anything_is_loaded(folder: Path) -> None:
     truncate_weights(folder)
     with pytest.raises(BundleError, match="the default model other is not in"):

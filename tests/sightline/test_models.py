@@ -6,7 +6,7 @@ import pytest
 
 from service.bundle import ChatTemplate, read_manifest, write_manifest
 from sightline.__main__ import main
-from sightline.models import task_of
+from sightline.models import precision_of, task_of
 
 
 @pytest.fixture
@@ -83,3 +83,10 @@ def test_a_written_manifest_is_what_is_listed(folder: Path, capsys: pytest.Captu
     write_manifest(folder / "toy", manifest.model_copy(update={"name": "renamed"}))
     assert main(["models", "--bundles", str(folder), "--json"]) == 0
     assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["toy-classifier", "renamed"]
+
+
+def test_weights_that_were_rounded_to_float16_are_listed_as_such(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    assert precision_of(manifest) == "float32"
+    assert precision_of(manifest.model_copy(update={"half_weights": True})) == "float16"
+    assert precision_of(manifest.model_copy(update={"half_weights": True, "dtype": "int8"})) == "int8"
