@@ -11,7 +11,7 @@ from service.bundle import Manifest, Task
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
 from service.inference.results import OutputToken
-from service.inference.service import DefaultTask, ServedModel
+from service.inference.service import DefaultTask, ServedModel, models_by_task
 from service.inference.streaming import Stream
 
 T = TypeVar("T")
@@ -64,7 +64,8 @@ def manifest_of_query(
     try:
         return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
-        if error.code not in ("unsupported_task", "invalid_parameter") or "o model of this service" in str(error):
+        able = models_by_task(call.service.manifests.values()).get(default_for or task)
+        if error.code not in ("unsupported_task", "invalid_parameter") or not able:
             raise
         advice = "Choose a model in the URL: ?model=NAME."
         raise ApiError(error.code, f"{error.message({})} {advice}", field="model") from None
