@@ -365,6 +365,10 @@ def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
     return kind
 
 
+# Ways out that do not follow from a limit, by the type of the error and the name of the field.
+HINTS = {("greater_than", "temperature"): "; for the most probable tokens, leave it out or set do_sample to false"}
+
+
 def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = None) -> ApiError:
     """Return the first error of a validation.
 
@@ -389,7 +393,8 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
     elif first["type"] in ("model_type", "model_attributes_type"):
         message = "It must be an object."
     else:
-        message = f"{reworded(first['msg'])}{_received(first['type'], first['input'])}."
+        hint = HINTS.get((first["type"], str(location[-1]) if location else ""), "")
+        message = f"{reworded(first['msg'])}{_received(first['type'], first['input'])}{hint}."
     return ApiError(code, message, path=path_of((*location, *context.get("path", ()))) or None)
 
 

@@ -446,13 +446,13 @@ def check_characters(num_characters: int, max_tokens: int, field: str, index: in
     if num_characters > limit:
         message = (
             f"It must have at most {max_tokens} tokens for this model, and so at most {limit} characters, got "
-            f"{num_characters} characters."
+            f"{num_characters} characters; shorten or split it."
         )
         raise ApiError("input_too_long", message, field=field, index=index)
 
 
 def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
-    message = f"It must have at most {max_tokens} tokens for this model, got {num_tokens}."
+    message = f"It must have at most {max_tokens} tokens for this model, got {num_tokens}; shorten or split it."
     return ApiError("input_too_long", message, field=field, index=index)
 
 

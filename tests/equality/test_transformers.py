@@ -36,7 +36,8 @@ SEARCHES = {
     "shortest first": GREEDY.model_copy(update={"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"}),
     "cut off": GREEDY.model_copy(update={"num_beams": 4, "max_new_tokens": 7, "num_return_sequences": 4}),
 }
-WHOLE = ("greedy", "5 beams", "early", "never")
+WHOLE = ("greedy", "5 beams")
+SLOW = ("early", "never")  # all sentences only in the slow tests
 PROCESSORS: dict[str, dict[str, Any]] = {
     "penalty": {"repetition_penalty": 1.3},
     "ngrams": {"no_repeat_ngram_size": 2},
@@ -129,9 +130,13 @@ def agree(model: Transformer, runner: OnnxRunner) -> Agree:
     return assert_all_agree
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-def test_searches_agree(search: str, agree: Agree, marian: Any, sources: list[tuple[int, ...]]) -> None:
-    count = len(sources) if search in WHOLE else SHORT
+@pytest.mark.parametrize(
+    ("search", "is_whole"),
+    [(search, search in WHOLE) for search in SEARCHES]
+    + [pytest.param(search, True, marks=pytest.mark.slow) for search in SLOW],
+)
+def test_searches_agree(search: str, is_whole: bool, agree: Agree, marian: Any, sources: list[tuple[int, ...]]) -> None:
+    count = len(sources) if is_whole else SHORT
     requests = [make_request(source, parameters=SEARCHES[search]) for source in sources[:count]]
     agree(requests, generate(marian, requests))
 

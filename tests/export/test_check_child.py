@@ -44,8 +44,12 @@ def find_checks(parent: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.8], ids=["while it starts", "while it works"])
-def test_a_killed_export_leaves_no_process(tmp_path: Path, delay: float) -> None:
+@pytest.mark.parametrize(
+    ("delay", "end"),
+    [(0.0, signal.SIGTERM), (0.8, signal.SIGKILL)],
+    ids=["terminated while it starts", "killed while it works"],
+)
+def test_an_export_that_is_ended_leaves_no_process(tmp_path: Path, delay: float, end: signal.Signals) -> None:
     script, folder = tmp_path / "run_export.py", tmp_path / "bert"
     script.write_text(EXPORT, encoding="utf-8")
     folder.mkdir()
@@ -59,7 +63,7 @@ def test_a_killed_export_leaves_no_process(tmp_path: Path, delay: float) -> None
             time.sleep(0.005)
         time.sleep(delay)
     finally:
-        parent.send_signal(signal.SIGKILL)
+        parent.send_signal(end)
         parent.wait()
     (check,) = checks
     deadline = time.monotonic() + 20

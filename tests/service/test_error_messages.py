@@ -69,7 +69,8 @@ def tensor(**changes: Any) -> dict[str, Any]:
         (
             GENERATE,
             {"inputs": "x", "parameters": {"temperature": 0}},
-            "parameters.temperature must be greater than 0, got 0.",
+            "parameters.temperature must be greater than 0, got 0; for the most probable tokens, "
+            "leave it out or set do_sample to false.",
         ),
         (
             GENERATE,
@@ -83,7 +84,11 @@ def tensor(**changes: Any) -> dict[str, Any]:
             {"inputs": "x", "parameters": {"max_new_tokens": 65}},
             "parameters.max_new_tokens must be at most 64 for fake, got 65.",
         ),
-        (GENERATE, {"inputs": "x" * 70}, "inputs must have at most 64 tokens for this model, got 72."),
+        (
+            GENERATE,
+            {"inputs": "x" * 70},
+            "inputs must have at most 64 tokens for this model, got 72; shorten or split it.",
+        ),
         (GENERATE, {"inputs": "x", "model": "other"}, "There is no model of this name; the models are fake."),
         ("/generate", {"inputs": "x", "parameters": {"best_of": 2}}, None),
         # Types

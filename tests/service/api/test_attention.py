@@ -417,7 +417,7 @@ async def test_rows_of_a_prompt_are_counted_before_it_is_read(start: Start, toke
         (
             {"messages": [{"role": "user", "content": "x" * 200}]},
             "input_too_long",
-            "messages must have at most 90 tokens for this model, got 208.",
+            "messages must have at most 90 tokens for this model, got 208; shorten or split it.",
         ),
         ({"inputs": "x"}, "invalid_parameter", "inputs and messages cannot be combined; leave out one of them."),
         ({"messages": None}, "invalid_parameter", "inputs is required, unless messages are given."),

@@ -271,7 +271,7 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, part: s
     [
         (["a", " "], "text_input[1] is empty or contains only whitespace."),
         (["a", 3], "text_input[1] must be a string."),
-        (["a", "x" * 70], "text_input[1] must have at most 64 tokens for this model, got 72."),
+        (["a", "x" * 70], "text_input[1] must have at most 64 tokens for this model, got 72; shorten or split it."),
         ([], "text_input is an empty list."),
         (["a"] * 33, "text_input must have at most 32 entries (SIGHTLINE_MAX_INPUTS), got 33."),
     ],

@@ -68,7 +68,11 @@ async def test_the_content_type_header_is_optional(running: Running) -> None:
         (GENERATE, {}, "text_input is required."),
         (GENERATE, {"text_input": " "}, "text_input is empty or contains only whitespace."),
         (GENERATE, {"text_input": ["a"]}, "text_input must be a string."),
-        (GENERATE, {"text_input": "x" * 70}, "text_input must have at most 64 tokens for this model, got 72."),
+        (
+            GENERATE,
+            {"text_input": "x" * 70},
+            "text_input must have at most 64 tokens for this model, got 72; shorten or split it.",
+        ),
         (
             GENERATE,
             {"text_input": "a", "max_tokens": 3},
@@ -105,7 +109,12 @@ async def test_the_body_is_validated(running: Running, path: str, body: dict[str
         ),
         (GENERATE, {"top_logprobs": 3}, "top_logprobs is not a field of parameters; its fields are max_new_tokens, "),
         (GENERATE, {"timeout": 3}, "timeout is not supported; leave it out."),
-        (GENERATE, {"temperature": 0}, "temperature must be greater than 0, got 0."),
+        (
+            GENERATE,
+            {"temperature": 0},
+            "temperature must be greater than 0, got 0; for the most probable tokens, "
+            "leave it out or set do_sample to false.",
+        ),
         (
             GENERATE,
             {"max_new_tokens": 99},

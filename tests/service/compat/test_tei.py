@@ -59,7 +59,7 @@ async def test_long_inputs_are_truncated_only_on_request(running: Running, path:
         response = await running.post(path, {"inputs": "x" * 70, "truncate": value})
         assert (response.status_code, response.json()["error"]) == (
             422,
-            "inputs must have at most 64 tokens for this model, got 72.",
+            "inputs must have at most 64 tokens for this model, got 72; shorten or split it.",
         )
     assert await ask(running, path, inputs="x" * 70, truncate=True) == await ask(running, path, inputs="x" * 62)
     sentences = {"source_sentence": "x", "sentences": ["x" * 70]}

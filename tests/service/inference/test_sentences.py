@@ -343,7 +343,7 @@ async def test_texts_keep_their_spacing(
 
 async def test_a_sentence_that_is_too_long_is_named(start: Start, translating: Translating) -> None:
     long = "y" * 70
-    limit = "must have at most 64 tokens for this model, got 72."
+    limit = "must have at most 64 tokens for this model, got 72; shorten or split it."
     advice = "Line breaks split a sentence further."
     async with start(translating()) as running:
         expected = ("input_too_long", "inputs[1]", f"inputs[1]: Sentence 2 {limit} {advice}")

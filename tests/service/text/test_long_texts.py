@@ -132,7 +132,7 @@ def test_a_text_with_many_characters_for_each_token_is_rejected_before_it_is_tok
             assert (caught.value.code, caught.value.message({})) == (
                 "input_too_long",
                 f"It must have at most 16 tokens for this model, and so at most {limit} characters, got {limit + 1} "
-                "characters.",
+                "characters; shorten or split it.",
             )
         monkeypatch.undo()
 
