@@ -52,7 +52,7 @@ async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
         transport = httpx.ASGITransport(app=app)
         async with (
             app.router.lifespan_context(app),
-            httpx.AsyncClient(transport=transport, base_url="http://test", timeout=60) as client,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
             asyncio.timeout(120),
         ):
             while app.state.service.unavailable_code is not None:
