@@ -207,6 +207,13 @@ LengthPenalty = Annotated[
 RepetitionPenalty = Annotated[
     float, Field(ge=0.01, le=10, description="Values above 1 make tokens that already occurred less likely.")
 ]
+PresencePenalty = Annotated[
+    float, Field(ge=-2, le=2, description="Subtracted from the scores of the tokens that were already generated.")
+]
+FrequencyPenalty = Annotated[
+    float,
+    Field(ge=-2, le=2, description="Subtracted from a token's score for each time that it was already generated."),
+]
 NgramSize = Annotated[
     int, Field(ge=0, le=MAX_TOKENS, description="Token n-grams of this size occur at most once; 0 disables it.")
 ]
@@ -297,6 +304,8 @@ class TextParameters(RequestBody):
     length_penalty: LengthPenalty = 1.0
     early_stopping: EarlyStopping = False
     repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
     no_repeat_ngram_size: NgramSize = 0
     logit_bias: LogitBias | None = None
     suppress_tokens: Annotated[TokenIds, Field(description="Tokens that are never generated.")] = ()

@@ -1,7 +1,8 @@
 """Logits processors, which change the scores of the next token before a token is selected.
 
 They follow Hugging Face transformers: greedy decoding applies them to raw logits, beam search to
-log-probabilities. One rule is added: if the processors forbid every token, the end token is
+log-probabilities. The biases and the penalties of presence and frequency are those of OpenAI's API.
+One rule is added: if the processors forbid every token, the end token is
 allowed. This is a slow reference implementation that processes one sequence at a time.
 """
 
@@ -28,6 +29,8 @@ class LogitsProcessors:
 
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added to their scores
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     min_new_tokens: int = 0
     suppress_tokens: tuple[int, ...] = ()
@@ -47,6 +50,9 @@ class LogitsProcessors:
             changed[token_id] += np.float32(bias)
         seen = list(set(read))
         changed[seen] = penalised(changed[seen], self.repetition_penalty)
+        for token_id in set(generated):
+            penalty = self.presence_penalty + self.frequency_penalty * list(generated).count(token_id)
+            changed[token_id] -= np.float32(penalty)
         changed[repeating_tokens(read, self.no_repeat_ngram_size)] = -np.inf
         if len(generated) < self.min_new_tokens:
             changed[list(ends)] = -np.inf

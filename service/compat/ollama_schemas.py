@@ -12,7 +12,9 @@ from service.inference.results import Numbers
 from service.parameters import (
     MAX_TEMPERATURE,
     MAX_TOKENS,
+    FrequencyPenalty,
     MinP,
+    PresencePenalty,
     RepetitionPenalty,
     Seed,
     Stop,
@@ -55,8 +57,8 @@ class DecodingOptions(RequestBody):
     stop: Stop | None = None
     repetition_penalty: RepetitionPenalty | None = Field(default=None, alias="repeat_penalty")
     repeat_last_n: Annotated[Any, must_equal(-1)] = None
-    presence_penalty: Annotated[Any, must_equal(0)] = None
-    frequency_penalty: Annotated[Any, must_equal(0)] = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
     tfs_z: Annotated[Any, must_equal(1)] = None
     mirostat: Annotated[Any, must_equal(0)] = None
     mirostat_tau: Ignored[float] = None

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from service.fields import RequestBody, Text, must_equal
 from service.parameters import (
     DEFAULT_LENGTH,
+    FrequencyPenalty,
     Language,
     NumNewTokens,
     RepetitionPenalty,
@@ -38,6 +39,7 @@ class TextGenerationParameters(RequestBody):
     seed: Annotated[Seed | None, Field(description="Seed of the sampling; random if absent.")] = None
     stop: Stop | None = None
     repetition_penalty: RepetitionPenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
     source_language: Annotated[
         Language | None, Field(alias="src_lang", description="Language of the input; for a model that translates.")
     ] = None
@@ -55,7 +57,6 @@ class TextGenerationParameters(RequestBody):
     ] = None
     best_of: Annotated[Any, must_equal(1)] = None
     decoder_input_details: Annotated[Any, must_equal(False)] = None
-    frequency_penalty: Annotated[Any, must_equal(0)] = None
     watermark: Annotated[Any, must_equal(False)] = None
     truncate: Annotated[Any, must_equal()] = None
     grammar: Annotated[Any, must_equal()] = None

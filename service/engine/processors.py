@@ -48,6 +48,22 @@ class RepetitionPenalty:
         scores[ids] = np.where(penalised < 0, penalised * self._penalty, penalised / self._penalty)
 
 
+class OccurrencePenalties:
+    """Subtracts penalties from the scores of generated tokens, as OpenAI's API does.
+
+    The presence penalty counts once for each of these tokens, the frequency penalty as often as the
+    token was generated.
+    """
+
+    def __init__(self, presence: float, frequency: float) -> None:
+        self._presence = presence
+        self._frequency = frequency
+
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
+        ids, counts = np.unique(np.array(token_ids[len(token_ids) - num_generated :], np.int64), return_counts=True)
+        scores[ids] -= (self._presence + self._frequency * counts).astype(np.float32)
+
+
 class NoRepeatNgram:
     """Forbids tokens that would repeat an n-gram (Paulus et al. 2017, section 2.5)."""
 
@@ -112,7 +128,13 @@ class AllowEndIfAllForbidden:
 
 def changes_scores(parameters: GenerateParameters) -> bool:
     """Return True if the processors do more than forbid a fixed set of tokens."""
-    return bool(parameters.logit_bias) or parameters.repetition_penalty != 1.0 or parameters.no_repeat_ngram_size > 0
+    return bool(
+        parameters.logit_bias
+        or parameters.repetition_penalty != 1.0
+        or parameters.presence_penalty
+        or parameters.frequency_penalty
+        or parameters.no_repeat_ngram_size
+    )
 
 
 def make_processors(
@@ -134,6 +156,8 @@ def make_processors(
         processors.append(LogitBias(parameters.logit_bias))
     if parameters.repetition_penalty != 1.0:
         processors.append(RepetitionPenalty(parameters.repetition_penalty))
+    if parameters.presence_penalty or parameters.frequency_penalty:
+        processors.append(OccurrencePenalties(parameters.presence_penalty, parameters.frequency_penalty))
     if parameters.no_repeat_ngram_size:
         processors.append(NoRepeatNgram(parameters.no_repeat_ngram_size))
     if parameters.min_new_tokens:

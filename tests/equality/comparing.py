@@ -125,6 +125,8 @@ def processors_of(parameters: GenerateParameters) -> LogitsProcessors:
     return LogitsProcessors(
         logit_bias=parameters.logit_bias or (),
         repetition_penalty=parameters.repetition_penalty,
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
         min_new_tokens=parameters.min_new_tokens,
         suppress_tokens=parameters.suppress_tokens,

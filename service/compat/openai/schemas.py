@@ -37,6 +37,7 @@ from service.parameters import (
     STOP_STRINGS,
     EarlyStopping,
     Encoding,
+    FrequencyPenalty,
     GenerateParameters,
     LengthPenalty,
     LogitBias,
@@ -44,6 +45,7 @@ from service.parameters import (
     NgramSize,
     NumBeams,
     NumNewTokens,
+    PresencePenalty,
     RepetitionPenalty,
     Seed,
     Stop,
@@ -118,8 +120,8 @@ class DecodingBody(RequestBody):
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
     user: Ignored[str] = None
     logit_bias: LogitBias | None = None
-    presence_penalty: Annotated[Any, must_equal(0)] = None
-    frequency_penalty: Annotated[Any, must_equal(0)] = None
+    presence_penalty: PresencePenalty | None = None
+    frequency_penalty: FrequencyPenalty | None = None
     # Extensions to OpenAI's API.
     min_new_tokens: MinNewTokens | None = Field(default=None, alias="min_tokens")
     ignore_eos: bool | None = Field(default=None, description="Generate until `max_tokens`, ignoring the end token.")

@@ -58,6 +58,13 @@ def test_biases_are_added_to_the_scores_before_the_repetition_penalty() -> None:
     assert both[2] == penalised(SCORES[[2]] + np.float32(4.0), 2.0)[0]
 
 
+def test_penalties_of_presence_and_frequency_count_generated_tokens_without_the_prompt() -> None:
+    given = LogitsProcessors(presence_penalty=0.5, frequency_penalty=0.25)(SCORES, [0, 4], [2, 5, 2], END)
+    expected = SCORES.copy()
+    expected[[2, 5]] -= [1.0, 0.75]
+    np.testing.assert_array_equal(given, expected)
+
+
 def test_suppressed_tokens_have_probability_zero() -> None:
     given = LogitsProcessors(suppress_tokens=(2, 5))(SCORES, [0], [], END)
     assert np.flatnonzero(np.isinf(given)).tolist() == [2, 5]

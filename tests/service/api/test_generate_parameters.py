@@ -91,6 +91,20 @@ async def test_a_bias_prefers_or_avoids_a_token(running: Running, parameters: di
     assert all(token["logprob"] <= 0 for token in preferred["outputs"][0]["tokens"])  # of the model
 
 
+@pytest.mark.parametrize("parameters", [{}, {"num_beams": 3}, {"do_sample": True, "seed": 1}])
+async def test_penalties_of_generated_tokens_avoid_or_prefer_them(running: Running, parameters: dict[str, Any]) -> None:
+    options = {"min_new_tokens": 40, "max_new_tokens": 40, **parameters}
+
+    async def num_different(**penalties: float) -> int:
+        (output,) = (await generate(running, "a dog", **penalties, **options))["outputs"]
+        assert all(token["logprob"] <= 0 for token in output["tokens"])  # of the model
+        return len(set(ids_of(output)))
+
+    plain = await num_different()
+    for name in ("presence_penalty", "frequency_penalty"):
+        assert await num_different(**{name: -2.0}) < plain < await num_different(**{name: 2.0})
+
+
 async def test_the_end_token_is_generated_if_every_token_is_suppressed(
     running: Running, tokenizer: TextTokenizer
 ) -> None:

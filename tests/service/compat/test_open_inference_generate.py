@@ -23,7 +23,7 @@ def events(text: str) -> list[Any]:
     "parameters",
     [
         *({}, {"max_new_tokens": 3}, {"do_sample": True, "seed": 4, "stop": "x"}, {"num_beams": 3}),
-        {"logit_bias": {"7": 4, "9": -1.5}},
+        {"logit_bias": {"7": 4, "9": -1.5}, "presence_penalty": 1, "frequency_penalty": -0.5},
     ],
 )
 async def test_the_text_equals_that_of_generate(running: Running, parameters: dict[str, Any]) -> None:

@@ -91,6 +91,16 @@ async def test_nulls_and_default_values_change_nothing(running: Running) -> None
     assert (await complete(running, "a dog", **harmless))["choices"] == plain["choices"]
 
 
+async def test_penalties_are_those_of_the_native_parameters(running: Running) -> None:
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": -2}
+    (own,) = (await generate(running, "a dog", **penalties, max_new_tokens=8))["outputs"]
+    whole = await complete(running, "a dog", **penalties, max_tokens=8)
+    assert whole["choices"][0]["text"] == own["text"]
+    for field, value in (("presence_penalty", 2.1), ("frequency_penalty", -3), ("presence_penalty", False)):
+        error = await error_of(running, "/v1/completions", {"prompt": "a dog", field: value})
+        assert (error["code"], error["param"]) == ("invalid_parameter", field)
+
+
 async def test_biases_are_those_of_the_native_parameter(running: Running) -> None:
     biases = {"7": 3.5, "9": -100}
     (own,) = (await generate(running, "a dog", logit_bias=biases, max_new_tokens=8))["outputs"]
@@ -108,9 +118,6 @@ async def test_biases_are_those_of_the_native_parameter(running: Running) -> Non
     ("option", "value"),
     [
         ("suffix", "x"),
-        ("presence_penalty", 0.5),
-        ("presence_penalty", False),
-        ("frequency_penalty", -1),
         ("best_of", 2),
         ("echo", True),
         ("prompt", [1, 2]),

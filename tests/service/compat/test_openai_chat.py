@@ -127,8 +127,6 @@ async def test_fields_with_their_default_values_change_nothing(chat: Running) ->
         ("web_search_options", {"search_context_size": "low"}),
         ("reasoning_effort", "high"),
         ("verbosity", "low"),
-        ("presence_penalty", 1),
-        ("frequency_penalty", 1),
     ],
 )
 async def test_unsupported_fields_are_rejected_by_name(chat: Running, option: str, value: Any) -> None:

@@ -72,8 +72,8 @@ def test_warnings_are_extra_fields_of_a_completion(serve: Serve, make_backend: M
 def test_an_invalid_request_raises_its_own_class_of_error_that_names_the_field(serve: Serve) -> None:
     with serve() as wire, client_of(wire) as client:
         with pytest.raises(UnprocessableEntityError) as caught:
-            client.completions.create(model="fake", prompt="a dog", presence_penalty=1)
-        assert (caught.value.param, caught.value.code) == ("presence_penalty", "unsupported_parameter")
+            client.completions.create(model="fake", prompt="a dog", best_of=2)
+        assert (caught.value.param, caught.value.code) == ("best_of", "unsupported_parameter")
         assert caught.value.type == "invalid_request_error"
         assert caught.value.request_id == caught.value.response.headers["x-request-id"]
         with pytest.raises(UnprocessableEntityError) as caught:

@@ -101,7 +101,6 @@ async def test_nulls_and_default_values_change_nothing(running: Running) -> None
         ("best_of", 2),
         ("best_of", True),
         ("decoder_input_details", True),
-        ("frequency_penalty", 0.5),
         ("grammar", {"type": "regex", "value": "a"}),
         ("return_full_text", True),
         ("truncate", 5),

@@ -54,6 +54,8 @@ def searched() -> Reference:
         processors = LogitsProcessors(
             asked.logit_bias or (),
             asked.repetition_penalty,
+            asked.presence_penalty,
+            asked.frequency_penalty,
             asked.no_repeat_ngram_size,
             asked.min_new_tokens,
             asked.suppress_tokens,
@@ -115,6 +117,8 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
         length_penalty=draw(st.sampled_from([-1.5, 0.0, 0.6, 1.0, 2.0])),
         early_stopping=draw(st.sampled_from([False, True, "never"])),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.0, 1.4, 0.8])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 1.5])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.0, 0.6, -1.0])),
         no_repeat_ngram_size=draw(st.sampled_from([0, 0, 0, 1, 2, 3])),
         logit_bias=draw(st.sampled_from([None, None, None, ((3, 2.5), (END, -1.5))])),
         suppress_tokens=draw(st.sampled_from([(), (), (), (3,), (0, END)])),

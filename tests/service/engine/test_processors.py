@@ -13,6 +13,7 @@ from service.engine.processors import (
     LogitBias,
     MinNewTokens,
     NoRepeatNgram,
+    OccurrencePenalties,
     Processor,
     RepetitionPenalty,
     SuppressTokens,
@@ -122,13 +123,21 @@ def test_processors_that_forbid_tokens_run_before_the_end_token_is_allowed() -> 
     parameters = GenerateParameters(
         logit_bias=((1, 2.0),),
         repetition_penalty=1.5,
+        presence_penalty=0.5,
         no_repeat_ngram_size=2,
         min_new_tokens=9,
         suppress_tokens=(0, 1, 3, 4, 5),
     )
     processors = make_processors(parameters, [END])
-    kinds = [LogitBias, RepetitionPenalty, NoRepeatNgram, MinNewTokens, SuppressTokens, AllowEndIfAllForbidden]
-    assert [type(processor) for processor in processors] == kinds
+    assert [type(processor) for processor in processors] == [
+        LogitBias,
+        RepetitionPenalty,
+        OccurrencePenalties,
+        NoRepeatNgram,
+        MinNewTokens,
+        SuppressTokens,
+        AllowEndIfAllForbidden,
+    ]
     scores = np.array(SCORES, np.float32)
     process(processors, scores, [START], 0)
     assert np.flatnonzero(np.isfinite(scores)).tolist() == [END]
@@ -141,6 +150,8 @@ def test_processors_that_forbid_tokens_run_before_the_end_token_is_allowed() -> 
         (GenerateParameters(min_new_tokens=4), False),
         (GenerateParameters(repetition_penalty=1.1), True),
         (GenerateParameters(repetition_penalty=0.9), True),
+        (GenerateParameters(presence_penalty=-1.0), True),
+        (GenerateParameters(frequency_penalty=0.5), True),
         (GenerateParameters(no_repeat_ngram_size=3), True),
         (GenerateParameters(logit_bias=((3, 1.0),)), True),
         (GenerateParameters(suppress_tokens=(0,)), False),
@@ -158,6 +169,7 @@ def slowly_processed(
     """Reference implementation that checks each token separately."""
     size, penalty, after = parameters.no_repeat_ngram_size, parameters.repetition_penalty, []
     biases = dict(parameters.logit_bias or ())
+    generated = read[len(read) - num_generated :]
     for token, score in enumerate(scores):
         score += biases.get(token, 0.0)
         ngrams = [tuple(read[start : start + size]) for start in range(len(read) - size + 1)]
@@ -168,6 +180,8 @@ def slowly_processed(
         )
         if token in read:
             score = score * penalty if score < 0 else score / penalty
+        if token in generated:
+            score -= parameters.presence_penalty + parameters.frequency_penalty * generated.count(token)
         after.append(-math.inf if is_forbidden else score)
     if all(score == -math.inf for score in after):
         after[END] = 0.0
@@ -185,6 +199,8 @@ TOKENS = st.integers(0, 6)
         GenerateParameters,
         logit_bias=st.dictionaries(TOKENS, st.floats(-100, 100, width=32)).map(lambda biases: tuple(biases.items())),
         repetition_penalty=st.sampled_from([0.5, 1.0, 1.0, 1.3, 4.0]),
+        presence_penalty=st.sampled_from([0.0, 0.0, -2.0, 0.75]),
+        frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 2.0]),
         no_repeat_ngram_size=st.integers(0, 4),
         min_new_tokens=st.integers(0, 12),
         suppress_tokens=st.lists(TOKENS, max_size=7).map(tuple),
@@ -194,6 +210,7 @@ TOKENS = st.integers(0, 6)
 def test_all_processors_together_equal_the_slow_twin(
     scores: list[float], read: list[int], num_generated: int, parameters: GenerateParameters
 ) -> None:
+    num_generated = min(num_generated, len(read))
     array: NDArray[np.float32] = np.array(scores, np.float32)
     process(make_processors(parameters, [END]), array, read, num_generated)
     np.testing.assert_allclose(array, slowly_processed(scores, read, num_generated, parameters), rtol=1e-6, atol=1e-30)
