@@ -13,12 +13,15 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from export.check.verify import MAX_ROWS
 from export.convert.bundles import half_bundle
 from export.errors import ImportFailedError, VerificationError
 from export.graphs.builder import WeightFile, external_tensor
 from export.options import BundleMetadata
+from model.architectures.causal import CausalModel
 from model.checkpoint import load_checkpoint, save_checkpoint
-from model.data.tokenizer import train_tokenizer
+from model.config import CausalConfig
+from model.data.tokenizer import read_tokenizer, train_tokenizer
 from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
 from service.external_data import ExternalTensor, external_tensors
 from tests.export.folders import BUNDLE_FILES, names
@@ -51,6 +54,24 @@ def test_a_bundle_contains_exactly_the_files_of_its_manifest(bundle: Path) -> No
     }
     assert manifest.verification is not None
     assert manifest.verification.sentences == 3
+
+
+def test_a_decoder_only_model_is_verified_with_a_long_sentence(checkpoint: Path, tmp_path: Path) -> None:
+    """Only some positions of a sentence with more than `MAX_ROWS` tokens are compared."""
+    path, sentence = checkpoint / "tokenizer.json", "Several people wait in the rain. " * 8
+    tokenizer = read_tokenizer(path)
+    assert len(tokenizer.encode(sentence).ids) > MAX_ROWS == 48
+    model = CausalModel(
+        CausalConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=1, max_positions=256)
+    )
+    save_checkpoint(tmp_path / "chat", model.config, model.state_dict(), path, {})
+    manifest = export_bundle(tmp_path / "chat", tmp_path / "bundle", LABEL, ["A man sleeps.", sentence])
+    assert manifest.verification is not None and manifest.verification.sentences == 2
+    with torch.no_grad():
+        model.norm.weight[3] += 0.01
+    save_checkpoint(tmp_path / "changed", model.config, model.state_dict(), path, {})
+    with pytest.raises(VerificationError, match="logits differ by"):
+        verify_bundle(tmp_path / "bundle", tmp_path / "changed", [sentence])
 
 
 def test_every_name_of_the_manifest_is_in_its_graph(bundle: Path) -> None:

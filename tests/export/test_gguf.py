@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from export import pipeline
 from export.__main__ import main
 from export.errors import ImportFailedError
 from export.families.description import Description
@@ -24,7 +23,6 @@ from export.sources.checkpoint import open_folder
 from export.sources.gguf import GgufFile, convert
 from service.bundle import read_bundle, sha256_of
 from tests.export.decoder_models import LLAMA3, SMALL, YARN, hf_model
-from tests.export.test_importing import RECORD
 
 Array = NDArray[Any]
 CONTROL, USER_DEFINED = 3, 4
@@ -322,8 +320,7 @@ def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> No
     assert num_errors > 20
 
 
-def test_the_command_line_imports_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+def test_the_command_line_imports_and_verifies_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     encoding = GGMLQuantizationType.Q8_0
     path = write_gguf(tmp_path / "model.gguf", hf_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)
@@ -333,6 +330,10 @@ def test_the_command_line_imports_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert manifest.origin is not None
     assert manifest.origin.quantized == "Q8_0, F32"
     assert manifest.origin.files["model.gguf"] == sha256_of(path)
+    assert manifest.verification is not None and manifest.verification.max_logit_difference > 0
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / "bundle"), "--checkpoint", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["different_generations"] == 0
 
 
 def test_parameters_are_random() -> None:

@@ -29,6 +29,7 @@ from service.engine.observer import NullObserver
 from service.inference.dense import read_dense
 from service.loading import load_backend
 from service.settings import Settings
+from sightline.__main__ import main as sightline
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 
 RECORD = Verification(
@@ -82,6 +83,25 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
         assert manifest.origin is not None and manifest.origin.pickle
         digests.append(manifest.files["weights.bin"])
     assert digests[0] == digests[1]
+
+
+def test_sightline_verify_compares_an_imported_bundle_with_its_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+    bundle = tmp_path / "bundle"
+    record = export_checkpoint(folder, bundle, METADATA).manifest.verification
+    arguments = ["verify", str(bundle), "--checkpoint", str(folder)]
+    assert sightline(arguments) == 0
+    assert Verification.model_validate_json(capsys.readouterr().out) == record
+    tensors = bert_tensors()
+    tensors["encoder.layer.1.output.dense.weight"][3] += 0.01
+    save_file(tensors, folder / "model.safetensors")
+    assert sightline(arguments) == 1
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.count("\n") == 1
+    assert errors.startswith(f"error: {bundle} and its checkpoint differ: hidden differ by ")
+    assert "; please report this checkpoint" in errors
 
 
 def edit(folder: Path, **changes: Any) -> None:
