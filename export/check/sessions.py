@@ -21,16 +21,6 @@ Array = NDArray[Any]
 States = dict[str, Array]  # by input name of the decoder graph, (B, ...)
 
 
-@dataclass(frozen=True)
-class Sessions:
-    """Bundle loaded into ONNX Runtime on the CPU."""
-
-    manifest: Manifest
-    encoder: Any  # None if the model is decoder-only
-    decoder: Any  # None if the model does not generate text
-    similar: Any  # None if the bundle has no such graph
-
-
 def open_session(graph: Path, threads: int = 0) -> Any:
     """Load a graph as the service does; ONNX Runtime finds the weights beside it.
 
@@ -49,14 +39,86 @@ def open_session(graph: Path, threads: int = 0) -> Any:
     )
 
 
+class DecoderSession:
+    """A decoder graph in ONNX Runtime."""
+
+    def __init__(self, graph: Path, states: Sequence[State], ops: Ops = "contrib", threads: int = 0) -> None:
+        """Load a graph.
+
+        Args:
+            graph: the file.
+            states: the states of the graph.
+            ops: operators of the graph. Only contrib operators of attention write to the memory
+                that they read. States of other graphs, and those of fixed size, are copied back.
+            threads: see `open_session`.
+        """
+        self.session = open_session(graph, threads)
+        self._states = tuple(states)
+        self._ops = ops
+
+    def run(
+        self,
+        states: States,
+        token_ids: Array,
+        lengths: Sequence[int],
+        outputs: Sequence[str],
+        source_lengths: Sequence[int] = (),
+    ) -> dict[str, Array]:
+        """Run the graph and update states in place.
+
+        Args:
+            states: the states of B rows.
+            token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
+            lengths: (B,) number of tokens of each row that the states contain.
+            outputs: names of the outputs to return.
+            source_lengths: (B,), not read by decoders without cross-attention.
+        """
+        inputs = {
+            "token_ids": np.ascontiguousarray(token_ids, np.int64),
+            "lengths": np.array(lengths, np.int32),
+            "source_lengths": np.array(source_lengths, np.int32),
+        }
+        binding = self.session.io_binding()
+        for name in inputs.keys() & {one.name for one in self.session.get_inputs()}:
+            binding.bind_cpu_input(name, inputs[name])
+        separate: dict[str, Array] = {}  # outputs of states that are not updated in place, by input
+        for state in self._states:
+            memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
+            binding.bind_ortvalue_input(state.input, memory)
+            if state.output is not None:
+                if self._ops == "standard" or "target" not in state.shape:
+                    separate[state.input] = np.empty_like(states[state.input])
+                    memory = onnxruntime.OrtValue.ortvalue_from_numpy(separate[state.input])
+                binding.bind_ortvalue_output(state.output, memory)
+        for name in outputs:
+            binding.bind_output(name, "cpu")
+        self.session.run_with_iobinding(binding)
+        for name, array in separate.items():
+            states[name][...] = array
+        values = binding.get_outputs()[-len(outputs) :]  # bound last
+        return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Bundle loaded into ONNX Runtime on the CPU."""
+
+    manifest: Manifest
+    encoder: Any  # None if the model is decoder-only
+    decoder: Any  # a DecoderSession, None if the model does not generate text
+    similar: Any  # None if the bundle has no such graph
+
+
 def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
     """Load the graphs of a bundle for small calls, in which a second thread would mostly wait."""
 
     def load(graph: Graph | None) -> Any:
         return None if graph is None else open_session(folder / graph.file, threads=1)
 
-    encoder, decoder, similar = map(load, (manifest.encoder, manifest.decoder, manifest.similar))
-    return Sessions(manifest, encoder, decoder, similar)
+    decoder = manifest.decoder and DecoderSession(
+        folder / manifest.decoder.file, manifest.states, manifest.ops, threads=1
+    )
+    return Sessions(manifest, load(manifest.encoder), decoder, load(manifest.similar))
 
 
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
@@ -117,8 +179,8 @@ def _prefill(
     ids, last = np.array([source], np.int64), len(source) - 1
 
     def read(states: States, first: int, stop: int, outputs: Sequence[str]) -> dict[str, Array]:
-        tokens, names = ids[:, first:stop], ["hidden", *outputs]
-        return run_decoder_graph(sessions.decoder, manifest.states, manifest.ops, states, tokens, [first], (), names)
+        found: dict[str, Array] = sessions.decoder.run(states, ids[:, first:stop], [first], ["hidden", *outputs])
+        return found
 
     chunks = [
         read(states, first, min(first + PREFILL_TOKENS, last), measured) for first in range(0, last, PREFILL_TOKENS)
@@ -177,113 +239,12 @@ def run_step(
     manifest, ids = sessions.manifest, np.array(token_ids, np.int64)
     if manifest.is_decoder_only:
         ids = ids[:, None]
-    given = run_decoder_graph(
-        sessions.decoder, manifest.states, manifest.ops, states, ids, lengths, source_lengths, outputs
-    )
+    given: dict[str, Array] = sessions.decoder.run(states, ids, lengths, outputs, source_lengths)
     if not manifest.is_decoder_only:
         return given
     maps = {name for one in manifest.attention for name in one.outputs}
     # Attention maps (B, H, L, 1, columns) become (B, H, L, columns).
     return {name: array[:, :, :, 0] if name in maps else array for name, array in given.items()}
-
-
-def run_decoder_graph(
-    session: Any,
-    states: Sequence[State],
-    ops: Ops,
-    buffers: States,
-    token_ids: Array,
-    lengths: Sequence[int],
-    source_lengths: Sequence[int],
-    outputs: Sequence[str],
-) -> dict[str, Array]:
-    """Run a decoder graph and update its states in place.
-
-    Args:
-        session: the loaded graph.
-        states: the states of the graph.
-        ops: operators of the graph. Only contrib operators of attention write to the memory that
-            they read. States of other graphs, and those of fixed size, are copied back.
-        buffers: the states.
-        token_ids: (B,), or (B, S) for a decoder-only model.
-        lengths: (B,) number of tokens that each row has read before.
-        source_lengths: (B,), not read by decoders without cross-attention.
-        outputs: names of the outputs to return.
-    """
-    inputs = {
-        "token_ids": np.ascontiguousarray(token_ids, np.int64),
-        "lengths": np.array(lengths, np.int32),
-        "source_lengths": np.array(source_lengths, np.int32),
-    }
-    binding = session.io_binding()
-    for name in inputs.keys() & {one.name for one in session.get_inputs()}:
-        binding.bind_cpu_input(name, inputs[name])
-    separate: dict[str, Array] = {}  # outputs of states that are not updated in place, by input
-    for state in states:
-        memory = onnxruntime.OrtValue.ortvalue_from_numpy(buffers[state.input])
-        binding.bind_ortvalue_input(state.input, memory)
-        if state.output is not None:
-            if ops == "standard" or "target" not in state.shape:
-                separate[state.input] = np.empty_like(buffers[state.input])
-                memory = onnxruntime.OrtValue.ortvalue_from_numpy(separate[state.input])
-            binding.bind_ortvalue_output(state.output, memory)
-    for name in outputs:
-        binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding)
-    for name, array in separate.items():
-        buffers[name][...] = array
-    values = binding.get_outputs()[-len(outputs) :]  # bound last
-    return {name: value.numpy() for name, value in zip(outputs, values, strict=True)}
-
-
-class DecoderSession:
-    """A decoder graph in ONNX Runtime with its states, which are 0 at first."""
-
-    def __init__(
-        self,
-        graph: Path,
-        states: Sequence[State],
-        rows: int,
-        positions: int,
-        source: int = 0,
-        ops: Ops = "contrib",
-    ) -> None:
-        """Load a graph.
-
-        Args:
-            graph: the file.
-            states: the states of the graph.
-            rows: number of sequences.
-            positions: size of the axis "target" of states.
-            source: size of the axis "source" of states.
-            ops: operators of the graph.
-        """
-        self._ops = ops
-        self._session = open_session(graph)
-        self._states = tuple(states)
-        self.buffers = zero_states(states, rows, positions, source)
-
-    def run(
-        self,
-        first: int,
-        token_ids: Array,
-        lengths: Sequence[int],
-        outputs: Sequence[str],
-        source_lengths: Sequence[int] = (),
-    ) -> dict[str, Array]:
-        """Run the graph on consecutive rows.
-
-        Args:
-            first: number of the first row.
-            token_ids: (B,), or (B, S) for a decoder-only model, where B or S is 1.
-            lengths: (B,) number of tokens of each row that the states contain.
-            outputs: names of outputs.
-            source_lengths: (B,) for a decoder with cross-attention.
-        """
-        rows = {name: buffer[first : first + len(token_ids)] for name, buffer in self.buffers.items()}
-        return run_decoder_graph(
-            self._session, self._states, self._ops, rows, token_ids, lengths, source_lengths, outputs
-        )
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from export.check.reference import EXACT, Arithmetic, Reference, Rounded, log_softmax
 from export.check.reference_decoder import ReferenceDecoder
 from export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
-from export.check.sessions import DecoderSession, open_session, padded_sources
+from export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
 from export.errors import VerificationError
 from export.families.description import Description
 from export.families.weights import Weights
@@ -236,17 +236,11 @@ class GraphRunner:
             if attention not in self._encoder_maps
         }
         source_lengths = [len(source) for source in sources]
-        session = DecoderSession(
-            self._folder / manifest.decoder_graph.file,
-            manifest.states,
-            len(sources),
-            len(prompts[0]) + new_tokens - 1,
-            source_lengths[0],
-            manifest.ops,
-        )
+        session = DecoderSession(self._folder / manifest.decoder_graph.file, manifest.states, manifest.ops)
+        buffers = zero_states(manifest.states, len(sources), len(prompts[0]) + new_tokens - 1, source_lengths[0])
         for row, arrays in enumerate(states):
             for name, array in arrays.items():
-                session.buffers[name][row][tuple(map(slice, array.shape))] = array
+                buffers[name][row][tuple(map(slice, array.shape))] = array
         is_decoder_only, requested = self._model.is_decoder_only, [*SCORES, *kinds.values()]
         if is_decoder_only:
             requested.append("hidden")
@@ -258,7 +252,8 @@ class GraphRunner:
             rows = slice(first, first + len(tokens))
             lengths = [len(done) for done in fed[rows]]
             ids = tokens if is_decoder_only else tokens[:, 0]
-            given = session.run(first, ids, lengths, requested, source_lengths[rows])
+            read_states = {name: buffer[rows] for name, buffer in buffers.items()}
+            given = session.run(read_states, ids, lengths, requested, source_lengths[rows])
             self._check_scores(given)
             for row, new in enumerate(tokens.tolist()):
                 number = first + row

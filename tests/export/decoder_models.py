@@ -20,7 +20,7 @@ from transformers import (
     SmolLM3Config,
 )
 
-from export.check.sessions import DecoderSession
+from export.check.sessions import DecoderSession, zero_states
 from export.families.description import Description
 from export.families.table import describe, find_family
 from export.families.weights import Weights
@@ -109,6 +109,21 @@ def hf_model(config: Any, scale: float = 0.3) -> Any:
     return model
 
 
+class Rows:
+    """A decoder graph with the states of some rows."""
+
+    def __init__(self, graph: Path, model: Description, rows: int, positions: int, fill: float = 0.0) -> None:
+        self._decoder = DecoderSession(graph, states(model))
+        self._buffers = zero_states(states(model), rows, positions)
+        for buffer in self._buffers.values():
+            buffer.fill(fill)
+
+    def run(self, first: int, token_ids: Array, lengths: Sequence[int], outputs: Sequence[str]) -> dict[str, Array]:
+        """Run the graph on consecutive rows from `first` on."""
+        rows = {name: buffer[first : first + len(token_ids)] for name, buffer in self._buffers.items()}
+        return self._decoder.run(rows, token_ids, lengths, outputs)
+
+
 @dataclass(frozen=True)
 class Imported:
     """A checkpoint of transformers and the graph that was built from it."""
@@ -119,11 +134,8 @@ class Imported:
     weights: Weights
     graph: Path
 
-    def session(self, rows: int = 1, positions: int = POSITIONS, fill: float = 0.0) -> DecoderSession:
-        session = DecoderSession(self.graph, states(self.model), rows, positions)
-        for buffer in session.buffers.values():
-            buffer.fill(fill)
-        return session
+    def session(self, rows: int = 1, positions: int = POSITIONS, fill: float = 0.0) -> Rows:
+        return Rows(self.graph, self.model, rows, positions, fill)
 
 
 @contextmanager
@@ -166,9 +178,7 @@ def hf_outputs(hf: Any, texts: Sequence[Ids]) -> dict[str, Array]:
     return outputs
 
 
-def graph_outputs(
-    session: DecoderSession, texts: Sequence[Ids], chunk: int, vocabulary: int = VOCABULARY
-) -> dict[str, Array]:
+def graph_outputs(session: Rows, texts: Sequence[Ids], chunk: int, vocabulary: int = VOCABULARY) -> dict[str, Array]:
     """Prefill row 0 with each text in chunks, and return the arrays of `hf_outputs`.
 
     Logits exist only for the last token of a chunk; others are NaN.

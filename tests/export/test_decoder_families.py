@@ -9,7 +9,6 @@ import torch
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
 from export.check.reference_decoder import ReferenceDecoder
-from export.check.sessions import DecoderSession
 from export.check.verify import Texts, rounding_limits
 from model.float32 import max_abs
 from tests.export.decoder_models import (
@@ -18,6 +17,7 @@ from tests.export.decoder_models import (
     POSITIONS,
     Array,
     Imported,
+    Rows,
     graph_outputs,
     hf_model,
     hf_outputs,
@@ -89,7 +89,7 @@ def test_the_reference_equals_transformers(
     assert_close(given, expected, limits)
 
 
-def prefill(session: DecoderSession, row: int, ids: list[int], chunk: int = CHUNK) -> dict[str, Array]:
+def prefill(session: Rows, row: int, ids: list[int], chunk: int = CHUNK) -> dict[str, Array]:
     given: dict[str, Array] = {}
     for start in range(0, len(ids), chunk):
         given = session.run(row, np.array([ids[start : start + chunk]]), [start], OUTPUTS)

@@ -201,7 +201,8 @@ def test_the_top_tokens_are_the_best_of_the_log_probabilities_in_falling_order(
 
 def test_each_axis_of_the_graphs_is_free_or_has_the_size_that_the_manifest_says(sessions: Sessions) -> None:
     limits = sessions.manifest.limits
-    shapes = {value.name: value.shape for value in (*sessions.decoder.get_inputs(), *sessions.decoder.get_outputs())}
+    decoder = sessions.decoder.session
+    shapes = {value.name: value.shape for value in (*decoder.get_inputs(), *decoder.get_outputs())}
     assert shapes["logits"] == shapes["logprobs"] == ["batch", limits.vocabulary]
     assert shapes["top_logprobs"] == shapes["top_ids"] == ["batch", TOP_TOKENS]
     for state in sessions.manifest.states:

@@ -8,12 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from export.check.sessions import DecoderSession
 from export.convert.quantize import quantize_graphs
 from export.graphs.builder import WeightFile
-from export.graphs.decoder import states
 from export.options import Recipe
-from tests.export.decoder_models import MODELS, POSITIONS, Imported, hf_model, import_model, random_ids
+from tests.export.decoder_models import MODELS, POSITIONS, Imported, Rows, hf_model, import_model, random_ids
 
 OUTPUTS = ("logits", "hidden")
 RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Recipe(8, layers="per-token"))
@@ -46,12 +44,12 @@ def test_quantized_graphs(imported: Imported, recipe: Recipe, tmp_path: Path) ->
     assert operators["Gemm"] == (recipe.projection == "float32")
 
     texts = [random_ids(length) for length in (13, 1, 8)]
-    batch = DecoderSession(tmp_path / "decoder.onnx", states(imported.model), len(texts), POSITIONS)
+    batch = Rows(tmp_path / "decoder.onnx", imported.model, len(texts), POSITIONS)
     for row, text in enumerate(texts):
         batch.run(row, np.array([text]), [0], OUTPUTS)
     given = batch.run(0, np.full((len(texts), 1), 3), [len(text) for text in texts], OUTPUTS)
     for row, text in enumerate(texts):
-        alone = DecoderSession(tmp_path / "decoder.onnx", states(imported.model), 1, POSITIONS)
+        alone = Rows(tmp_path / "decoder.onnx", imported.model, 1, POSITIONS)
         alone.run(0, np.array([text]), [0], OUTPUTS)
         single = alone.run(0, np.array([[3]]), [len(text)], OUTPUTS)
         for name in OUTPUTS:

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, T5Config, T5
 
 from export.check.reference import EXACT, Reference, Rounded
 from export.check.reference_decoder import ReferenceDecoder
-from export.check.sessions import DecoderSession
+from export.check.sessions import DecoderSession, States
 from export.check.verify import (
     LEAST_LONG,
     LONG_SCORES,
@@ -167,9 +167,9 @@ def test_a_long_prompt_is_read_in_the_chunks_of_the_service(
     bundle, sizes = bundle_of("llama", positions=40), list[int]()
     run = DecoderSession.run
 
-    def note(session: DecoderSession, first: int, token_ids: Any, *rest: Any) -> Any:
+    def note(session: DecoderSession, states: States, token_ids: Any, *rest: Any) -> Any:
         sizes.append(np.shape(token_ids)[1])
-        return run(session, first, token_ids, *rest)
+        return run(session, states, token_ids, *rest)
 
     monkeypatch.setattr(DecoderSession, "run", note)
     monkeypatch.setattr("export.check.verify.LEAST_LONG", 35)
