@@ -51,6 +51,14 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
+def one_thread() -> None:
+    """Let PyTorch use one thread: tensors are small, and other processes may have the cores."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
 def sentences() -> list[str]:
     """Sentences of tests/data/sentences.txt."""
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:-1]
@@ -62,7 +70,7 @@ def toy_sentences() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     """Small Transformer with random weights whose greedy outputs depend on the source."""
     import torch
 
@@ -71,7 +79,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from model.config import TransformerConfig
     from model.data.tokenizer import train_tokenizer
 
-    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     trained = train_tokenizer(TOY_SENTENCES, vocab_size=400)
@@ -96,7 +103,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     """Small classifier with random weights and three labels."""
     import torch
 
@@ -105,7 +112,6 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from model.config import ClassifierConfig
     from model.data.tokenizer import train_tokenizer
 
-    torch.set_num_threads(1)
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     trained = train_tokenizer(TOY_SENTENCES, vocab_size=400)
     trained.save(str(tokenizer))

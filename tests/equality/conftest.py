@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from bench.marian import to_marian
@@ -25,8 +24,7 @@ SHIPPED = Path("bundles/multi30k-en-de")
 
 
 @pytest.fixture(scope="session")
-def model() -> Transformer:
-    torch.set_num_threads(1)  # the tensors are small, and other processes may have the cores
+def model(one_thread: None) -> Transformer:
     return read_model(SHIPPED)
 
 

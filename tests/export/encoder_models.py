@@ -79,7 +79,6 @@ def make_model(case: Case, task: str, scale: float = 0.3, **options: Any) -> Any
     """Return a model with random weights; by default its values are of order 1 if it is small."""
     config = case.make_config(**{**TASKS.get(task, {}), **options})
     config.architectures = [f"{case.family}{task}"]
-    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.family}{task}")._from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():

@@ -1,19 +1,8 @@
 """Right models of unusual sizes and weights are accepted, and planted errors are found."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from tests.export.check_experiment import FAMILIES, ODD_T5, check_model, random_options
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("seed", [0, 2])

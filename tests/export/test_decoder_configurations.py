@@ -27,14 +27,6 @@ Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 TEXTS = [random_ids(12)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def edited(tmp_path: Path) -> Iterator[Callable[[str, Edit], Imported]]:
     """Return a function that saves a model, edits its configuration and tensors, and imports it."""

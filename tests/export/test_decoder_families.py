@@ -31,14 +31,6 @@ STEPS = 6
 OUTPUTS = ("logits", "logprobs", "top_logprobs", "top_ids", "hidden", "decoder_attention")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imported]:
     with import_model(hf_model(MODELS[request.param]), tmp_path_factory.mktemp(request.param)) as imported:

@@ -6,7 +6,7 @@ of the families compare the graphs with both.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -331,14 +331,6 @@ def differ(first: Outputs, second: Outputs) -> bool:
         array.shape != second[name].shape or np.abs(array - second[name]).max() > 30 * TOLERANCE
         for name, array in first.items()
     )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", CASES)

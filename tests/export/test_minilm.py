@@ -56,7 +56,6 @@ def imported(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPa
 def published(folder: Path) -> Any:
     from transformers import AutoModel
 
-    torch.set_num_threads(1)  # threads of one sentence mostly wait for each other
     return AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
 
 

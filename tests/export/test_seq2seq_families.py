@@ -158,7 +158,6 @@ def save(case: Case, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, Pair]:
-    torch.set_num_threads(1)  # the tensors are tiny, and other processes may have the cores
     return {}
 
 

@@ -1,7 +1,7 @@
 """Graphs of standard operators are valid ONNX, and compute what those of contrib operators do."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -129,14 +129,6 @@ CASES: dict[str, Callable[[Path], Model]] = {
     **{name: trained_system(name) for name in TRAINED},
 }
 SECOND_RUNTIME = ("modernbert with biases", "qwen3-windows", "flan-t5", "firefox")  # one of each kind
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

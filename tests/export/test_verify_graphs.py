@@ -41,14 +41,6 @@ from tests.export.graph_bundles import write_bundle
 NAMES = ("gpt2-scales", "llama-biases", "qwen3-windows", "smollm3", "bert", "t5")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def random_model(name: str) -> Any:
     if name in MODELS:
         return hf_model(MODELS[name])

@@ -1,6 +1,6 @@
-"""Toy corpora and checkpoints; one thread, because the tensors are small."""
+"""Toy corpora and checkpoints."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,12 +19,9 @@ WHAT = [("sleeps", "schlafen"), ("runs quickly", "rennen schnell"), ("sings", "s
 WHERE = [("in the park", "im Park"), ("at home", "zu Hause"), ("by the sea", "am Meer")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture(scope="session", autouse=True)
+def one_thread(one_thread: None) -> None:
+    """Use one thread in all tests of this folder."""
 
 
 @pytest.fixture(scope="session")

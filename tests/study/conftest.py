@@ -16,13 +16,12 @@ from tests.support.training_runs import export_bundle
 
 
 @pytest.fixture(scope="session")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chats(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
     """Create `checkpoint/`, a causal model with random weights, and `bundles/` with it under both
     chat models' names.
     """
     import torch
 
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("chats")
     texts = [f"{prompt} {answer}" for prompt, answer in draw_examples(1, 200, True)]
     trained = train_tokenizer(texts, vocab_size=400)

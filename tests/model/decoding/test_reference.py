@@ -248,3 +248,4 @@ def test_decoding_with_one_thread_restores_the_number_of_threads() -> None:
     with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
