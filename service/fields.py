@@ -147,6 +147,21 @@ class Texts:
         return len(self.texts)
 
 
+@dataclass(frozen=True)
+class IdLists:
+    """Inputs that are token ids of the model: one list of them, or several."""
+
+    lists: Annotated[tuple[tuple[int, ...], ...], Field(description="The token ids of each input.")]
+    is_list: Annotated[bool, Field(description="False for one list of ids that is not in a list.")] = True
+
+    def index(self, position: int) -> int | None:
+        """Return the index of an input for an error; None for one that is not in a list."""
+        return position if self.is_list else None
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+
 def check_text(value: Any, *path: int) -> str:
     """Return a value that is a string with more than whitespace; `path` leads to it.
 
@@ -200,8 +215,29 @@ def check_texts_with_blanks(value: Any, info: ValidationInfo) -> Texts:
 def check_texts_without_ids(value: Any) -> Texts:
     """Check texts of an API that also allows token ids, which this service does not support."""
     if isinstance(value, list) and value and isinstance(value[0], int | list):
-        raise field_error("unsupported_parameter", "It must be text: token ids are not supported.")
+        message = (
+            "It must be text: token ids are not supported, because those of another tokenizer would mean another text. "
+            "With LangChain's OpenAIEmbeddings, set check_embedding_ctx_length to False."
+        )
+        raise field_error("unsupported_parameter", message)
     return check_texts(value)
+
+
+def check_texts_or_ids(value: Any) -> Texts | IdLists:
+    """Check one text or a list of them, or one list of token ids or a list of such lists."""
+    if not isinstance(value, list) or not value or not isinstance(value[0], int | list):
+        return check_texts(value)
+    is_list = isinstance(value[0], list)
+    lists = value if is_list else [value]
+    if len(lists) > MAX_INPUTS:
+        raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists of ids, got {len(lists)}.")
+    for index, ids in enumerate(lists):
+        path = (index,) if is_list else ()
+        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):
+            raise field_error("invalid_parameter", f"It must be a list of token ids, from 0 to {MAX_ID}.", *path)
+        if not ids:
+            raise field_error("empty_input", "It is an empty list.", *path)
+    return IdLists(tuple(tuple(ids) for ids in lists), is_list)
 
 
 def must_equal(default: Any = None) -> PlainValidator:
@@ -255,6 +291,9 @@ TextOrTexts = Annotated[Texts, PlainValidator(check_texts), WithJsonSchema(TEXTS
 _PAIR_SCHEMA = {"type": "array", "items": TEXT_SCHEMA, "minItems": 2, "maxItems": 2}
 TEXTS_OR_PAIRS_SCHEMA: dict[str, Any] = {"anyOf": [TEXT_SCHEMA, list_schema({"anyOf": [TEXT_SCHEMA, _PAIR_SCHEMA]})]}
 TextsOrPairs = Annotated[Texts, PlainValidator(check_texts_or_pairs), WithJsonSchema(TEXTS_OR_PAIRS_SCHEMA)]
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_ID}, "minItems": 1}
+TEXTS_OR_IDS_SCHEMA: dict[str, Any] = {"anyOf": [*TEXTS_SCHEMA["anyOf"], _IDS_SCHEMA, list_schema(_IDS_SCHEMA)]}
+TextsOrIds = Annotated[Texts | IdLists, PlainValidator(check_texts_or_ids), WithJsonSchema(TEXTS_OR_IDS_SCHEMA)]
 TextsWithoutIds = Annotated[Texts, PlainValidator(check_texts_without_ids), WithJsonSchema(TEXTS_SCHEMA)]
 Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]

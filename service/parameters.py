@@ -267,7 +267,8 @@ ReturnAttention = Annotated[
 ]
 
 # Parameters that have an effect only if tokens are sampled, and only with beam search.
-SAMPLING_PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed")
+FILTERS = ("top_k", "top_p", "min_p", "typical_p")  # of the tokens that can be sampled
+SAMPLING_PARAMETERS = ("temperature", *FILTERS, "seed")
 BEAM_PARAMETERS = ("length_penalty", "early_stopping")
 # Parameters whose defaults a model can set; the other settings always apply.
 MODEL_DEFAULTS = tuple(GenerationDefaults.model_fields.keys() - {"suppress_tokens", "force_end"})

@@ -12,7 +12,7 @@ import orjson
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, Field
 
-from service.errors import ApiError, ErrorCode, ErrorType, complete_message
+from service.errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
 from service.inference import call as inference_call
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken
 
@@ -89,12 +89,18 @@ class ErrorResponse(BaseModel):
 
 @dataclass(frozen=True)
 class ErrorFormat:
-    """The form in which an API returns errors; status and code are the same in every API."""
+    """The form in which an API returns errors; codes are the same in every API."""
 
     # Writes the body of an error: its message and its parameter with the API's own names, and the
     # request id.
     write: Callable[[ApiError, str, str | None, str], bytes]
     response: type[BaseModel]  # what is written, for OpenAPI
+    invalid_status: int = 422  # of requests whose values are not allowed
+
+    def status(self, code: ErrorCode) -> int:
+        """Return the HTTP status of an error."""
+        status = ERRORS[code].status
+        return self.invalid_status if status == 422 else status
 
 
 def _native_error(error: ApiError, message: str, param: str | None, request_id: str) -> bytes:

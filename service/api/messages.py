@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 from service.errors import ERRORS, ApiError
 from service.fields import NOT_BLANK, RequestBody, field_error, must_equal, object_schema
 from service.inference.service import ServedModel
-from service.text.chat import Prompt, apply_chat_template
+from service.text.chat import Prompt, Turn, apply_chat_template
 
 MAX_MESSAGES = 1024
 
@@ -78,7 +78,8 @@ Messages = Annotated[
         min_length=1,
         max_length=MAX_MESSAGES,
         fail_fast=True,
-        description="System messages, if any, then user and assistant messages in turn. The user's are first and last.",
+        description="System messages, if any, then messages of user and assistant, beginning with the user's. The "
+        "model replies to the last message, or continues it if it is the assistant's.",
     ),
 ]
 
@@ -90,17 +91,15 @@ def check_dialogue(messages: Sequence[Message]) -> None:
         PydanticCustomError: the first message that is not allowed.
     """
     num_system = len(list(takewhile(lambda message: message.is_system, messages)))
+    if num_system == len(messages):
+        text = "At least one message must be the user's: the model replies to it."
+        raise field_error("invalid_parameter", text, "messages")
     for index, message in enumerate(messages):
-        turn = index - num_system
-        allowed_roles = ("system", "developer") if turn < 0 else ("assistant",) if turn % 2 else ("user",)
-        if message.role not in allowed_roles:
-            text = "System messages come first, then user and assistant messages in turn, starting with user."
+        if (message.is_system and index > num_system) or (index == num_system and message.role == "assistant"):
+            text = "System messages come first, then messages of user and assistant, beginning with the user's."
             raise field_error("invalid_parameter", text, "messages", index, "role")
         if message.role != "assistant" and not message.content.strip():
             raise field_error("empty_input", ERRORS["empty_input"].message, "messages", index, "content")
-    if messages[-1].role != "user":
-        text = "It must be user: the model replies to the last message."
-        raise field_error("invalid_parameter", text, "messages", len(messages) - 1, "role")
 
 
 def prompt_of(model: ServedModel, messages: Sequence[Message]) -> Prompt:
@@ -114,5 +113,9 @@ def prompt_of(model: ServedModel, messages: Sequence[Message]) -> Prompt:
         message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
         raise ApiError("unsupported_task", message, field="model")
     system = [message.content for message in messages if message.is_system]
-    turns = [message.content for message in messages if not message.is_system]
+    turns: list[Turn] = [
+        ("assistant" if message.role == "assistant" else "user", message.content)
+        for message in messages
+        if not message.is_system
+    ]
     return apply_chat_template(template, system, turns, model.source_tokenizer)

@@ -1,7 +1,7 @@
 """Parts that several compatibility APIs share."""
 
 from collections.abc import Mapping
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, Field
@@ -10,9 +10,11 @@ from service.api.endpoint import ErrorFormat
 from service.bundle import Manifest, Task
 from service.errors import ApiError, ErrorCode, ErrorType, complete_message
 from service.inference.call import Call
+from service.inference.generate import parameters_for
 from service.inference.results import OutputToken
 from service.inference.service import DefaultTask, ServedModel, models_by_task
 from service.inference.streaming import Stream
+from service.parameters import FILTERS, NEUTRAL, GenerateParameters
 
 T = TypeVar("T")
 
@@ -100,6 +102,34 @@ class DataEventEncoder:
 
     def error(self, body: bytes) -> bytes:
         return b"data: " + body + b"\n\n"
+
+
+def sampled_or_not(
+    model: ServedModel, given: Mapping[str, Any], temperature: float | None, *, stream: bool
+) -> GenerateParameters:
+    """Return the parameters of an API in which the temperature says whether tokens are sampled.
+
+    A temperature above 0 samples, and 0 does not. Without one the model's default applies, unless
+    parameters of the request need samples: these are then drawn as with OpenAI's own default, a
+    temperature of 1, or with the model's.
+
+    Args:
+        model: the model.
+        given: parameters of the request.
+        temperature: temperature of the request, which may also be in `given`.
+        stream: True if the generation is streamed.
+    """
+    if temperature is not None:
+        given = {**given, "do_sample": temperature > 0}
+    parameters = parameters_for(model, given, stream=stream, is_lenient=True)
+    if parameters.do_sample or temperature is not None or given.get("num_beams", 1) > 1:
+        return parameters
+    needs_samples = parameters.num_return_sequences > parameters.num_beams or any(
+        given.get(name, getattr(NEUTRAL, name)) != getattr(NEUTRAL, name) for name in FILTERS
+    )
+    if not needs_samples:
+        return parameters
+    return parameters_for(model, {**given, "do_sample": True}, stream=stream, is_lenient=True)
 
 
 def check_continues_prompt(model: ServedModel, path: str) -> None:

@@ -9,7 +9,7 @@ from service import __version__
 from service.api.endpoint import JSON, NDJSON, TASK_ERRORS, Call, Endpoint, EventStream, line_of
 from service.api.messages import prompt_of
 from service.bundle import ChatTemplate, Manifest, Task
-from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions
+from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, sampled_or_not
 from service.compat.ollama_schemas import (
     Capability,
     DecodingBody,
@@ -30,17 +30,16 @@ from service.compat.ollama_schemas import (
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.encode import encode
-from service.inference.generate import generate, parameters_for
+from service.inference.generate import generate
 from service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
 from service.inference.service import ServedModel
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from service.parameters import MODEL_DEFAULTS, NEUTRAL, GenerateParameters, given_parameters
+from service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
 from service.text.chat import Prompt, apply_chat_template
 
 Content = Callable[[str], Mapping[str, Any]]  # fields of a text
 
 LATEST = ":latest"  # tag of the model names that clients show
-FILTERS = ("top_k", "top_p", "min_p", "typical_p")
 CAPABILITIES: tuple[tuple[Task, Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
 OPTION_NAMES = {name: field.alias or name for name, field in DecodingOptions.model_fields.items()}
 
@@ -75,7 +74,7 @@ def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
     template = model.manifest.chat
     if template is not None and not body.raw:
         system = [body.system] if body.system else []
-        return apply_chat_template(template, system, [body.inputs], model.source_tokenizer)
+        return apply_chat_template(template, system, [("user", body.inputs)], model.source_tokenizer)
     if body.system:
         reason = "It cannot be combined with raw: true." if template else f"{model.name} has no chat template."
         raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
@@ -83,34 +82,20 @@ def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
 
 
 def decoding_parameters(body: DecodingBody, model: ServedModel) -> GenerateParameters:
-    """Return the parameters of a body; the model's defaults are used for those that are absent.
-
-    Raises:
-        ApiError: `invalid_parameter` if an option needs sampling.
-    """
+    """Return the parameters of a body; the model's defaults are used for those that are absent."""
     options = body.options or DecodingOptions()
     given = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
     length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     if length is None or length < 1:
         given["max_new_tokens"] = model.manifest.limits.max_target_tokens
-    if options.temperature is not None:
-        given["do_sample"] = options.temperature > 0
-    parameters = parameters_for(model, given, stream=body.is_streamed, is_lenient=True)
-    for name in FILTERS if options.temperature is None and not parameters.do_sample else ():
-        if given.get(name, getattr(NEUTRAL, name)) != getattr(NEUTRAL, name):
-            raise ApiError("invalid_parameter", "It needs {temperature}, whose default is 0.", field=name)
-    return parameters
+    return sampled_or_not(model, given, options.temperature, stream=body.is_streamed)
 
 
 class TextResponse:
     """One text, whole or as JSON lines."""
 
     def __init__(self, call: Call, model: ServedModel, body: DecodingBody, content: Content) -> None:
-        """Prepare a response; `content` returns the fields that hold a text.
-
-        Raises:
-            ApiError: see `decoding_parameters`.
-        """
+        """Prepare a response; `content` returns the fields that hold a text."""
         self._call = call
         self._model = model
         self._body = body

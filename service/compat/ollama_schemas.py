@@ -47,7 +47,7 @@ class DecodingOptions(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
         default=None,
         description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
-        "model samples by default.",
+        "model samples by default, or `top_k`, `top_p`, `min_p` or `typical_p` need samples.",
     )
     top_k: TopK | None = None
     top_p: TopP | None = None
@@ -80,17 +80,6 @@ class DecodingOptions(RequestBody):
     use_mmap: Ignored[bool] = None
     use_mlock: Ignored[bool] = None
     embedding_only: Ignored[bool] = None
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                object_schema("temperature", temperature={"type": "number"}),
-                object_schema(
-                    top_k={"maximum": 0}, top_p={"minimum": 1}, min_p={"maximum": 0}, typical_p={"minimum": 1}
-                ),
-            ]
-        }
-    )
 
 
 class DecodingBody(RequestBody):

@@ -265,7 +265,7 @@ async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
         return
     body = call.error_body(error)
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": error.kind.status, "headers": headers})
+    await send({"type": "http.response.start", "status": call.error_format.status(error.code), "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

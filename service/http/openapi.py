@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service.api.endpoint import BODY_ERRORS, COMMON_ERRORS, FORM, JSON, NATIVE_ERRORS, Endpoint, ErrorFormat
-from service.errors import ERRORS, ApiError, ErrorCode
+from service.errors import ApiError, ErrorCode
 from service.http.call import REQUEST_ID
 
 # Any request can fail before its head is complete. Such errors have the native format.
@@ -64,7 +64,7 @@ def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}
     formats = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, endpoint.error_format) for code in own))
     for code, error_format in formats:
-        by_status.setdefault(ERRORS[code].status, []).append((code, error_format))
+        by_status.setdefault(error_format.status(code), []).append((code, error_format))
     return {
         str(status): {
             "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
@@ -89,8 +89,8 @@ def _schema_of_errors(formats: Iterable[tuple[ErrorCode, ErrorFormat]], title: s
 
 def schemas_of_errors(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """Return the JSON Schemas of all errors of endpoints, by name."""
-    formats = dict.fromkeys([NATIVE_ERRORS, *(endpoint.error_format for endpoint in endpoints)])
-    models: Any = [(error_format.response, "serialization") for error_format in formats]
+    responses = dict.fromkeys(one.response for one in (NATIVE_ERRORS, *(one.error_format for one in endpoints)))
+    models: Any = [(response, "serialization") for response in responses]
     schemas: dict[str, Any] = models_json_schema(models, ref_template=REFERENCE)[1]["$defs"]
     return schemas
 

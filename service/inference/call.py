@@ -23,7 +23,7 @@ from service.engine.request import (
 from service.engine.throughput import Throughput
 from service.engine.worker import RequestFuture
 from service.errors import ApiError, ClientGoneError
-from service.fields import Texts
+from service.fields import IdLists, Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
 from service.inference.lazy import load_on_first_use
 from service.inference.results import MAX_NUMBERS, TimingsMs
@@ -32,6 +32,7 @@ from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
 Ids = tuple[int, ...]
+Inputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids
 T = TypeVar("T")
 Result = TypeVar("Result", Generated, Encoded, Compared)
 Submission = tuple[Request, Callable[[Event], None]]  # a request and its listener
@@ -434,6 +435,26 @@ def encode_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> 
     if len(ids) > max_tokens:
         raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
     return [tuple(ids)]
+
+
+def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
+    """Return the token ids of inputs that are token ids.
+
+    Args:
+        inputs: the inputs.
+        num_ids: size of the model's vocabulary.
+        max_tokens: maximum number of tokens of an input.
+
+    Raises:
+        ApiError: `input_too_long`; `invalid_parameter` if an id is not in the vocabulary.
+    """
+    for index, ids in enumerate(inputs.lists):
+        if len(ids) > max_tokens:
+            raise input_too_long(str(len(ids)), max_tokens, "inputs", inputs.index(index))
+        if max(ids) >= num_ids:
+            message = f"It must have ids of the model's tokens, from 0 to {num_ids - 1}, got {max(ids)}."
+            raise ApiError("invalid_parameter", message, field="inputs", index=inputs.index(index))
+    return list(inputs.lists)
 
 
 def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None) -> None:

@@ -17,8 +17,8 @@ from service.engine.attention import ENCODER_KINDS, reason_against_hiding
 from service.engine.request import Generated, GenerateRequest, Target, Token
 from service.engine.throughput import Throughput
 from service.errors import ApiError
-from service.fields import OnEmpty, Texts
-from service.inference.call import Call, Ids, encode_prompt, encode_texts, too_many_sequences
+from service.fields import IdLists, OnEmpty, Texts
+from service.inference.call import Call, Ids, Inputs, check_ids, encode_prompt, encode_texts, too_many_sequences
 from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import BYTES_PER_TOKEN, Outputs, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
@@ -135,7 +135,7 @@ def parameters_for(
 async def generate(
     call: Call,
     model: ServedModel,
-    inputs: Texts | Prompt,
+    inputs: Inputs,
     parameters: GenerateParameters,
     *,
     on_empty: OnEmpty = "error",
@@ -145,7 +145,7 @@ async def generate(
     Args:
         call: the call.
         model: the model.
-        inputs: the texts, or the prompt of a chat; some texts may be blank if `on_empty` is "pass".
+        inputs: the inputs; some texts may be blank if `on_empty` is "pass".
         parameters: the parameters.
         on_empty: with "pass", blank texts get an empty output.
 
@@ -161,15 +161,14 @@ async def generate(
 
 
 def begin(
-    call: Call, model: ServedModel, inputs: Texts | Prompt, parameters: GenerateParameters, *, stream: bool = False
+    call: Call, model: ServedModel, inputs: Inputs, parameters: GenerateParameters, *, stream: bool = False
 ) -> "Decoding":
     """Check the parameters of a generation, and create its decoding.
 
     Raises:
         ApiError: `invalid_parameter` or `unsupported_parameter`.
     """
-    num_inputs = len(inputs.texts) if isinstance(inputs, Texts) else 1
-    check_parameters(model, parameters, num_inputs, stream=stream)
+    check_parameters(model, parameters, len(inputs), stream=stream)
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):
         languages = choose_languages(model, *named)
@@ -205,7 +204,7 @@ async def finish(decoding: "Decoding") -> GenerateResult:
 async def generate_without_blanks(
     call: Call,
     model: ServedModel,
-    inputs: Texts | Prompt,
+    inputs: Inputs,
     parameters: GenerateParameters,
     run: Callable[[Call, ServedModel, Texts, GenerateParameters], Awaitable[GenerateResult]],
 ) -> GenerateResult:
@@ -311,7 +310,7 @@ class Decoding:
     num_input_tokens: int = 0
 
     async def read(
-        self, inputs: Texts | Prompt, targets: Texts | None = None, *, stream: bool = False, in_batches: bool = False
+        self, inputs: Inputs, targets: Texts | None = None, *, stream: bool = False, in_batches: bool = False
     ) -> None:
         """Reserve the call's share of the model's limits, tokenize, and create the requests.
 
@@ -328,13 +327,15 @@ class Decoding:
         call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
         throughput = call.throughput or call.service.admissions[model.name].throughput
         units = expected_work(throughput, self.parameters)[1]
-        count = len(inputs.texts) * num_samples if isinstance(inputs, Texts) else num_samples
-        is_counted = isinstance(inputs, Texts) and num_samples == 1
+        count = len(inputs) * num_samples
+        is_counted = not isinstance(inputs, Prompt) and num_samples == 1
         field = "inputs" if is_counted else "num_return_sequences"
         call.reserve(model, count, units * count, field, in_batches=in_batches)
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)
-        if isinstance(inputs, Prompt):
+        if isinstance(inputs, IdLists):
+            sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
+        elif isinstance(inputs, Prompt):
             sources = await call.tokenize(partial(encode_prompt, tokenizer, inputs, max_tokens), inputs.texts)
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)

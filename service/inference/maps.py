@@ -12,13 +12,12 @@ from service.bundle import Attention, MapKind
 from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call, Ids
+from service.fields import IdLists, Texts
+from service.inference.call import Call, Ids, Inputs
 from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
 from service.parameters import AttentionSelection, Encoding, Reduce, Units
-from service.text.chat import Prompt
 from service.text.tokenizer import Offsets, TextTokenizer
 from service.text.words import Span, Word, merge_weights, words_of
 
@@ -355,7 +354,7 @@ class MapWriter:
         return MapPart(decoder.layers, decoder.heads)
 
     async def read_offsets(
-        self, call: Call, inputs: Texts | Prompt, sources: Sequence[Ids], num_added: tuple[int, int] = (0, 0)
+        self, call: Call, inputs: Inputs, sources: Sequence[Ids], num_added: tuple[int, int] = (0, 0)
     ) -> None:
         """Find the character ranges and words of the source tokens, which the maps need.
 
@@ -376,7 +375,7 @@ class MapWriter:
                 for index, source in enumerate(sources)
             ]
 
-        self._sources = await call.tokenize(run, inputs.texts)
+        self._sources = await call.tokenize(run, () if isinstance(inputs, IdLists) else inputs.texts)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
         """Reject a response that is certain to be too large, and reserve memory for it otherwise.
@@ -559,9 +558,9 @@ def read_source(
     return SourceText(unknown, offsets, words_of(text, offsets))
 
 
-def _single_text(inputs: Texts | Prompt, index: int) -> str | None:
-    """Return an input; None if it is a dialogue or a pair of texts."""
-    if isinstance(inputs, Prompt) or (inputs.second_texts is not None and inputs.second_texts[index] is not None):
+def _single_text(inputs: Inputs, index: int) -> str | None:
+    """Return an input; None if it is a dialogue, a pair of texts, or token ids."""
+    if not isinstance(inputs, Texts) or (inputs.second_texts is not None and inputs.second_texts[index] is not None):
         return None
     return inputs.texts[index]
 

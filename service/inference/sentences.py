@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from service.errors import ApiError, complete_message
 from service.fields import OnEmpty, Texts
-from service.inference.call import Call
+from service.inference.call import Call, Inputs
 from service.inference.generate import (
     FinishReason,
     GenerateOutput,
@@ -21,7 +21,6 @@ from service.inference.generate import (
 from service.inference.languages import choose_languages
 from service.inference.service import ServedModel
 from service.parameters import GenerateParameters
-from service.text.chat import Prompt
 from service.text.sentences import SplitText, split_sentences
 
 # A call generates at most this many sequences from sentences for each input that it may have.
@@ -31,7 +30,7 @@ SENTENCES_PER_INPUT = 32
 async def generate_by_sentence(
     call: Call,
     model: ServedModel,
-    inputs: Texts | Prompt,
+    inputs: Inputs,
     parameters: GenerateParameters,
     *,
     on_empty: OnEmpty = "error",
@@ -124,7 +123,7 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
 
 
 async def sentence_warnings(
-    call: Call, model: ServedModel, inputs: Texts | Prompt, parameters: GenerateParameters
+    call: Call, model: ServedModel, inputs: Inputs, parameters: GenerateParameters
 ) -> dict[int, GenerateWarning]:
     """Return warnings about inputs of several sentences that a model of sentences read as a whole.
 
@@ -137,7 +136,7 @@ async def sentence_warnings(
         ApiError: `deadline_exceeded`.
     """
     is_decided = "split_sentences" in parameters.model_fields_set
-    if model.manifest.training_unit != "sentence" or is_decided or isinstance(inputs, Prompt):
+    if model.manifest.training_unit != "sentence" or is_decided or not isinstance(inputs, Texts):
         return {}
     language = choose_languages(model, parameters.source_language, parameters.target_language).source
     texts, field, found = inputs.texts, call.field_names.get("inputs", "inputs"), {}

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from service.bundle import ChatRole, ChatTemplate
 from service.text.tokenizer import TextTokenizer
 
+Turn = tuple[ChatRole, str]  # a message of the user or the assistant: its role and text
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -40,7 +42,7 @@ class Prompt:
 
 
 def apply_chat_template(
-    template: ChatTemplate, system: Sequence[str], turns: Sequence[str], tokenizer: TextTokenizer
+    template: ChatTemplate, system: Sequence[str], turns: Sequence[Turn], tokenizer: TextTokenizer
 ) -> Prompt:
     """Format a dialogue as the prompt of a chat model.
 
@@ -51,16 +53,19 @@ def apply_chat_template(
     message, like the instruction in Llama 2's Ghost Attention (Touvron et al. 2023, section 3.3).
     If it has `single_line`, line breaks would end a message, so they are replaced by spaces.
 
+    The prompt ends with the begin of the model's reply, or with the text of the last message if it
+    is the assistant's: the model continues it.
+
     Args:
         template: chat template of the model.
         system: system messages.
-        turns: alternating messages of user and assistant; the first and the last are the user's.
+        turns: messages of user and assistant; the first is the user's.
         tokenizer: tokenizer of the source.
     """
     if not system and template.default_system is not None:
         system = [template.default_system]
     if template.single_line:
-        system, turns = _single_lines(system), _single_lines(turns)
+        system, turns = [_single_line(text) for text in system], [(role, _single_line(text)) for role, text in turns]
     if "system" in template.trim:
         system = [text.strip() for text in system]
     messages: list[tuple[str, str]] = []
@@ -69,21 +74,24 @@ def apply_chat_template(
     elif system:
         separator = " " if template.single_line else "\n\n"
         pattern = template.system_in_user or f"{{}}{separator}"
-        turns = [pattern.replace("{}", separator.join(system)) + turns[0], *turns[1:]]
+        (role, first), *following = turns
+        turns = [(role, pattern.replace("{}", separator.join(system)) + first), *following]
     patterns = {"user": template.user, "assistant": template.assistant}
-    for index, turn in enumerate(turns):
-        role: ChatRole = "assistant" if index % 2 else "user"
-        messages.append((patterns[role], turn.strip() if role in template.trim else turn))
+    for role, text in turns:
+        messages.append((patterns[role], text.strip() if role in template.trim else text))
     parts = list(tokenizer.split_special(template.begin))
+    after = ""
     for pattern, text in messages:
+        parts += tokenizer.split_special(after)
         before, after = pattern.split("{}")
-        parts += [*tokenizer.split_special(before), text, *tokenizer.split_special(after)]
-    parts += tokenizer.split_special(template.reply)
+        parts += [*tokenizer.split_special(before), text]
+    if turns[-1][0] == "user":
+        parts += [*tokenizer.split_special(after), *tokenizer.split_special(template.reply)]
     return Prompt(tuple(_merged(parts, tokenizer)), template.add_special_tokens)
 
 
-def _single_lines(texts: Sequence[str]) -> list[str]:
-    return [" ".join(text.splitlines()) for text in texts]
+def _single_line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def _merged(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:

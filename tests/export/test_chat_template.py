@@ -13,6 +13,7 @@ from service.bundle import ChatTemplate
 from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
 from tests.service.text.kinds import byte_fallback, byte_level
+from tests.support.dialogues import in_turn
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = (
@@ -138,7 +139,7 @@ def test_served_prompts_are_those_of_transformers(kind: str, name: str) -> None:
         messages = [{"role": "system", "content": text} for text in system]
         messages += [{"role": ("user", "assistant")[index % 2], "content": turn} for index, turn in enumerate(turns)]
         expected = fast.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
-        assert apply_chat_template(template, system, turns, tokenizer).encode(tokenizer) == expected
+        assert apply_chat_template(template, system, in_turn(*turns), tokenizer).encode(tokenizer) == expected
 
 
 def test_a_format_without_system_messages_has_none() -> None:

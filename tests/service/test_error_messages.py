@@ -208,8 +208,8 @@ def tensor(**changes: Any) -> dict[str, Any]:
         (CHAT, {"messages": "x"}, "messages must be a list, got a string."),
         (
             CHAT,
-            {"messages": [HELLO, {"role": "assistant", "content": "y"}]},
-            "messages[1].role must be user: the model replies to the last message.",
+            {"messages": [{"role": "system", "content": "y"}]},
+            "messages: At least one message must be the user's: the model replies to it.",
         ),
         (
             CHAT,
@@ -221,9 +221,11 @@ def tensor(**changes: Any) -> dict[str, Any]:
             {"messages": [HELLO], "response_format": {"type": "json_object"}},
             'response_format must be {"type": "text"} or null: other values are not supported.',
         ),
-        (COMPLETIONS, {"prompt": [1, 2]}, "prompt must be text: token ids are not supported."),
-        (COMPLETIONS, {"prompt": "x", "n": 2}, "n above 1 needs a temperature above 0, or num_beams."),
-        (COMPLETIONS, {"prompt": "x", "top_p": 0.5}, "top_p needs a temperature, whose default is 0."),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "temperature": 0, "n": 2},
+            "n above 1 needs a temperature above 0, or num_beams.",
+        ),
         (COMPLETIONS, {"prompt": "x", "logprobs": True}, "logprobs must be a valid integer, got true."),
         (
             COMPLETIONS,

@@ -1,6 +1,10 @@
-"""OpenAI's text and embedding endpoints. GET /v1/models and the errors are the native ones."""
+"""OpenAI's text and embedding endpoints. GET /v1/models and the form of errors are native."""
 
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Endpoint
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from service.api.endpoint import EVENTS, JSON, NATIVE_ERRORS, TASK_ERRORS, Endpoint
 from service.compat.openai.chat import chat_completions
 from service.compat.openai.chat_schemas import ChatCompletion
 from service.compat.openai.completions import completions
@@ -9,9 +13,17 @@ from service.compat.openai.schemas import Completion, EmbeddingList
 from service.errors import ErrorCode
 
 _ERRORS: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
-_STREAMED = (JSON, EVENTS)
+ERRORS = replace(NATIVE_ERRORS, invalid_status=400)
+_TEXT: Mapping[str, Any] = {"errors": _ERRORS, "media_types": (JSON, EVENTS), "error_format": ERRORS}
 ENDPOINTS = (
-    Endpoint("POST", "/v1/completions", completions, Completion, errors=_ERRORS, media_types=_STREAMED),
-    Endpoint("POST", "/v1/chat/completions", chat_completions, ChatCompletion, errors=_ERRORS, media_types=_STREAMED),
-    Endpoint("POST", "/v1/embeddings", embeddings, EmbeddingList, errors=(*_ERRORS, "response_too_large")),
+    Endpoint("POST", "/v1/completions", completions, Completion, **_TEXT),
+    Endpoint("POST", "/v1/chat/completions", chat_completions, ChatCompletion, **_TEXT),
+    Endpoint(
+        "POST",
+        "/v1/embeddings",
+        embeddings,
+        EmbeddingList,
+        errors=(*_ERRORS, "response_too_large"),
+        error_format=ERRORS,
+    ),
 )

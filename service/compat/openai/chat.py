@@ -5,14 +5,14 @@ from typing import Any, cast
 
 from service.api.endpoint import Call, EventStream
 from service.api.messages import prompt_of
-from service.compat.common import FINISH_REASONS, model_of_body
+from service.compat.common import FINISH_REASONS, blank_before, model_of_body
 from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from service.compat.openai.schemas import decoding_parameters
 from service.compat.openai.text import TextResponse
 from service.inference.generate import GenerateOutput
 from service.inference.results import OutputToken, alternatives_of
+from service.inference.service import ServedModel
 from service.inference.streaming import StreamEnd, StreamToken
-from service.text.tokenizer import TextTokenizer
 
 
 async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | EventStream:
@@ -28,7 +28,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     parameters = decoding_parameters(call, body, model)
 
     def make_choice(index: int) -> Choice:
-        return Choice(model.target_tokenizer, body, index)
+        return Choice(model, body, index)
 
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     response = TextResponse(call, model, body, make_choice, kind, "chatcmpl")
@@ -38,23 +38,29 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
 class Choice:
     """One message of a response, written at once or token by token."""
 
-    def __init__(self, tokenizer: TextTokenizer, body: ChatBody, index: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, model: ServedModel, body: ChatBody, index: int) -> None:
+        self._model = model
+        self._continues = body.inputs[-1].role == "assistant"
         self._returns_logprobs = bool(body.logprobs)
         self._index = index
         self._role = {"role": "assistant"}  # in a stream, only in the first event
 
     def whole(self, output: GenerateOutput) -> dict[str, Any]:
-        message = {**self._role, "content": output.text, "refusal": None}
+        message = {**self._role, "content": self._blank_before(output.tokens) + output.text, "refusal": None}
         return self._write("message", message, output.tokens, output.finish_reason)
 
     def token(self, event: StreamToken) -> dict[str, Any]:
-        delta = {**self._role, "content": event.text}
+        delta = {**self._role, "content": self._blank_before([event.token]) + event.text}
         self._role = {}
+        self._continues = False
         return self._write("delta", delta, [event.token], None)
 
     def end(self, event: StreamEnd) -> dict[str, Any]:
         return self._write("delta", {}, [], event.finish_reason)
+
+    def _blank_before(self, tokens: Sequence[OutputToken]) -> str:
+        """Return the space between the message that the model continues and its first new token."""
+        return blank_before(self._model, tokens[0]) if self._continues else ""
 
     def _write(
         self, field: str, message: Mapping[str, Any], tokens: Sequence[OutputToken], reason: str | None
@@ -76,5 +82,5 @@ class Choice:
         }
 
     def _named(self, token: OutputToken) -> ChatToken:
-        data = self._tokenizer.bytes_of(token.id)
+        data = self._model.target_tokenizer.bytes_of(token.id)
         return {"token": token.text, "logprob": token.logprob, "bytes": list(data) or None}

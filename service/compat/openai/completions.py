@@ -13,6 +13,7 @@ from service.compat.openai.schemas import (
     decoding_parameters,
 )
 from service.compat.openai.text import TextResponse
+from service.fields import IdLists, Texts
 from service.inference.generate import GenerateOutput
 from service.inference.results import OutputToken, alternatives_of
 from service.inference.service import ServedModel
@@ -51,7 +52,7 @@ class Choice:
         prefix_ids = model.target_tokenizer.encode(prefix, add_special_tokens=False) if prefix else []
         self._model = model
         self._index = index
-        self._echo = body.inputs.texts[prompt] if body.echo else ""
+        self._echo = _text_of(model, body.inputs, prompt) if body.echo else ""
         self._prefix = model.target_tokenizer.decode(prefix_ids)
         self._returns_logprobs = body.top_logprobs is not None
         self._has_begun = False
@@ -103,3 +104,8 @@ class Choice:
             ],
             "text_offset": offsets,
         }
+
+
+def _text_of(model: ServedModel, inputs: Texts | IdLists, index: int) -> str:
+    """Return the text of a prompt."""
+    return inputs.texts[index] if isinstance(inputs, Texts) else model.source_tokenizer.decode(inputs.lists[index])

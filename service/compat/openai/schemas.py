@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from service.api.types import ModelName
 from service.bundle import MAX_BEAMS
-from service.compat.common import Ignored
+from service.compat.common import Ignored, sampled_or_not
 from service.errors import ApiError
 from service.fields import (
     MAX_ID,
@@ -18,13 +18,14 @@ from service.fields import (
     NULL,
     RequestBody,
     TextOrTexts,
+    TextsOrIds,
     TextsWithoutIds,
     field_error,
     must_equal,
     object_schema,
 )
 from service.inference.call import Call
-from service.inference.generate import GenerateWarning, parameters_for
+from service.inference.generate import GenerateWarning
 from service.inference.results import Numbers
 from service.inference.service import ServedModel
 from service.parameters import (
@@ -105,7 +106,7 @@ class DecodingBody(RequestBody):
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
         default=None,
         description="Values above 0 sample each token, and 0 takes the most probable one. The default is 0, unless the "
-        "model samples by default.",
+        "model samples by default, or `top_p`, `top_k` or `n` need samples.",
     )
     top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOP_K), AfterValidator(lambda count: max(0, count))] | None = Field(
@@ -156,7 +157,9 @@ class DecodingBody(RequestBody):
 
 
 class CompletionBody(DecodingBody):
-    inputs: Annotated[TextsWithoutIds, Field(alias="prompt", description="Text to complete, or a list of texts.")]
+    inputs: Annotated[
+        TextsOrIds, Field(alias="prompt", description="Text to complete or its token ids, or a list of texts or ids.")
+    ]
     best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, description="Only the value of `n` is supported."
     )
@@ -278,24 +281,17 @@ def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> G
     """Return the parameters of a body; the model's defaults are used for those that are absent.
 
     Raises:
-        ApiError: `invalid_parameter` if a field needs sampling or beam search.
+        ApiError: `invalid_parameter` if `n` needs sampling or beam search.
     """
     call.field_names = {**call.field_names, "do_sample": "temperature"}
     given = given_parameters(body)
-    if body.temperature is not None:
-        given["do_sample"] = body.is_sampled
     if body.length is not None:
         given["max_new_tokens"] = body.length
     if body.ignore_eos and body.length is not None:
         given["min_new_tokens"] = body.length  # the last token may be an end token
     elif body.ignore_eos:
         given["suppress_tokens"] = model.manifest.tokens.end_ids
-    parameters = parameters_for(model, given, stream=bool(body.stream), is_lenient=True)
-    if not parameters.do_sample:
-        for name, is_requested in (("top_p", (body.top_p or 1) < 1), ("top_k", (body.top_k or 0) > 0)):
-            if is_requested and body.temperature is None:
-                message = f"{name} needs a temperature, whose default is 0."
-                raise ApiError("invalid_parameter", message, path=name)
-        if body.num_choices > 1 and parameters.num_beams == 1:
-            raise ApiError("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", path="n")
+    parameters = sampled_or_not(model, given, body.temperature, stream=bool(body.stream))
+    if body.num_choices > 1 and not parameters.do_sample and parameters.num_beams == 1:
+        raise ApiError("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", path="n")
     return parameters

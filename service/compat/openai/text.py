@@ -8,14 +8,12 @@ from service.api.endpoint import EventStream, event_of
 from service.api.generate import DONE
 from service.compat.common import DataEventEncoder
 from service.compat.openai.schemas import CompletionUsage, DecodingBody
-from service.fields import Texts
-from service.inference.call import Call
+from service.inference.call import Call, Inputs
 from service.inference.generate import GenerateOutput, GenerateWarning, generate
 from service.inference.sentences import sentence_warnings
 from service.inference.service import ServedModel
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from service.parameters import GenerateParameters
-from service.text.chat import Prompt
 
 
 class Choice(Protocol):
@@ -63,7 +61,7 @@ class TextResponse(DataEventEncoder):
             "model": model.name,
         }
 
-    async def of(self, call: Call, inputs: Texts | Prompt, parameters: GenerateParameters) -> Any:
+    async def of(self, call: Call, inputs: Inputs, parameters: GenerateParameters) -> Any:
         """Generate from the inputs and return the response."""
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters)

@@ -411,8 +411,8 @@ async def test_rows_of_a_prompt_are_counted_before_it_is_read(start: Start, toke
         (
             {"messages": [{"role": "assistant", "content": "x"}]},
             "invalid_parameter",
-            "messages[0].role: System messages come first, then user and assistant messages in turn, starting with "
-            "user.",
+            "messages[0].role: System messages come first, then messages of user and assistant, beginning with the "
+            "user's.",
         ),
         (
             {"messages": [{"role": "user", "content": "x" * 200}]},

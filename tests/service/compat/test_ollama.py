@@ -169,6 +169,12 @@ def test_the_version_is_that_of_the_service(wire: Wire) -> None:
     assert (status, json.loads(body)) == (200, {"version": __version__})
 
 
+def test_filters_imply_samples(client: Client) -> None:
+    options = {"top_p": 0.8, "seed": 5, "num_predict": 8}
+    drawn = client.generate("fake", "a dog", options=options).response
+    assert drawn == client.generate("fake", "a dog", options={**options, "temperature": 1.0}).response
+
+
 @pytest.mark.parametrize("model", ["fake", "fake:latest"])
 def test_the_tag_latest_may_follow_a_name(client: Client, model: str) -> None:
     assert client.generate(model, "a dog").model == model
@@ -178,7 +184,6 @@ def test_the_tag_latest_may_follow_a_name(client: Client, model: str) -> None:
     ("arguments", "status", "message"),
     [
         ({"model": "gpt"}, 404, "There is no model of this name; the models are fake, talker."),
-        ({"options": {"top_p": 0.5}}, 422, "options.top_p needs options.temperature, whose default is 0."),
         ({"options": {"num_predict": 999}}, 422, "options.num_predict must be at most 120 for fake, got 999."),
         ({"options": {"mirostat": 2}}, 422, "options.mirostat must be 0 or null: other values are not supported."),
         ({"options": {"num_predicts": 1}}, 422, "did you mean options.num_predict?"),

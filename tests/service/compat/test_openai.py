@@ -26,7 +26,7 @@ async def complete(running: Running, prompt: Any, **options: Any) -> Any:
 
 async def error_of(running: Running, path: str, body: dict[str, Any]) -> Any:
     response = await running.post(path, body)
-    assert response.status_code == 422, response.text
+    assert response.status_code == 400, response.text
     return response.json()["error"]
 
 
@@ -101,6 +101,69 @@ async def test_penalties_are_those_of_the_native_parameters(running: Running) ->
         assert (error["code"], error["param"]) == ("invalid_parameter", field)
 
 
+async def test_filters_and_several_choices_imply_samples_at_the_default_temperature(running: Running) -> None:
+    options = {"seed": 3, "max_tokens": 8}
+    cases: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
+    cases = (({"top_p": 0.9}, {"top_p": 0.9}), ({"top_k": 5}, {"top_k": 5}), ({"n": 3}, {}))
+    for given, own in cases:
+        drawn = await complete(running, "a dog", **options, **given)
+        assert drawn["choices"] == (await complete(running, "a dog", **options, **given, temperature=1))["choices"]
+        native = await generate(running, ["a dog"] * given.get("n", 1), **own, do_sample=True, seed=3, max_new_tokens=8)
+        assert [one["text"] for one in drawn["choices"]] == [one["text"] for one in native["outputs"]]
+    plain = await complete(running, "a dog", max_tokens=8)
+    assert (await complete(running, "a dog", max_tokens=8, temperature=0, top_p=0.9))["choices"] == plain["choices"]
+    beams = await complete(running, "a dog", max_tokens=8, num_beams=3, n=3)
+    texts = [
+        one["text"]
+        for one in (await generate(running, "a dog", num_beams=3, num_return_sequences=3, max_new_tokens=8))["outputs"]
+    ]
+    assert [one["text"] for one in beams["choices"]] == texts
+
+
+async def test_prompts_of_token_ids_are_continued_as_their_texts(
+    running: Running, causal: Running, tokenizer: TextTokenizer
+) -> None:
+    texts = ["a dog", "Hund"]
+    for server in (running, causal):
+        lists = [tokenizer.encode(text) for text in texts]
+        whole = await complete(server, texts, max_tokens=8)
+        assert await choices_of(server, lists) == whole["choices"]
+        assert await choices_of(server, lists[1]) == [whole["choices"][1] | {"index": 0}]
+        chunks = await stream(server, lists[0], max_tokens=8)
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
+    (echoed,) = await choices_of(causal, lists[0], echo=True)
+    (written,) = (await complete(causal, texts[0], max_tokens=8, echo=True))["choices"]
+    assert echoed["text"] == written["text"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "param", "message"),
+    [
+        (
+            [3, 265],
+            "invalid_parameter",
+            "prompt",
+            "prompt must have ids of the model's tokens, from 0 to 264, got 265.",
+        ),
+        ([[3], [3, -1]], "invalid_parameter", "prompt[1]", "prompt[1] must be a list of token ids, from 0 to"),
+        ([3, True], "invalid_parameter", "prompt", "prompt must be a list of token ids"),
+        ([3, "x"], "invalid_parameter", "prompt", "prompt must be a list of token ids"),
+        ([[3], "x"], "invalid_parameter", "prompt[1]", "prompt[1] must be a list of token ids"),
+        ([[3], []], "empty_input", "prompt[1]", "prompt[1] is an empty list."),
+        ([3] * 999, "input_too_long", "prompt", "tokens for this model, got 999; shorten or split it."),
+        ([[3]] * 257, "invalid_parameter", "prompt", "prompt must have at most 256 lists of ids, got 257."),
+    ],
+)
+async def test_wrong_token_ids_are_rejected(running: Running, prompt: Any, code: str, param: str, message: str) -> None:
+    error = await error_of(running, "/v1/completions", {"prompt": prompt})
+    assert (error["code"], error["param"]) == (code, param)
+    assert message in error["message"]
+
+
+async def choices_of(running: Running, prompt: Any, **options: Any) -> Any:
+    return (await complete(running, prompt, max_tokens=8, **options))["choices"]
+
+
 async def test_biases_are_those_of_the_native_parameter(running: Running) -> None:
     biases = {"7": 3.5, "9": -100}
     (own,) = (await generate(running, "a dog", logit_bias=biases, max_new_tokens=8))["outputs"]
@@ -120,8 +183,6 @@ async def test_biases_are_those_of_the_native_parameter(running: Running) -> Non
         ("suffix", "x"),
         ("best_of", 2),
         ("echo", True),
-        ("prompt", [1, 2]),
-        ("prompt", [[1, 2], [3]]),
     ],
 )
 async def test_unsupported_fields_are_rejected_by_name(running: Running, option: str, value: Any) -> None:
@@ -137,13 +198,11 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, option:
         ({"prompt": "x", "max_tokens": 0}, "invalid_parameter", "max_tokens"),
         ({"prompt": "x", "min_tokens": 5, "max_tokens": 4}, "invalid_parameter", "min_tokens"),
         ({"prompt": "x", "num_beams": 2, "n": 3}, "invalid_parameter", "n"),
-        ({"prompt": "x", "n": 2}, "invalid_parameter", "n"),
+        ({"prompt": "x", "temperature": 0, "n": 2}, "invalid_parameter", "n"),
         ({"prompt": ["x"] * 8, "temperature": 1, "n": 8}, "invalid_parameter", "n"),
         ({"prompt": "x", "num_beams": 2, "temperature": 1}, "invalid_parameter", "num_beams"),
         ({"prompt": "x", "num_beams": 2, "stream": True}, "unsupported_parameter", "num_beams"),
         ({"prompt": "x", "length_penalty": 2}, "invalid_parameter", "length_penalty"),
-        ({"prompt": "x", "top_p": 0.5}, "invalid_parameter", "top_p"),
-        ({"prompt": "x", "top_k": 5}, "invalid_parameter", "top_k"),
         ({"prompt": "x", "temperature": True}, "invalid_parameter", "temperature"),
         ({"prompt": "x", "logprobs": 6}, "invalid_parameter", "logprobs"),
         ({"prompt": "x", "seed": -1}, "invalid_parameter", "seed"),
@@ -211,7 +270,7 @@ async def test_a_served_model_can_have_the_name_of_a_placeholder(start: Start, m
         assert response.json()["model"] == "tgi"
 
 
-async def test_an_unknown_model_is_404_and_a_model_that_cannot_generate_is_422(running: Running) -> None:
+async def test_an_unknown_model_is_404_and_a_model_that_cannot_generate_is_400(running: Running) -> None:
     response = await running.post("/v1/completions", {"prompt": "x", "model": "gpt"})
     assert (response.status_code, response.json()["error"]["param"]) == (404, "model")
 

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI, UnprocessableEntityError
+from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
 from tests.support.fake_runner import Faults
@@ -71,12 +71,12 @@ def test_warnings_are_extra_fields_of_a_completion(serve: Serve, make_backend: M
 
 def test_an_invalid_request_raises_its_own_class_of_error_that_names_the_field(serve: Serve) -> None:
     with serve() as wire, client_of(wire) as client:
-        with pytest.raises(UnprocessableEntityError) as caught:
+        with pytest.raises(BadRequestError) as caught:
             client.completions.create(model="fake", prompt="a dog", best_of=2)
         assert (caught.value.param, caught.value.code) == ("best_of", "unsupported_parameter")
         assert caught.value.type == "invalid_request_error"
         assert caught.value.request_id == caught.value.response.headers["x-request-id"]
-        with pytest.raises(UnprocessableEntityError) as caught:
+        with pytest.raises(BadRequestError) as caught:
             client.completions.create(model="fake", prompt="a dog", max_tokens=10_000)
         assert (caught.value.param, caught.value.code) == ("max_tokens", "invalid_parameter")
         assert "max_tokens must be at most 64 for fake, got 10000." in caught.value.message

@@ -1,0 +1,8 @@
+"""Dialogues for tests."""
+
+from service.text.chat import Turn
+
+
+def in_turn(*texts: str) -> list[Turn]:
+    """Return messages of user and assistant in turn."""
+    return [("assistant" if index % 2 else "user", text) for index, text in enumerate(texts)]
