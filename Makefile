@@ -29,7 +29,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser test-download bench soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser test-download wheel bench soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -110,6 +110,10 @@ docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[docs]'
 	$(DEV)/bin/python -m docs.generate
 	$(DEV)/bin/python -m mkdocs build
+
+wheel: $(DEV)/ready  ## write the release file build/sightline_serving-VERSION-py3-none-any.whl
+	rm -rf build/lib
+	$(DEV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 
 lock: $(DEV)/ready  ## write requirements-cpu.txt and -gpu.txt, the images' packages with hashes, after dependencies have changed
 	$(DEV)/bin/python -m tests.deployment.lock
