@@ -70,7 +70,7 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
     """Return one section for each object that the service sends."""
     sections = []
     for name, schema in schemas.items():
-        if not is_request(name) and name != "Texts":
+        if not is_request(name):
             description = f"{wrap(schema['description'])}\n\n" if "description" in schema else ""
             sections.append(f"### {name}\n\n{description}{schema_table(schema)}")
     return "\n\n".join(sections)

@@ -51,6 +51,7 @@ from service.bundle import (
     read_bundle,
     write_manifest,
 )
+from service.machine import available_memory
 
 NO_OPTIONS = ExportOptions()
 UNKNOWN = Provenance()
@@ -269,25 +270,6 @@ def _check_resources(num_bytes: int, folder: Path) -> None:
 
 def _giga(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
-
-
-def available_memory() -> int | None:
-    """Return the memory that this process can still use, or None if it is unknown.
-
-    It is the smaller one of the available memory of the machine and the rest of the limit of the
-    control group, such as that of a container.
-    """
-    found: list[int] = []
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            found.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        pass  # another system than Linux, or no control group
-    return max(0, min(found)) if found else None
 
 
 def check_in_child(

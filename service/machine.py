@@ -50,6 +50,23 @@ def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int
     return min([installed, *limits])
 
 
+def available_memory(cgroup: Path = CGROUP) -> int | None:
+    """Return the bytes of memory that this process can still use, or None if they are unknown.
+
+    They are the smaller one of the available memory of the machine and the rest of the limit of the
+    control group, such as that of a container.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:  # another system than Linux
+        return None
+    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    limit, used = (_read_limit(cgroup / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None:
+        found.append(limit - used)
+    return max(0, min(found)) if found else None
+
+
 def _own_folders(cgroup: Path, own_cgroups: Path) -> list[Path]:
     """Return the folders of the process's control groups and of their ancestors."""
     folders = [cgroup, cgroup / "memory"]
@@ -66,7 +83,7 @@ def _own_folders(cgroup: Path, own_cgroups: Path) -> list[Path]:
 
 
 def _read_limit(path: Path) -> int | None:
-    """Return a limit in bytes, or None if there is no limit ("max")."""
+    """Return the bytes in a file, or None if there is no limit ("max")."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

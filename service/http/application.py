@@ -5,6 +5,7 @@ FastAPI describes the endpoints, and its router can call them. The middleware of
 """
 
 import functools
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +121,12 @@ class Application(FastAPI):
             success = operation["responses"]["200"]
             operation["responses"] = {"200": success, **declared_errors(route.declared, route.unique_id)}
         schemas = document["components"]["schemas"] | schemas_of_errors(route.declared for route in routes)
-        for unused in ("HTTPValidationError", "ValidationError"):  # which FastAPI declares for path parameters
-            schemas.pop(unused, None)
-        document["components"]["schemas"] = dict(sorted(schemas.items()))
+        # FastAPI also declares schemas that no operation uses: its own errors, and fields that have
+        # another schema in this document.
+        used, remaining = set[str](), [document["paths"]]
+        while remaining:
+            names = set(re.findall(r"#/components/schemas/([\w.-]+)", str(remaining.pop()))) - used
+            used |= names
+            remaining += [schemas[name] for name in names]
+        document["components"]["schemas"] = {name: schemas[name] for name in sorted(used)}
         return document

@@ -402,11 +402,6 @@ def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Pat
     export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="encode"))
 
 
-def test_the_available_memory_is_less_than_that_of_the_machine() -> None:
-    available = pipeline.available_memory()
-    assert available is not None and 0 < available < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "home" / "photos").mkdir(parents=True)
     (tmp_path / "file").write_text("text")

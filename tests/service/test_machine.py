@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from service.machine import resident_bytes, usable_memory, usable_threads
+from service.machine import available_memory, resident_bytes, usable_memory, usable_threads
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -70,3 +70,15 @@ def test_limits_of_the_groups_of_the_process_and_their_ancestors_apply(
     (own.parent / name).write_text(f"{300 << 20}")
     (tmp_path / "cgroup").write_text(line + "\n")
     assert usable_memory(tmp_path / "fs", tmp_path / "cgroup") == 300 << 20
+
+
+def test_the_available_memory_is_less_than_that_of_the_machine_and_the_rest_of_a_container(tmp_path: Path) -> None:
+    available = available_memory(tmp_path)
+    assert available is not None and 0 < available < INSTALLED
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("3000\n")
+    assert available_memory(tmp_path) == 2000
+    (tmp_path / "memory.current").write_text("6000\n")
+    assert available_memory(tmp_path) == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (available_memory(tmp_path) or 0) > 6000

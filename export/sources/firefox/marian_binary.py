@@ -17,10 +17,10 @@ import math
 import mmap
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class _Entry:
 
 
 class MarianModel:
-    """Tensors and configuration of a Marian model. Close it after use."""
+    """Tensors and configuration of a Marian model."""
 
     def __init__(self, data: bytes | mmap.mmap, file: str) -> None:
         """Read the headers; use `open_marian` for a file.
@@ -100,17 +100,6 @@ class MarianModel:
         if not np.isfinite(values).all():
             raise self._error(f"the tensor {name!r} has values that are not finite")
         return values
-
-    def close(self) -> None:
-        """Release the file."""
-        if isinstance(self._data, mmap.mmap):
-            self._data.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
@@ -202,14 +191,16 @@ class MarianModel:
             raise self._error(f"its configuration {CONFIG!r} cannot be read: {error}") from None
 
 
-def open_marian(path: Path) -> MarianModel:
+@contextmanager
+def open_marian(path: Path) -> Iterator[MarianModel]:
     """Open a `.bin` file memory-mapped, or a `.bin.gz` file unpacked in memory.
 
     Raises:
         ImportFailedError: the file cannot be read, or is not a Marian model.
     """
     if path.suffix == ".gz":
-        return MarianModel(read_file(path), str(path))
+        yield MarianModel(read_file(path), str(path))
+        return
     try:
         with path.open("rb") as opened:
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
@@ -217,11 +208,8 @@ def open_marian(path: Path) -> MarianModel:
         raise ImportFailedError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
         raise ImportFailedError(f"{path} is empty; download it again") from None
-    try:
-        return MarianModel(data, str(path))
-    except BaseException:
-        data.close()
-        raise
+    with data:
+        yield MarianModel(data, str(path))
 
 
 def read_file(path: Path) -> bytes:
