@@ -29,7 +29,7 @@ from service.errors import ERRORS, ApiError, ErrorCode
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 
-MAX_INPUTS = 256  # upper bound of SIGHTLINE_MAX_INPUTS, which calls are checked against when they are admitted
+MAX_INPUTS = 2048  # upper bound of SIGHTLINE_MAX_INPUTS, which calls are checked against when they are admitted
 MAX_WORD_CHARACTERS = 128
 MAX_ID = 2**31 - 1  # beyond every vocabulary, and still exact in every JSON reader
 # A character that `str.strip` keeps, spelled out because languages define `\s` differently.

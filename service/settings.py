@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from service.fields import MAX_INPUTS
 
 ENV_PREFIX = "SIGHTLINE_"
-DEFAULT_MAX_INPUTS = 32
+DEFAULT_MAX_INPUTS = 256
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
 COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -135,14 +135,14 @@ class Settings(BaseModel):
         ge=1,
         le=MAX_INPUTS,
         description="Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split into "
-        "sentences is one input; all inputs of a call may have 32 times this number of sentences. A call of n "
-        "sequences needs 2n - 1 free places in the queue unless it is alone: let `max_waiting_sequences` be at least "
-        "twice this number.",
+        "sentences is one input.",
     )
     max_waiting_sequences: int = Field(
         default=256,
         ge=1,
-        description="Maximum sequences that wait for one model, in addition to those in its rows; more get 503.",
+        description="Maximum sequences that wait for one model, in addition to those in its rows; more get 503. A call "
+        "enters a quarter of them at a time, at least 32; its other sequences follow as these finish. A call that "
+        "enters n sequences needs 2n - 1 free places unless it is alone.",
     )
     max_waiting_bytes: int = Field(
         default=16 * 1024 * 1024,

@@ -33,7 +33,7 @@ from sightline.progress import ProgressBar
 LINES_PER_ROW = 4
 # Settings that protect a service from its clients, set beyond the needs of this command.
 NO_LIMITS = {
-    "max_inputs": MAX_INPUTS,  # also limits the sentences of a line
+    "max_inputs": MAX_INPUTS,
     "queue_timeout_s": 1e9,
     "request_timeout_s": 1e9,
     "max_waiting_sequences": 1 << 40,

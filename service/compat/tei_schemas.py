@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NotRequired, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
 from service.api.tag import IgnoreLabels
@@ -48,6 +48,15 @@ def _text_or_pair(sequence: Any, *path: int) -> Any:
 
 
 TextOrPair = Annotated[list[Text], Field(min_length=1, max_length=2)]
+# TEI itself writes `Right`, and Hugging Face's client writes `right`.
+TruncationDirection = Annotated[
+    Any,
+    must_equal("right"),
+    BeforeValidator(
+        lambda value: "right" if value == "Right" else value, json_schema_input_type=Literal["right", "Right"] | None
+    ),
+    Field(description="Only the end of a text can be cut."),
+]
 Batch = Annotated[list[TextOrPair], Field(min_length=1, max_length=MAX_INPUTS)]
 PredictedInputs = Annotated[Texts, PlainValidator(_check_predicted, json_schema_input_type=Text | TextOrPair | Batch)]
 ListsOfIds = Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_INPUTS)]
@@ -57,7 +66,7 @@ class ReadingOptions(RequestBody):
     truncate: Annotated[
         Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
     ] = None
-    truncation_direction: Annotated[Any, must_equal("right")] = None
+    truncation_direction: TruncationDirection = None
     prompt_name: PromptName = None
 
 
@@ -121,7 +130,7 @@ class PredictBody(RequestBody):
     truncate: Annotated[
         Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
     ] = None
-    truncation_direction: Annotated[Any, must_equal("right")] = None
+    truncation_direction: TruncationDirection = None
     raw_scores: bool | None = Field(
         default=None, description="Return logits instead of probabilities, if the model has logits."
     )
@@ -147,7 +156,7 @@ class TeiRerankBody(RequestBody):
     truncate: Annotated[
         Truncate | None, Field(description="Cut pairs of texts that are too long instead of rejecting them.")
     ] = None
-    truncation_direction: Annotated[Any, must_equal("right")] = None
+    truncation_direction: TruncationDirection = None
     raw_scores: bool | None = Field(
         default=None, description="Return the logits of the model instead of their sigmoid, a probability."
     )

@@ -18,6 +18,7 @@ from service.engine.request import (
     FailureCode,
     Generated,
     Request,
+    Timings,
     TokenEvent,
 )
 from service.engine.throughput import Throughput
@@ -40,6 +41,9 @@ Submission = tuple[Request, Callable[[Event], None]]  # a request and its listen
 # The engine fails expired requests at its next step. If a step hangs, the call ends this much
 # later.
 DEADLINE_SLACK_S = 0.5
+# At most a quarter of the sequences that may wait for a model are those of one call, or 32 if that
+# is more.
+SLICES, LEAST_SLICE = 4, 32
 # Tokenizing this many characters takes about ten milliseconds. Longer texts are tokenized in a
 # thread.
 INLINE_CHARACTERS = 16_384
@@ -139,12 +143,13 @@ class Call:
         units: float = 0.0,
         field: str = "inputs",
         *,
-        in_batches: bool = False,
+        is_counted: bool = True,
     ) -> None:
         """Reserve the call's share of a model's limits, before the call is tokenized.
 
         The reservation is held until the call is closed. A call that reserves again changes the
-        size of its reservation.
+        size of its reservation. Of many sequences, only a slice is reserved, and the engine gets
+        only as many at a time.
 
         Args:
             model: the model.
@@ -152,18 +157,17 @@ class Call:
             units: estimated work of all its sequences, in units of `Throughput`; 0 if the engine is
                 not used.
             field: name of the field with the sequences, for errors.
-            in_batches: allow more sequences than `max_inputs`. Only `max_inputs` of them are
-                reserved, and the engine gets only as many at a time.
+            is_counted: the setting `max_inputs` limits the sequences.
 
         Raises:
-            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`, unless
-                `in_batches` is true; `overloaded`.
+            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`;
+                `overloaded`.
         """
-        limit = self.service.settings.max_inputs
-        if in_batches:
-            sequences = min(sequences, limit)
-        elif sequences > limit:
+        settings = self.service.settings
+        limit = settings.max_inputs
+        if is_counted and sequences > limit:
             raise too_many_sequences(sequences, limit, field)
+        sequences = min(sequences, limit, max(LEAST_SLICE, settings.max_waiting_sequences // SLICES))
         seconds_left = self.deadline - time.monotonic()
         if self.controller is not None and self.reservation is not None:
             assert self.model_name == model.name, "a call uses one model"
@@ -205,7 +209,7 @@ class Call:
         requests: Sequence[Request],
         kind: type[Result],
         convert: Callable[[int, Result], T],
-    ) -> tuple[list[T], list[Result]]:
+    ) -> tuple[list[T], list[Timings]]:
         """Run requests and convert each result as soon as it arrives, while others still run.
 
         Args:
@@ -215,7 +219,7 @@ class Call:
             convert: called with the index of a request and its result; returns an output.
 
         Returns:
-            The outputs and the results, both in the order of the requests.
+            The outputs and the durations, both in the order of the requests.
 
         Raises:
             ApiError: a request failed, or the call's deadline has passed. The first failure is
@@ -229,7 +233,7 @@ class Call:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         ordered = [outputs[index] for index in range(len(requests))]
-        return [output for output, _ in ordered], [result for _, result in ordered]
+        return [output for output, _ in ordered], [times for _, times in ordered]
 
     def start_stream(self, model: ServedModel, requests: Sequence[Request]) -> None:
         """Submit requests; `next_arrivals` returns their events."""
@@ -241,14 +245,14 @@ class Call:
         requests: Sequence[Request],
         kind: type[Result],
         convert: Callable[[int, Result], T] | None,
-    ) -> dict[int, tuple[T, Result]]:
+    ) -> dict[int, tuple[T, Timings]]:
         """Submit requests to the engine; `close` cancels those that have not finished.
 
         At most as many requests as the call has reserved sequences are in the engine at once. The
         others follow as soon as earlier ones have succeeded.
 
         Returns:
-            The outputs and results by the index of their request, added as they arrive; none if
+            The outputs and durations by the index of their request, added as they arrive; none if
             `convert` is None, because `next_arrivals` returns the events then.
         """
         if self._failure is not None:
@@ -258,7 +262,7 @@ class Call:
         if self.controller is None or self.controller.is_closed:
             raise ApiError("model_not_found", field="model")
         units = reservation.units / len(requests)
-        outputs: dict[int, tuple[T, Result]] = {}
+        outputs: dict[int, tuple[T, Timings]] = {}
 
         def listen(index: int, event: Event) -> None:
             if not isinstance(event, TokenEvent):
@@ -272,7 +276,7 @@ class Call:
             elif self._failure is None:
                 assert isinstance(event, kind)
                 try:
-                    outputs[index] = convert(index, event), event
+                    outputs[index] = convert(index, event), event.timings
                 except Exception as error:
                     self._fail(error)
             has_news = bool(self._arrived) or len(outputs) == len(requests)
@@ -321,15 +325,14 @@ class Call:
 
     # The end
 
-    def timings(self, parts: Sequence[Generated | Encoded | Compared]) -> TimingsMs:
-        """Return the durations of the call's phases.
+    def timings(self, parts: Sequence[Timings]) -> TimingsMs:
+        """Return the durations of the call's phases from those of its sequences.
 
         The sequences of a call run concurrently, so each duration is the maximum over the
         sequences.
         """
         queue = encode = decode = 0.0
-        for part in parts:
-            times = part.timings
+        for times in parts:
             queue, encode = max(queue, times.queue), max(encode, times.encode)
             decode = max(decode, times.decode)
         total = 1000 * (time.monotonic() - self.started)

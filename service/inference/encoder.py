@@ -72,8 +72,10 @@ async def run_encoder(
     if maps:
         maps.check(requests)
     usage = Usage(sum(map(len, sources)), 0)
-    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * usage.input_tokens)
-    outputs, results = await call.gather(model, requests, Encoded, convert)
-    timings = call.timings(results)
+    assert call.reservation is not None
+    at_once = sorted(map(len, sources))[-call.reservation.num_sequences :]  # inputs in the engine, at most
+    call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(at_once))
+    outputs, times = await call.gather(model, requests, Encoded, convert)
+    timings = call.timings(times)
     call.record_usage(model, timings, usage.input_tokens, 0)
     return outputs, usage, timings

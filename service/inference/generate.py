@@ -310,7 +310,7 @@ class Decoding:
     num_input_tokens: int = 0
 
     async def read(
-        self, inputs: Inputs, targets: Texts | None = None, *, stream: bool = False, in_batches: bool = False
+        self, inputs: Inputs, targets: Texts | None = None, *, stream: bool = False, is_counted: bool = True
     ) -> None:
         """Reserve the call's share of the model's limits, tokenize, and create the requests.
 
@@ -318,7 +318,7 @@ class Decoding:
             inputs: the inputs.
             targets: target of each input, which the decoder is forced to produce; None to generate.
             stream: emit an event for each token.
-            in_batches: see `Call.reserve`.
+            is_counted: see `Call.reserve`.
 
         Raises:
             ApiError: the call is rejected, a text has too many tokens, source tokens cannot be
@@ -328,9 +328,8 @@ class Decoding:
         throughput = call.throughput or call.service.admissions[model.name].throughput
         units = expected_work(throughput, self.parameters)[1]
         count = len(inputs) * num_samples
-        is_counted = not isinstance(inputs, Prompt) and num_samples == 1
-        field = "inputs" if is_counted else "num_return_sequences"
-        call.reserve(model, count, units * count, field, in_batches=in_batches)
+        field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
+        call.reserve(model, count, units * count, field, is_counted=is_counted)
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)
         if isinstance(inputs, IdLists):
@@ -453,16 +452,22 @@ class Decoding:
             ClientGoneError: the client closed the connection.
         """
         call = self.call
-        outputs, results = await call.gather(self.model, self.requests, Generated, convert)
-        num_output_tokens, reasons = 0, []
-        for request, result in zip(self.requests, results, strict=True):
+        num_output_tokens = 0
+        reasons: dict[int, list[str]] = {}  # of the targets, by the index of the request
+
+        def convert_and_count(index: int, result: Generated) -> T:
+            nonlocal num_output_tokens
+            request, reasons[index] = self.requests[index], [target.finish_reason for target in result.targets]
             for target in result.targets:
-                reasons.append(target.finish_reason)
                 is_forced = target.finish_reason == "forced"
                 num_known = request.num_forced if is_forced else len(request.target_prefix)
                 num_output_tokens += len(target.tokens) - num_known
-        timings = call.timings(results)
-        call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, reasons)
+            return convert(index, result)
+
+        outputs, times = await call.gather(self.model, self.requests, Generated, convert_and_count)
+        timings = call.timings(times)
+        ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
+        call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)
         return outputs, Usage(self.num_input_tokens, num_output_tokens), timings
 
     def targets_of(self, index: int, result: Generated) -> list[DecodedTarget]:

@@ -23,8 +23,7 @@ from service.inference.service import ServedModel
 from service.parameters import GenerateParameters
 from service.text.sentences import SplitText, split_sentences
 
-# A call generates at most this many sequences from sentences for each input that it may have.
-SENTENCES_PER_INPUT = 32
+MAX_SENTENCES = 8192  # sequences that a call generates from sentences
 
 
 async def generate_by_sentence(
@@ -37,7 +36,7 @@ async def generate_by_sentence(
 ) -> GenerateResult:
     """Generate from each sentence of the inputs, and join the outputs of each input.
 
-    The sentences run at the same time, but never more of them than a call may have inputs. The
+    The sentences run at the same time, but never more of them than `Call.reserve` reserves. The
     whitespace between the sentences is kept. The text of rank r joins the texts of rank r of all
     sentences. Requires `split_sentences`. For the arguments, see `generate`.
 
@@ -57,7 +56,7 @@ async def generate_by_sentence(
     split_texts = await _split(call, inputs, languages.source, num_samples)
     sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
     try:
-        await decoding.read(sentences, in_batches=True)
+        await decoding.read(sentences, is_counted=False)
         result = await finish(decoding)
     except ApiError as error:
         raise _error_of_input(error, inputs, split_texts) from None
@@ -79,7 +78,7 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
     Raises:
         ApiError: `invalid_parameter` if there are too many sentences; `deadline_exceeded`.
     """
-    limit = SENTENCES_PER_INPUT * call.service.settings.max_inputs
+    limit = MAX_SENTENCES
 
     def run() -> list[SplitText]:
         split_texts: list[SplitText] = []
@@ -102,8 +101,8 @@ async def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> 
 def _too_many(num_sentences: str, num_samples: int, limit: int) -> ApiError:
     each = f", each with {{num_return_sequences}} {num_samples}" if num_samples > 1 else ""
     message = (
-        f"A call generates at most {limit} sequences from sentences ({SENTENCES_PER_INPUT} times "
-        f"SIGHTLINE_MAX_INPUTS), got {num_sentences} sentences{each}. Send the text in several calls."
+        f"A call generates at most {limit} sequences from sentences, got {num_sentences} sentences{each}. Send the "
+        "text in several calls."
     )
     return ApiError("invalid_parameter", message, field="inputs")
 

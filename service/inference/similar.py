@@ -64,7 +64,7 @@ async def similar(
     def convert(index: int, result: Compared) -> SimilarResult:
         scores = nearness(result.cosines, ids)[: len(tokenizer)]
         nearest = best(scores, top_k, tokenizer.special_ids.union(ids))
-        call.record_usage(model, call.timings([result]), len(ids), 0)
+        call.record_usage(model, call.timings([result.timings]), len(ids), 0)
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
     engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline)

@@ -144,7 +144,7 @@ class StreamedSequence:
             target.score,
             text,
             Usage(self.num_input_tokens, self.num_tokens),
-            self._call.timings([result]),
+            self._call.timings([result.timings]),
             request.seed if request.parameters.do_sample else None,
             maps.write(self.index, request, without_forced(request, target), text) if maps else None,
         )

@@ -151,6 +151,10 @@ class DecodingBody(RequestBody):
         has_beams = (self.num_beams or 1) > 1
         if self.is_sampled and has_beams:
             raise field_error("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
+        for name in ("top_p", "top_k") if has_beams and self.temperature is None else ():
+            if (getattr(self, name) or getattr(NEUTRAL, name)) != getattr(NEUTRAL, name):
+                message = f"{name} has no effect with num_beams above 1; leave out one of them."
+                raise field_error("invalid_parameter", message, name)
         if self.stream_options is not None and not self.stream:
             raise field_error("invalid_parameter", "stream_options needs stream: true.", "stream_options")
         return self

@@ -113,7 +113,7 @@ async def test_outputs_are_binary_on_request(running: Running) -> None:
         (packed(b"a", b"b"), [1], None, "inputs[0].shape must be the number of texts in the data (at least 2), got 1."),
         (b"", [1], None, "inputs[0].shape must be the number of texts in the data (0), got 1."),
         (b"", [0], None, "text_input is an empty list."),
-        (b"\0" * 4 * 40_000, [40_000], None, "inputs[0].shape[0] must be less than or equal to 256, got 40000."),
+        (b"\0" * 4 * 40_000, [40_000], None, "inputs[0].shape[0] must be less than or equal to 2048, got 40000."),
         (
             b"\0" * 4 * 40_000,
             [32],
@@ -165,7 +165,7 @@ async def test_binary_data_without_the_header_is_invalid_json(running: Running) 
     ("change", "message"),
     [
         ({"shape": [-1]}, "inputs[0].shape[0] must be greater than or equal to 0, got -1."),
-        ({"shape": [10**12]}, "inputs[0].shape[0] must be less than or equal to 256, got 1000000000000."),
+        ({"shape": [10**12]}, "inputs[0].shape[0] must be less than or equal to 2048, got 1000000000000."),
         ({"shape": [10**40]}, "inputs[0].shape[0] must be"),
         ({"shape": [1.0]}, "inputs[0].shape[0] must be"),
         ({"shape": [True]}, "inputs[0].shape[0] must be"),
@@ -176,7 +176,7 @@ async def test_binary_data_without_the_header_is_invalid_json(running: Running) 
         ({"data": [["a", "b"]]}, "inputs[0].shape must be the number of texts in the data (2), got 1."),
         ({"data": [[["a"]]]}, "text_input[0] must be a string."),
         ({"data": [None]}, "text_input[0] must be a string."),
-        ({"data": ["a"] * 257}, "inputs[0].data must have at most 256 items"),
+        ({"data": ["a"] * 2049}, "inputs[0].data must have at most 2048 items"),
         ({"data": "a"}, "inputs[0].data must be a list, got a string."),
         ({"data": None}, "inputs[0].data: Give the texts either here, or as bytes after the JSON"),
         (

@@ -151,7 +151,7 @@ async def test_prompts_of_token_ids_are_continued_as_their_texts(
         ([[3], "x"], "invalid_parameter", "prompt[1]", "prompt[1] must be a list of token ids"),
         ([[3], []], "empty_input", "prompt[1]", "prompt[1] is an empty list."),
         ([3] * 999, "input_too_long", "prompt", "tokens for this model, got 999; shorten or split it."),
-        ([[3]] * 257, "invalid_parameter", "prompt", "prompt must have at most 256 lists of ids, got 257."),
+        ([[3]] * 2049, "invalid_parameter", "prompt", "prompt must have at most 2048 lists of ids, got 2049."),
     ],
 )
 async def test_wrong_token_ids_are_rejected(running: Running, prompt: Any, code: str, param: str, message: str) -> None:
@@ -198,8 +198,9 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, option:
         ({"prompt": "x", "max_tokens": 0}, "invalid_parameter", "max_tokens"),
         ({"prompt": "x", "min_tokens": 5, "max_tokens": 4}, "invalid_parameter", "min_tokens"),
         ({"prompt": "x", "num_beams": 2, "n": 3}, "invalid_parameter", "n"),
+        ({"prompt": "x", "num_beams": 2, "top_p": 0.5}, "invalid_parameter", "top_p"),
         ({"prompt": "x", "temperature": 0, "n": 2}, "invalid_parameter", "n"),
-        ({"prompt": ["x"] * 8, "temperature": 1, "n": 8}, "invalid_parameter", "n"),
+        ({"prompt": ["x"] * 8, "temperature": 1, "n": 40}, "invalid_parameter", "n"),
         ({"prompt": "x", "num_beams": 2, "temperature": 1}, "invalid_parameter", "num_beams"),
         ({"prompt": "x", "num_beams": 2, "stream": True}, "unsupported_parameter", "num_beams"),
         ({"prompt": "x", "length_penalty": 2}, "invalid_parameter", "length_penalty"),

@@ -49,7 +49,7 @@ async def test_a_similarity_is_the_cosine_of_two_embeddings(running: Running) ->
     source, *others = (await ask(running, "/v1/encode", inputs=TEXTS, normalize=True))["embeddings"]
     cosines = [float(np.dot(source, other)) for other in others]
     assert await ask(running, "/similarity", inputs=inputs) == pytest.approx(cosines, abs=1e-6)
-    nothing = {"truncate": None, "truncation_direction": "right", "prompt_name": None}
+    nothing = {"truncate": None, "truncation_direction": "Right", "prompt_name": None}
     assert await ask(running, "/similarity", inputs=inputs, parameters=nothing) == pytest.approx(cosines, abs=1e-6)
 
 
@@ -130,13 +130,13 @@ async def test_tokenize_and_decode_use_the_tokens_of_the_encoder(running: Runnin
         ("/embed", {"inputs": "x", "pooling": "max"}, "pooling", "Validation"),
         ("/embed", {"inputs": ["x", " "]}, "inputs[1]", "Empty"),
         ("/embed", {"inputs": []}, "inputs", "Empty"),
-        ("/embed", {"inputs": ["x"] * 33}, "inputs", "Validation"),
+        ("/embed", {"inputs": ["x"] * 257}, "inputs", "Validation"),
         ("/embed_all", {"inputs": "x", "normalize": True}, "normalize", "Validation"),
         ("/embed_all", {"inputs": "x", "prompt_name": "query"}, "prompt_name", "Validation"),
         ("/similarity", {"inputs": {"source_sentence": "x", "sentences": []}}, "inputs.sentences", "Empty"),
         (
             "/similarity",
-            {"inputs": {"source_sentence": "x", "sentences": ["x"] * 32}},
+            {"inputs": {"source_sentence": "x", "sentences": ["x"] * 256}},
             "inputs.sentences",
             "Validation",
         ),

@@ -11,8 +11,6 @@ import pytest
 from service.bundle import Languages
 from service.engine.worker import RequestFuture, Worker
 from service.inference.admission import AdmissionController, Reservation
-from service.inference.sentences import SENTENCES_PER_INPUT
-from service.settings import DEFAULT_MAX_INPUTS
 from service.text.sentences import SplitText, split_sentences
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
@@ -228,13 +226,15 @@ async def test_a_model_without_languages_is_rejected(start: Start) -> None:
         assert await error_of(running) == ("unsupported_parameter", path, message)
 
 
-async def test_too_many_sentences_are_rejected_with_both_numbers(start: Start, translating: Translating) -> None:
-    most = 2 * SENTENCES_PER_INPUT
+async def test_too_many_sentences_are_rejected_with_both_numbers(
+    start: Start, translating: Translating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 64
+    monkeypatch.setattr("service.inference.sentences.MAX_SENTENCES", most)
     async with start(translating(), max_inputs=2) as running:
         fitting = "A dog.\n" * (most - 1)
         assert (await generate(running, [fitting, "a"], split_sentences=True, max_new_tokens=1))["outputs"]
-        limit = f"A call generates at most {most} sequences from sentences ({SENTENCES_PER_INPUT} times "
-        limit += "SIGHTLINE_MAX_INPUTS), got"
+        limit = f"A call generates at most {most} sequences from sentences, got"
         advice = "Send the text in several calls."
         for inputs, parameters, found in (
             ([fitting, "A man. A cat."], {}, f"more than {most} sentences"),
@@ -289,7 +289,7 @@ async def test_500_sentences_are_translated_while_few_of_them_are_in_the_engine(
         (output,) = (await generate(running, text, split_sentences=True, max_new_tokens=4))["outputs"]
         assert output["text"] == expected
         assert reservations == [1]
-        assert (len(in_engine), max(in_engine)) == (500, DEFAULT_MAX_INPUTS)
+        assert (len(in_engine), max(in_engine)) == (500, 64)  # a quarter of the sequences that may wait
         admission = running.app.state.service.admissions["fake"]
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
