@@ -1,15 +1,19 @@
-"""Named systems that Sightline trains: model configuration, task and training settings."""
+"""Named systems that Sightline trains: model configuration, task and training settings.
+
+The names are options of commands, so this module imports no PyTorch.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
 from model.data.dialogues import CHAT, ChatTemplate
-from model.training.chat import chat_task
-from model.training.classification import CLASSIFICATION
-from model.training.task import Task
-from model.training.translation import TRANSLATION
+
+if TYPE_CHECKING:
+    from model.training.task import Task
+
+TaskName = Literal["translation", "classification", "chat", "ghost-attention"]
 
 # Settings of all systems that are compared with each other: the same batches and number of updates,
 # and the strong gradient clipping that recurrent models need. Only the peak learning rate depends
@@ -76,8 +80,15 @@ class System:
     description: str
     make_config: Callable[[int], ModelConfig]  # maps the vocabulary size to a configuration
     training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from the defaults
-    task: Task[Any, Any, Any] = TRANSLATION
+    task_name: TaskName = "translation"
     corpus: Corpus = MULTI30K
+
+    @property
+    def task(self) -> "Task[Any, Any, Any]":
+        """The task, whose losses need PyTorch."""
+        from model.training.tasks import TASKS
+
+        return TASKS[self.task_name]
 
 
 def _sentiment(vocab_size: int) -> ModelConfig:
@@ -112,8 +123,8 @@ def _without_smoothing(system: System) -> System:
     return replace(system, training={**system.training, "label_smoothing": 0.0})
 
 
-def _chat(description: str, has_ghost_attention: bool) -> System:
-    return System(description, CausalConfig.chat, CHAT_TRAINING, chat_task(has_ghost_attention), SMALLTALK)
+def _chat(description: str, task: TaskName) -> System:
+    return System(description, CausalConfig.chat, CHAT_TRAINING, task, SMALLTALK)
 
 
 # Systems that are compared with each other; their numbers of parameters differ by at most a tenth.
@@ -181,10 +192,10 @@ SYSTEMS: Mapping[str, System] = {
         max_positions=128,
     ),
     "sentiment": System(
-        "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, CLASSIFICATION, SST2
+        "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, "classification", SST2
     ),
-    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", True),
-    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", False),
+    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", "ghost-attention"),
+    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", "chat"),
 }
 
 

@@ -33,7 +33,7 @@ from service.http.dispatch import CallLog, Dispatcher
 from service.inference.service import Backend, ServedModel, Service, state_bytes
 from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
-from service.runtime.provider import RuntimeUnavailableError
+from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings
 from service.threads import run_in_daemon_thread
 

@@ -12,32 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from service import __version__
+from sightline.extras import missing_library
 from sightline.parser import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
-
-# Libraries that only some extras install, by the name of their module.
-LIBRARIES = {
-    "gguf": "gguf",
-    "onnx": "ONNX",
-    "onnxruntime": "ONNX Runtime",
-    "huggingface_hub": "huggingface_hub",
-    "jinja2": "Jinja",
-    "sacrebleu": "sacreBLEU",
-    "sacremoses": "Sacremoses",
-    "safetensors": "safetensors",
-    "torch": "PyTorch",
-    "tqdm": "tqdm",
-}
-# The only extra that has a library, for libraries that a part of the work of a command needs.
-EXTRA_OF = {
-    "gguf": "import",
-    "huggingface_hub": "import",
-    "Jinja": "import",
-    "PyTorch": "train",
-    "sacreBLEU": "train",
-    "Sacremoses": "train",
-    "safetensors": "train",
-    "tqdm": "train",
-}
 
 
 @dataclass(frozen=True)
@@ -56,9 +32,9 @@ def serve(parser: Parser, arguments: Sequence[str]) -> int:
 
 
 def train(parser: Parser, arguments: Sequence[str]) -> int:
-    from model.__main__ import main as model_main
+    from model.__main__ import run as run_model
 
-    return model_main(["train", *arguments], Parser(prog="sightline"))
+    return run_model(Parser(prog="sightline"), ["train", *arguments])
 
 
 def export(command: str, parser: Parser, arguments: Sequence[str]) -> int:
@@ -114,13 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:
-        library = LIBRARIES.get((error.name or "").partition(".")[0])
-        if library is None:
+        missing = missing_library(error, COMMANDS[name].extras)
+        if missing is None:
             raise
-        extras = COMMANDS[name].extras
-        if library in EXTRA_OF and EXTRA_OF[library] not in extras.split(","):
-            extras = f"cpu,{EXTRA_OF[library]}"
-        print(f"error: sightline {name} needs {library}: pip install '.[{extras}]'", file=sys.stderr)
+        print(f"error: sightline {name} needs {missing}", file=sys.stderr)
         return EXIT_USAGE
     except KeyboardInterrupt:
         print(f"error: sightline {name} was interrupted", file=sys.stderr)

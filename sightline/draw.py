@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from service import __version__
@@ -16,12 +17,12 @@ from service.inference.attention import AttentionOutput, attention
 from service.inference.call import Call
 from service.inference.picture import View, draw, selection_to_draw
 from service.inference.service import Service
-from service.loading import load_bundles
 from service.metrics import Metrics, ModelMetrics
 from service.parameters import AttentionSelection
-from service.runtime.provider import RuntimeUnavailableError
+from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from sightline.bundles import choose_bundle
+from sightline.extras import install_command
 from sightline.parser import EXIT_FAILED, EXIT_USAGE, Parser
 
 VIEWS: tuple[View, ...] = ("heatmap", "alignment", "heads")
@@ -94,6 +95,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     flags = ("bundles", "provider")
     add_flags(parser, flags)
     parsed = parser.parse_args(arguments)
+    import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
     for text in (parsed.text, parsed.target or ""):
         text.encode()  # fails for bytes that are not UTF-8, which Python has escaped
     try:
@@ -154,6 +156,8 @@ async def make_picture(
         ApiError: the text, the selection or the target does not fit the model.
         BundleError: the bundle cannot be loaded.
     """
+    from service.loading import load_bundles  # imports ONNX Runtime
+
     metrics = Metrics(__version__)
     observer: ModelMetrics = metrics.for_model(manifest.name)
     backend = load_bundles({folder: manifest}, settings, lambda _: observer)
@@ -191,7 +195,7 @@ def write_picture(path: Path, svg: str, scale: float) -> None:
     try:
         import resvg_py
     except ModuleNotFoundError:
-        raise DrawError("a PNG needs resvg_py: pip install '.[draw]' in the checkout, or write an .svg file") from None
+        raise DrawError(f"a PNG needs resvg_py, an .svg file does not: {install_command('draw')}") from None
     width, height = (float(re.search(rf'{side}="([0-9.]+)"', svg)[1]) for side in ("width", "height"))  # type: ignore[index]
     if width * height * scale**2 > MAX_PIXELS:
         most = math.floor(10 * math.sqrt(MAX_PIXELS / (width * height))) / 10

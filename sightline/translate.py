@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from service import __version__
@@ -18,10 +19,9 @@ from service.inference.call import Call
 from service.inference.generate import check_parameters, generate
 from service.inference.sentences import generate_by_sentence
 from service.inference.service import ServedModel, Service
-from service.loading import load_bundles
 from service.metrics import Metrics, ModelMetrics
 from service.parameters import GenerateParameters
-from service.runtime.provider import RuntimeUnavailableError
+from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from service.text.sentences import split_sentences
 from sightline.bundles import choose_bundle
@@ -86,6 +86,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     flags = ("bundles", "provider", "threads")
     add_flags(parser, flags)
     parsed = parser.parse_args(arguments)
+    import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
     try:
         settings = make_settings({**{name: getattr(parsed, name) for name in flags}, **NO_LIMITS})
         folder, manifest = choose_bundle(
@@ -181,6 +182,8 @@ def translate_into(
         LineError: a line has more tokens than the model reads, or the model rejects a parameter.
         RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
+    from service.loading import load_bundles  # imports ONNX Runtime
+
     num_left = len(source.lines) - output.num_done
     metrics = Metrics(__version__)
     observer: ModelMetrics = metrics.for_model(manifest.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.record import Recorded
 from bench.report import table
-from model.evaluation.bleu import TEST_SPLIT
+from model.evaluation.defaults import TEST_SPLIT
 from model.systems import MULTI30K, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, Manifest, read_manifest
 from study import collect, quality, recall

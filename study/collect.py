@@ -11,7 +11,8 @@ from typing import Any
 
 from bench.record import Result, Row
 from model.checkpoint import load_model
-from model.evaluation.bleu import TEST_SPLIT, moses_lines, read_test_set
+from model.evaluation.bleu import moses_lines, read_test_set
+from model.evaluation.defaults import TEST_SPLIT
 from model.systems import PLAN
 from model.training.config import read_train_config
 from model.training.trainer import read_log

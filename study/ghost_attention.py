@@ -26,7 +26,8 @@ from bench.report import table
 from bench.style import WIDTH, describe, save, style
 from model.data.dialogues import CHAT
 from model.data.instructions import KINDS
-from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, Script, draw_script
+from model.evaluation.defaults import SEED
+from model.evaluation.recall import MAX_ANSWER_TOKENS, Script, draw_script
 from model.evaluation.share import Z_95
 from model.systems import bundle_name
 from study.chats import LINES, MODELS, TITLES

@@ -17,7 +17,7 @@ from model.checkpoint import load_checkpoint
 from model.data.text import read_lines
 from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import one_thread
-from model.evaluation.bleu import TEST_SPLIT
+from model.evaluation.defaults import TEST_SPLIT
 from study.bleu import interval, resamples
 from study.leave_one_out import REMOVALS, Explained, FloatArray, check, explain, kendall_tau
 from study.masking_report import masking_tables

@@ -9,7 +9,8 @@ from bench.record import Result
 from bench.report import table
 from model.data.text import read_labelled
 from model.evaluation.accuracy import accuracy_fields
-from model.evaluation.bleu import TEST_SPLIT, read_test_set, score
+from model.evaluation.bleu import read_test_set, score
+from model.evaluation.defaults import TEST_SPLIT
 from model.evaluation.share import Share
 from model.systems import MULTI30K, SST2
 from model.training.classification import CLASSIFICATION

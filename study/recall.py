@@ -14,7 +14,8 @@ from bench.record import Result
 from bench.report import table
 from bench.style import WIDTH, describe, save, style, use_log_scale
 from model.data.instructions import KINDS
-from model.evaluation.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
+from model.evaluation.defaults import SEED, TURNS
+from model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
 from model.systems import bundle_name
 from study.chats import LINES, MODELS, TITLES
 from study.served import Served, serve

@@ -22,7 +22,7 @@ from bench.record import Result
 from model.config import read_model_config
 from model.data.dialogues import draw_examples
 from model.data.text import read_lines
-from model.evaluation.bleu import TEST_SPLIT
+from model.evaluation.defaults import TEST_SPLIT
 from model.systems import SYSTEMS, Corpus, bundle_name
 from model.training.config import PRECISIONS, Precision, read_train_config
 from model.training.trainer import Trainer, read_log

@@ -33,7 +33,8 @@ from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import Graph, read_bundle, read_manifest
 from service.runtime.device import DeviceRunner
 from service.runtime.ort import OnnxRunner
-from service.runtime.provider import Provider, RuntimeUnavailableError, choose_provider, load_session, session_options
+from service.runtime.protocol import RuntimeUnavailableError
+from service.runtime.provider import Provider, choose_provider, load_session, session_options
 
 NUM_VERIFIED = 3  # sentences of the export's own verification; the tests verify exports in full
 EXIT_DIFFERENT, EXIT_NO_GPU = 1, 2

@@ -23,7 +23,6 @@ from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import beam, one_thread, pytorch_steps
 
 MAX_NEW_TOKENS = 128
-TEST_SPLIT = "test_2016_flickr"  # the test set of Multi30k that the literature reports
 
 
 @dataclass(frozen=True)

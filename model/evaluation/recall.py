@@ -21,8 +21,6 @@ from model.data.smalltalk import Exchange, draw_exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 from model.evaluation.share import Share
 
-TURNS = (2, 4, 6, 20)  # as in Llama 2
-SEED = 1_000_000  # differs from the seeds of training dialogues
 MAX_ANSWER_TOKENS = 32
 
 Answer = Callable[[Sequence[str]], Sequence[str]]  # maps prompts to their answers

@@ -18,6 +18,10 @@ Int64 = NDArray[np.int64]
 Array = NDArray[Any]
 
 
+class RuntimeUnavailableError(Exception):
+    """The requested provider cannot be used. The message states the reason."""
+
+
 def group_states(states: Sequence[State]) -> list[list[State]]:
     """Group states of equal shape, type and mutability, so that each group can share one array."""
     kinds: dict[tuple[Any, ...], list[State]] = {}

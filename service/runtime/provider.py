@@ -12,16 +12,13 @@ import numpy as np
 import onnxruntime
 
 from service.bundle import Graph
+from service.runtime.protocol import RuntimeUnavailableError
 
 Provider = Literal["cpu", "cuda"]
 
 _PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
 _ERROR = 3  # severity level of ONNX Runtime
 _REGISTRATION = threading.Lock()  # bundles are loaded in several threads, but share one arena
-
-
-class RuntimeUnavailableError(Exception):
-    """The requested provider cannot be used. The message states the reason."""
 
 
 def choose_provider(requested: Literal["auto", "cpu", "cuda"]) -> Provider:

@@ -20,7 +20,7 @@ from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_metadata, load_model, save_checkpoint
 from model.config import CausalConfig
 from model.data.tokenizer import train_tokenizer
-from model.evaluation.bleu import TEST_SPLIT
+from model.evaluation.defaults import TEST_SPLIT
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_settings_that_cannot_train_are_errors_of_one_line_and_start_no_run(
 def test_insufficient_memory_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("model.__main__.Trainer", lambda *_: torch.empty(2**50))
+    monkeypatch.setattr("model.commands.Trainer", lambda *_: torch.empty(2**50))
     result = run("train", corpus, "--run", tmp_path / "run")
     assert_one_line_and_code_2(result, "out of memory; use a smaller model or a smaller --batch-tokens: ")
 

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from model.__main__ import train_and_score, train_zoo
 from model.architectures.factory import build_model
+from model.commands import train_and_score, train_zoo
 from model.config import ClassifierConfig, RecurrentConfig
-from model.evaluation.bleu import TEST_SPLIT
+from model.evaluation.defaults import TEST_SPLIT
 from model.systems import COMPARED, PLAN, SYSTEMS, System
-from model.training.classification import CLASSIFICATION
 from model.training.config import TrainConfig
 
 VOCABULARY = 6000
@@ -63,7 +62,9 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
         lines = [f"{number % 2}\t{text}\n" for number, text in enumerate(toy_sentences)]
         (tmp_path / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
     config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400)
-    system = System("a toy", lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=16), task=CLASSIFICATION)
+    system = System(
+        "a toy", lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=16), task_name="classification"
+    )
     train_and_score(system, config, tmp_path, tmp_path / "run")
     written = json.loads((tmp_path / "run" / "scores.json").read_text(encoding="utf-8"))
     assert (written["split"], written["sentences"]) == ("dev", len(toy_sentences))
@@ -75,7 +76,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.M
     def remember(system: System, config: TrainConfig, data: Path, run: Path) -> None:
         begun[run.name] = config.precision
 
-    monkeypatch.setattr("model.__main__.train_and_score", remember)
+    monkeypatch.setattr("model.commands.train_and_score", remember)
     (tmp_path / "bahdanau-1").mkdir()
     (tmp_path / "bahdanau-1" / "train.json").write_text("{}", encoding="utf-8")  # older than the setting
     (tmp_path / "bahdanau-1" / "state.safetensors").touch()
@@ -85,7 +86,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.M
 
 def test_seed_1_of_every_system_comes_before_seed_2_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
-    monkeypatch.setattr("model.__main__.train_and_score", lambda *arguments: order.append(arguments[-1].name))
+    monkeypatch.setattr("model.commands.train_and_score", lambda *arguments: order.append(arguments[-1].name))
     systems = ["bahdanau", "linformer", "post-norm"]
     train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=systems, seeds=None, precision="float32"))
     seed_1 = ["bahdanau-1", "linformer-1", "post-norm-1"]

@@ -9,7 +9,7 @@ import pytest
 from service.app import size_text
 from service.bundle import BundleError
 from service.engine.engine import Engine
-from service.runtime.provider import RuntimeUnavailableError
+from service.runtime.protocol import RuntimeUnavailableError
 from tests.service.conftest import MakeBackend, Start, until
 from tests.support.fake_runner import Faults
 

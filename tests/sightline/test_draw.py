@@ -12,6 +12,7 @@ import pytest
 
 from service.bundle import read_manifest, write_manifest
 from sightline.__main__ import main
+from sightline.extras import install_command
 
 TEXT = "Two girls are playing."
 Draw = Callable[..., tuple[int, str, str, str]]
@@ -121,7 +122,7 @@ def test_without_the_library_a_png_is_an_error_that_names_it(
     code, _, errors, _ = drawn(out="picture.png")
     assert (code, errors) == (
         2,
-        "error: a PNG needs resvg_py: pip install '.[draw]' in the checkout, or write an .svg file\n",
+        f"error: a PNG needs resvg_py, an .svg file does not: {install_command('draw')}\n",
     )
 
 

@@ -20,6 +20,7 @@ from model.data.tokenizer import read_tokenizer
 from service import __version__
 from sightline import __main__ as command_line
 from sightline.__main__ import COMMANDS, Command, main
+from sightline.extras import LIBRARIES, install_command
 
 
 def run(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
@@ -73,33 +74,32 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("command", "module", "message"),
+    ("command", "module", "library", "environment", "extras"),
     [
-        ("train x", "torch", "sightline train needs PyTorch: pip install '.[train]'"),
-        (
-            "quantize x --out y --bits 8 --unverified",
-            "onnx",
-            "sightline quantize needs ONNX: pip install '.[cpu,import]'",
-        ),
-        (
-            "quantize {bundle} --out x --bits 8 --data data",
-            "sacrebleu",
-            "sightline quantize needs sacreBLEU: pip install '.[cpu,train]'",
-        ),
-        (
-            "verify x --checkpoint y",
-            "onnxruntime",
-            "sightline verify needs ONNX Runtime: pip install '.[cpu,train]'",
-        ),
-        ("translate x", "onnxruntime", "sightline translate needs ONNX Runtime: pip install '.[cpu]'"),
+        ("train x --run y", "torch", "PyTorch", ".venv", "train"),
+        ("quantize x --out y --bits 8 --unverified", "onnx", "ONNX", ".venv-serve-cpu", "cpu,import"),
+        ("quantize {bundle} --out x --bits 8 --data data", "sacrebleu", "sacreBLEU", ".venv", "cpu,train"),
+        ("verify x --checkpoint y", "onnxruntime", "ONNX Runtime", ".venv", "cpu,train"),
+        ("translate x", "onnxruntime", "ONNX Runtime", ".venv-serve-cpu", "cpu"),
+        ("draw x --out x.svg", "onnxruntime", "ONNX Runtime", ".venv-serve-cpu", "cpu"),
     ],
 )
-def test_a_library_that_is_not_installed_is_named_with_the_extra_that_has_it(
-    command: str, module: str, message: str, bundle: Path
+def test_a_library_that_is_not_installed_is_named_with_the_command_that_installs_it(
+    command: str, module: str, library: str, environment: str, extras: str, bundle: Path
 ) -> None:
     words = command.format(bundle=bundle).split()
     done = run(*words, before=f"sys.modules[{module!r}] = None")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: sightline {words[0]} needs {library}: run `make {environment}/ready` and use "
+        f"{environment}/bin/sightline, or run pip install '.[{extras}]'; both in {Path.cwd()}\n"
+    )
+    assert f"$({'DEV' if environment == '.venv' else 'SERVE'})/ready:" in Path("Makefile").read_text()
+
+
+def test_an_installation_without_the_checkout_names_the_file_of_the_release(tmp_path: Path) -> None:
+    command = install_command("cpu,import", tmp_path)
+    assert command == f"run pip install './sightline_serving-{__version__}-py3-none-any.whl[cpu,import]'"
 
 
 def test_the_export_of_a_recurrent_model_needs_pytorch(checkpoint: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_export_of_a_recurrent_model_needs_pytorch(checkpoint: Path, tmp_pat
     model = RecurrentModel(config)
     save_checkpoint(tmp_path / "run", config, model.state_dict(), checkpoint / "tokenizer.json", {})
     done = run("export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), before="sys.modules['torch'] = None")
-    message = "sightline export needs PyTorch: pip install '.[cpu,train]'"
+    message = f"sightline export needs PyTorch: {install_command('cpu,train')}"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
@@ -148,13 +148,30 @@ def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Pa
         assert json.loads(done.stdout)["bits"] == 8
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_needs_no_library(name: str) -> None:
-    if name in ("draw", "train", "translate"):  # their options depend on PyTorch and ONNX Runtime
-        return
-    missing = ("torch", "onnx", "onnxruntime", "sacrebleu", "tqdm", "safetensors", "huggingface_hub", "jinja2")
-    done = run(name, "--help", before=f"sys.modules.update(dict.fromkeys({missing}))")
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: sightline {name} ")
+MODULES = ("model", "model train", "model evaluate", "model zoo", "export", "export zoo", "export quantize", "service")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "models get", *MODULES])
+def test_help_needs_no_library_of_an_extra(command: str) -> None:
+    missing = (*LIBRARIES, "resvg_py")
+    module, *words = command.split() if command in MODULES else ["sightline", *command.split()]
+    program = (
+        f"import runpy, sys; sys.modules.update(dict.fromkeys({missing})); "
+        f"sys.argv = ['x', *{words}, '--help']; runpy.run_module('{module}', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
+
+
+def test_python_m_model_names_the_command_that_installs_pytorch() -> None:
+    program = "import runpy, sys; sys.modules['torch'] = None; sys.argv = ['x', 'evaluate', 'a', 'b']"
+    command = [sys.executable, "-c", f"{program}; runpy.run_module('model', run_name='__main__')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: python -m model needs the library torch: run `make .venv/ready` and use .venv/bin/python, or run pip "
+        "install '.[train]'\n"
+    )
 
 
 def test_a_module_that_no_extra_installs_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
