@@ -150,7 +150,10 @@ async def _prepare(
 ) -> tuple[ServedModel, GenerateParameters]:
     """Return the model and the parameters of a request for one text."""
     model, given = await call.model(model_name, "generate"), given_parameters(body.parameters)
-    return model, parameters_for(model, given, stream=body.parameters.stream)
+    if body.parameters.max_tokens is not None:
+        given["max_new_tokens"] = body.parameters.max_tokens
+        call.field_names = {**call.field_names, "max_new_tokens": "parameters.max_tokens"}
+    return model, parameters_for(model, given, stream=body.stream)
 
 
 class TextEvents(DataEventEncoder):

@@ -26,6 +26,7 @@ from service.parameters import (
     MAX_TOP_LOGPROBS,
     Indices,
     NumBeams,
+    NumNewTokens,
     Reduce,
     TextParameters,
     TopLogprobs,
@@ -115,16 +116,35 @@ class OneTextParameters(ProtocolParameters):
     """Parameters of the generation of one text."""
 
     num_return_sequences: Annotated[One, BeforeValidator(_check_one)] = 1
+    max_tokens: NumNewTokens | None = Field(
+        default=None, description="Name of `max_new_tokens` in Triton's backends of language models."
+    )
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.max_new_tokens is not None and self.max_tokens not in (None, self.max_new_tokens):
+            message = "It is the same parameter as max_new_tokens; send only one of them."
+            raise field_error("invalid_parameter", message, "max_tokens")
+        return self
+
+
+# Clients send `stream` beside the parameters or in them.
+NotStreamed = Annotated[
+    Literal[False],
+    BeforeValidator(partial(_check_stream, expected=False)),
+    Field(description="Only false is supported here."),
+]
+Streamed = Annotated[
+    Literal[True],
+    BeforeValidator(partial(_check_stream, expected=True)),
+    Field(description="Only true is supported here."),
+]
 
 
 class WholeTextParameters(OneTextParameters):
     """Parameters of the generation of one text."""
 
-    stream: Annotated[
-        Literal[False],
-        BeforeValidator(partial(_check_stream, expected=False)),
-        Field(description="Only false is supported here."),
-    ] = False
+    stream: NotStreamed = False
 
 
 class StreamedTextParameters(OneTextParameters):
@@ -132,11 +152,7 @@ class StreamedTextParameters(OneTextParameters):
 
     # Larger numbers are rejected with the other parameters that cannot be streamed.
     num_beams: Annotated[NumBeams, described_as(One), Field(description="Only 1 is supported here.")] = 1
-    stream: Annotated[
-        Literal[True],
-        BeforeValidator(partial(_check_stream, expected=True)),
-        Field(description="Only true is supported here."),
-    ] = True
+    stream: Streamed = True
 
 
 class TensorParameters(RequestBody):
@@ -265,12 +281,14 @@ class _TextBody(RequestBody):
 
 
 class GenerateTextBody(_TextBody):
+    stream: NotStreamed = False
     parameters: WholeTextParameters = Field(
         default_factory=WholeTextParameters, title="Parameters", description="Generation parameters."
     )
 
 
 class StreamTextBody(_TextBody):
+    stream: Streamed = True
     parameters: StreamedTextParameters = Field(
         default_factory=StreamedTextParameters, title="Parameters", description="Generation parameters."
     )
