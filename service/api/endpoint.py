@@ -75,6 +75,9 @@ class BodyFormat:
     is_optional: bool = False  # an empty body is an empty object
 
 
+UNTYPED_JSON = BodyFormat((JSON, ""))  # of APIs whose clients send no Content-Type
+
+
 class Error(BaseModel):
     code: Annotated[str, Field(description="Error code; it decides the HTTP status.")]
     type: Annotated[ErrorType, Field(description="Group that the code belongs to.")]

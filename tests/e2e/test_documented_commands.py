@@ -27,8 +27,16 @@ RUN = {"sh", "bash", "console", "python"}
 SHOWN = {"text", "json", "yaml", "nginx"}  # no commands
 # Commands that change the machine or its environments must never run as a test.
 UNSAFE = re.compile(r"\b(make|pip|docker|docker-compose|sudo|systemctl|rm)\b")
+CLIENTS = "packages of these clients"
+CLIENT_PACKAGES = (
+    "langchain-openai",
+    "llama-index-llms-openai-like",
+    "llama-index-embeddings-openai-like",
+    "litellm",
+)
 NEEDS = {
     "network": "downloads packages",
+    CLIENTS: "packages that the tests do not install",
     "Docker": "a Docker engine",
     "GPU": "a GPU with CUDA",
     "data": "training data or a checkpoint",
@@ -112,16 +120,42 @@ def test_no_fence_is_overlooked() -> None:
         assert len(fences) == sum(2 + 2 * (block.kind is not None) for block in blocks), page
 
 
+def name_of(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
 @pytest.mark.parametrize(
-    "block",
-    [block for block in BLOCKS if block.language in RUN and block.needs is None and is_safe(block)],
-    ids=lambda block: f"{block.page}:{block.line}",
+    "block", [one for one in BLOCKS if one.language in RUN and one.needs is None and is_safe(one)], ids=name_of
 )
 def test_a_block_prints_what_the_page_shows(shipped: RunningServer, block: Block) -> None:
-    address = shipped.url.removeprefix("http://")
+    check_output(shipped, block, Path(sys.executable))
+
+
+@pytest.fixture(scope="module")
+def python_with_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment with the packages that the page names and `.venv` does not have."""
+    folder = tmp_path_factory.mktemp("clients")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *CLIENT_PACKAGES], check=True)
+    return python
+
+
+@pytest.mark.download
+@pytest.mark.parametrize("block", [one for one in BLOCKS if one.needs == CLIENTS], ids=name_of)
+def test_a_block_for_another_client_prints_what_the_page_shows(
+    shipped: RunningServer, block: Block, python_with_clients: Path
+) -> None:
+    page = block.page.read_text(encoding="utf-8")
+    assert all(f"`{package}`" in page for package in CLIENT_PACKAGES)
+    check_output(shipped, block, python_with_clients, warnings="default")
+
+
+def check_output(server: RunningServer, block: Block, python: Path, warnings: str = "error") -> None:
+    address = server.url.removeprefix("http://")
     code = block.code.replace("127.0.0.1:8000", address)
-    code = re.sub(r"\.venv(-serve-cpu)?/bin/", f"{Path(sys.executable).parent}/", code)
-    command = [sys.executable, "-W", "error", "-c", code] if block.language == "python" else ["sh", "-e", "-c", code]
+    code = re.sub(r"\.venv(-serve-cpu)?/bin/", f"{python.parent}/", code)
+    command = [str(python), "-W", warnings, "-c", code] if block.language == "python" else ["sh", "-e", "-c", code]
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ from service.api.endpoint import (
     JSON,
     TASK_ERRORS,
     UNAVAILABLE_ERRORS,
+    UNTYPED_JSON,
     BodyFormat,
     Endpoint,
     described,
@@ -23,8 +24,7 @@ from service.errors import ApiError, ErrorCode
 
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
 BINARY = "application/octet-stream"
-TEXT = BodyFormat((JSON, ""))  # its clients send no Content-Type
-TENSORS = BodyFormat((*TEXT.media_types, BINARY), length_header=LENGTH_HEADER)
+TENSORS = BodyFormat((*UNTYPED_JSON.media_types, BINARY), length_header=LENGTH_HEADER)
 _OF_MODEL: tuple[ErrorCode, ...] = ("model_not_found", "loading")
 # No `unsupported_task`: a model only has the tensors of its own tasks.
 _INFERRING: tuple[ErrorCode, ...] = (
@@ -53,7 +53,13 @@ def _get(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode]
 
 def _post(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode], **options: Any) -> Endpoint:
     return Endpoint(
-        "POST", path, handler, response, errors, error_format=SENTENCE_ERRORS, **({"body_format": TEXT} | options)
+        "POST",
+        path,
+        handler,
+        response,
+        errors,
+        error_format=SENTENCE_ERRORS,
+        **({"body_format": UNTYPED_JSON} | options),
     )
 
 
@@ -97,7 +103,7 @@ ENDPOINTS = (
         models.repository_index,
         list[schemas.RepositoryModel],
         (),
-        body_format=BodyFormat(TEXT.media_types, is_optional=True),
+        body_format=BodyFormat(UNTYPED_JSON.media_types, is_optional=True),
     ),
     *(
         _post(
@@ -105,7 +111,7 @@ ENDPOINTS = (
             handler,
             schemas.RepositoryModel,
             ("forbidden", "model_not_found"),
-            body_format=BodyFormat(TEXT.media_types, is_optional=True),
+            body_format=BodyFormat(UNTYPED_JSON.media_types, is_optional=True),
         )
         for verb, handler in (("load", models.repository_load), ("unload", models.repository_unload))
     ),

@@ -1,5 +1,6 @@
 """Ollama's API through the unmodified `ollama` package, and the form of its JSON lines."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -167,6 +168,14 @@ def test_models_are_listed_and_described(client: Client) -> None:
 def test_the_version_is_that_of_the_service(wire: Wire) -> None:
     status, body = wire.get("/api/version")
     assert (status, json.loads(body)) == (200, {"version": __version__})
+
+
+def test_the_content_type_may_be_absent_but_not_another(wire: Wire) -> None:
+    body = b'{"model": "fake", "prompt": "a dog", "stream": false}'
+    for headers, status in (({}, 200), ({"Content-Type": "text/plain"}, 415)):
+        with contextlib.closing(wire.http()) as connection:
+            connection.request("POST", "/api/generate", body, headers)
+            assert connection.getresponse().status == status
 
 
 def test_filters_imply_samples(client: Client) -> None:
