@@ -9,8 +9,10 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -29,6 +31,19 @@ from service.bundle import read_bundle
 from tests.export.folders_of_others import write_bert
 from tests.export.hub import COMMIT, Hub, serve_hub
 
+DOWNLOADS = """
+import json, sys
+from export.errors import ImportFailedError
+from export.sources.download import download, parse_repository
+
+for line in sys.stdin:
+    try:
+        found = download(parse_repository(line.strip()))
+        result = str(found.folder), found.source.revision
+    except ImportFailedError as error:
+        result = "", f"{type(error).__name__}: {error}"
+    print(json.dumps(result), flush=True)
+"""
 UNUSED = {"pytorch_model.bin": b"x", "onnx/model.onnx": b"x", "tf_model.h5": b"x", "README.md": b"x", "model.py": b"x"}
 
 
@@ -58,19 +73,24 @@ class Client:
 
     def download(self, name: str = "owner/tiny", **environment: str) -> tuple[str, str]:
         """Return the downloaded folder and commit, or "" and the error."""
-        program = (
-            "import sys\nfrom export.sources.download import download, parse_repository\n"
-            "from export.errors import ImportFailedError\n"
-            "try:\n    found = download(parse_repository(sys.argv[1]))\n"
-            "    print(found.folder, found.source.revision)\n"
-            "except ImportFailedError as error:\n    sys.exit(f'{type(error).__name__}: {error}')"
-        )
-        done = self._run(["-c", program, name], environment)
-        if done.returncode:
-            assert done.returncode == 1, done.stderr
-            return "", done.stderr.splitlines()[-1]
-        folder, commit = done.stdout.split()
-        return folder, commit
+        with self.downloads(**environment) as download:
+            return download(name)
+
+    @contextmanager
+    def downloads(self, **environment: str) -> Iterator[Callable[[str], tuple[str, str]]]:
+        """Yield `download` for several downloads in one process."""
+        command = [sys.executable, "-c", DOWNLOADS]
+        with subprocess.Popen(
+            command, env=self._environment | environment, stdin=PIPE, stdout=PIPE, text=True
+        ) as child:
+
+            def download(name: str) -> tuple[str, str]:
+                assert child.stdin is not None and child.stdout is not None
+                print(name, file=child.stdin, flush=True)
+                folder, commit = json.loads(child.stdout.readline())
+                return folder, commit
+
+            yield download
 
     def _run(self, arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *arguments]
@@ -127,28 +147,31 @@ def test_a_token_is_sent(client: Client) -> None:
     assert folder
 
 
-def test_each_error_of_the_hub_is_complete(client: Client, tmp_path: Path) -> None:
+def test_each_error_of_the_hub_is_complete(client: Client) -> None:
     hub = client.hub
-    _, reason = client.download("owner/absent")
-    assert reason.startswith(f"ImportFailedError: {hub.url} has no repository owner/absent, or it is private; check")
-    _, reason = client.download("owner/tiny@v9")
-    assert reason == "ImportFailedError: owner/tiny has no revision v9; check the name"
+    with client.downloads() as download:
+        _, reason = download("owner/absent")
+        assert reason.startswith(
+            f"ImportFailedError: {hub.url} has no repository owner/absent, or it is private; check"
+        )
+        _, reason = download("owner/tiny@v9")
+        assert reason == "ImportFailedError: owner/tiny has no revision v9; check the name"
+        hub.gated = True
+        _, reason = download("owner/tiny")
+        assert reason.startswith(
+            f"ImportFailedError: access to owner/tiny is restricted: ask for it at {hub.url}/owner/tiny"
+        )
+        hub.gated, hub.status = False, 400
+        _, reason = download("owner/tiny")
+        assert reason == f"ImportFailedError: {hub.url} answered 400 for owner/tiny; try again later"
+        hub.status = None
+        del hub.files["model.safetensors"], hub.files["pytorch_model.bin"]
+        _, reason = download("owner/tiny")
+        assert "the repository has neither model.safetensors nor pytorch_model.bin: it has onnx/model.onnx" in reason
     _, reason = client.download(HF_HUB_OFFLINE="1")
     assert reason.startswith("UnreachableError: owner/tiny is not in the cache ") and "HF_HUB_OFFLINE is set" in reason
     _, reason = client.download(HF_ENDPOINT="http://127.0.0.1:9")
     assert reason.startswith("UnreachableError: http://127.0.0.1:9 cannot be reached (")
-    hub.gated = True
-    _, reason = client.download()
-    assert reason.startswith(
-        f"ImportFailedError: access to owner/tiny is restricted: ask for it at {hub.url}/owner/tiny"
-    )
-    hub.gated, hub.status = False, 400
-    _, reason = client.download()
-    assert reason == f"ImportFailedError: {hub.url} answered 400 for owner/tiny; try again later"
-    hub.status = None
-    del hub.files["model.safetensors"], hub.files["pytorch_model.bin"]
-    _, reason = client.download()
-    assert "the repository has neither model.safetensors nor pytorch_model.bin: it has onnx/model.onnx" in reason
     done = client.get("no-such-name")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: 'no-such-name' is neither a name of the catalogue nor OWNER/NAME")

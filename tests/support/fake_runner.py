@@ -226,7 +226,8 @@ class FakeRunner:
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         self.num_encodes += 1
-        time.sleep(self._encode_s)
+        if self._encode_s:
+            time.sleep(self._encode_s)
         is_real = np.arange(source_ids.shape[1]) < source_lengths[:, None]  # (B, S)
         if self.num_encodes in self._faults.encode_calls or np.any(is_real & (source_ids == self._faults.raising_id)):
             raise FakeFaultError("encode")
@@ -292,7 +293,8 @@ class FakeRunner:
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
         self.num_prefills += 1
-        time.sleep(self._encode_s)
+        if self._encode_s:
+            time.sleep(self._encode_s)
         if self.num_prefills in self._faults.prefill_calls or np.any(token_ids == self._faults.raising_id):
             self._read[row, length : length + len(token_ids)] = GARBAGE
             raise FakeFaultError("prefill")
