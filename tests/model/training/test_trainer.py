@@ -129,10 +129,14 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") 
         time.sleep(0.005)
 
 
-def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(tmp_path: Path, corpus: Path) -> None:
-    """Real processes and a real SIGKILL in the middle of an epoch."""
-    script = """
-import sys
+def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig
+) -> None:
+    """A real process gets a real SIGKILL in the middle of an epoch."""
+    config = dataclasses.replace(TOY, max_epochs=6, batch_tokens=32, max_length_tokens=32)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    script = f"""
+import dataclasses
 from pathlib import Path
 import torch
 from model.config import TransformerConfig
@@ -141,29 +145,19 @@ from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 torch.set_num_threads(1)
 def make(vocab_size):
-    return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, decoder_layers=2)
-config = TrainConfig(
-    vocab_size=300, max_epochs=6, batch_tokens=32, max_length_tokens=32, warmup_steps=20, average_last=2
-)
-Trainer(Path(sys.argv[1]), config, TRANSLATION, Path(sys.argv[2]), make, torch.device("cpu")).fit()
+    return dataclasses.replace({toy_config(300)}, vocab_size=vocab_size)
+Trainer(Path({str(killed)!r}), {config}, TRANSLATION, Path({str(corpus)!r}), make, torch.device("cpu")).fit()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-
-    def start(run: Path) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            [sys.executable, "-c", script, str(run), str(corpus)], env=environment, stderr=subprocess.DEVNULL
-        )
-
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = start(killed)
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
     # Two epochs are logged, and at least the first is saved.
     log = killed / "log.jsonl"
     wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert 1 <= load_metadata(killed / "state.safetensors")["epoch"] < 6
-    assert start(killed).wait(timeout=60) == 0
-    assert start(whole).wait(timeout=60) == 0
+    train(killed, corpus, toy_config, config)
+    train(whole, corpus, toy_config, config)
     assert_same_run(whole, killed)
 
 
