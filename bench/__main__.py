@@ -65,6 +65,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = set(parsed.sections) - SECTIONS.keys()
     if unknown:
         parser.error(f"unknown section {', '.join(sorted(unknown))}; sections are {', '.join(SECTIONS)}")
+    for path in (parsed.bundle, parsed.sentences):
+        if not path.exists() and not parsed.report:
+            parser.error(f"{path} does not exist; name another with --bundle or --sentences")
     return parsed
 
 

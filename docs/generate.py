@@ -28,6 +28,7 @@ from service.metrics import Metrics
 from service.settings import Settings, env_name, flag_name
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
+from sightline.parser import EXIT_STATUSES
 
 WIDTH = 100
 PAGES = sorted(Path("docs").rglob("*.md"))
@@ -45,6 +46,7 @@ def make_parts() -> dict[str, str]:
         "manifest": manifest_tables(),
         "results": result_tables(schemas),
         "commands": command_sections(),
+        "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
         **{name: schema_table(schema) for name, schema in schemas.items() if is_request(name)},
     }

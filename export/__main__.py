@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from export.errors import VerificationError
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS
 from export.sources.checkpoint import Kind
-from service.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task, TrainingUnit
+from model.errors import EXIT_USAGE, exit_status
+from service.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
 
 Action = Callable[[argparse.Namespace], BaseModel]
 
@@ -237,8 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(command: str, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     """Add the options of a command to a parser, run the command and return the exit code.
 
-    The code is 0 on success, 1 if a bundle differs by more than the tolerance, and 2 if the
-    arguments cannot be used.
+    The code is 0 on success, 1 if the work failed, such as a bundle that differs by more than the
+    tolerance, and 2 if the arguments can never work.
     """
     OPTIONS[command](parser)
 
@@ -256,12 +257,12 @@ def run_action(action: Action, arguments: argparse.Namespace) -> int:
     """Run an action, print its result or error, and return the exit code, see `run`."""
     try:
         record = action(arguments)
-    except VerificationError as error:
+    except MissingBundleError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (OSError, ValueError, BundleError) as error:
+        return EXIT_USAGE
+    except (OSError, ValueError, BundleError, VerificationError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_status(error)
     print(record.model_dump_json(indent=2))
     return 0
 

@@ -33,6 +33,7 @@ from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
 from export.writing import clean_up
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
+from model.errors import UsageError
 from model.parts import load_parts
 from service.bundle import (
     Alignment,
@@ -50,12 +51,12 @@ def export(arguments: argparse.Namespace) -> Verification:
     """Export a training run, or a folder that others wrote.
 
     Raises:
-        ValueError: the bundle would replace its checkpoint.
+        UsageError: the bundle would replace its checkpoint.
     """
     arguments.checkpoint = averaged_checkpoint(arguments.checkpoint)
     source, out = arguments.checkpoint.resolve(), arguments.out.resolve()
     if source.is_relative_to(out) or (source.is_dir() and out.is_relative_to(source)):
-        raise ValueError(f"--out {arguments.out} would replace the checkpoint {source}; name another folder")
+        raise UsageError(f"--out {arguments.out} would replace the checkpoint {source}; name another folder")
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
     kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
     if kind == "gguf":
@@ -183,7 +184,7 @@ def _sentences_of_run(arguments: argparse.Namespace, checkpoint: Path) -> tuple[
 
 def _named(sentences: Path | None) -> Path:
     if sentences is None:
-        raise ValueError("the verification needs sentences; name a file with one source sentence per line, --sentences")
+        raise UsageError("the verification needs sentences; name a file with one source sentence per line, --sentences")
     return sentences
 
 
@@ -253,7 +254,7 @@ def _plain_text(arguments: argparse.Namespace) -> PlainText:
     if path is None:
         path = DEFAULT_SENTENCES
         if path is None or (manifest.languages is not None and manifest.languages.source != "en"):
-            raise ValueError(
+            raise UsageError(
                 "measuring the loss needs text in the language of the model; name a file with one text per line with "
                 "--texts or a folder of parallel text with --data, or use --unverified"
             )

@@ -38,6 +38,7 @@ from export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, architecture_of
 from model.data import dialogues
 from model.data.tokenizer import prompt_tokenizer
+from model.errors import UsageError
 from service.bundle import (
     ChatTemplate,
     Dense,
@@ -126,7 +127,7 @@ def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
     config = run.config
     is_recurrent, is_causal = isinstance(config, RecurrentConfig), isinstance(config, CausalConfig)
     if is_recurrent and options.ops != "contrib":
-        raise ValueError(
+        raise UsageError(
             f"{run.path} is a recurrent model, whose graphs need operators of ONNX Runtime; omit --ops standard"
         )
     model, weights, recurrent, parameters = None, None, None, _count(run.tensors)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from model.errors import UsageError
 from service.bundle import (
     BundleError,
     ChatTemplate,
@@ -56,7 +57,7 @@ class BundleMetadata:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):
-            raise ValueError(
+            raise UsageError(
                 f"name must be 1 to 128 letters, digits, '.', '_' or '-' and begin with a letter or digit, got "
                 f"{self.name!r}"
             )
@@ -91,11 +92,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.bits not in BLOCK_SIZES:
-            raise ValueError(f"bits must be one of {tuple(BLOCK_SIZES)}, got {self.bits}")
+            raise UsageError(f"bits must be one of {tuple(BLOCK_SIZES)}, got {self.bits}")
         if not self.block_size:
             object.__setattr__(self, "block_size", BLOCK_SIZE[self.bits])
         if self.block_size not in BLOCK_SIZES[self.bits]:
-            raise ValueError(
+            raise UsageError(
                 f"block_size must be one of {BLOCK_SIZES[self.bits]} with {self.bits} bits, got {self.block_size}"
             )
 
@@ -104,13 +105,13 @@ def languages_of(codes: Sequence[str]) -> Languages:
     """Return the languages of a translation model from two tags.
 
     Raises:
-        ValueError: a tag is not a language tag.
+        UsageError: a tag is not a language tag.
     """
     source, target = codes
     try:
         return Languages(sources=(source,), targets=(target,))
     except ValidationError:
-        raise ValueError(f"languages must be BCP 47 tags such as en, got {source} and {target}") from None
+        raise UsageError(f"languages must be BCP 47 tags such as en, got {source} and {target}") from None
 
 
 def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:

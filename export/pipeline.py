@@ -42,6 +42,7 @@ from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub
 from export.sources.opening import open_source
 from export.sources.training_run import TrainingRun
 from export.writing import WEIGHTS, replacing
+from model.errors import UsageError
 from service.bundle import (
     Alignment,
     BundleError,
@@ -137,14 +138,14 @@ def export_checkpoint(
             finally:
                 progress.close()
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
-            raise ImportFailedError(
+            raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
                 "out"
             )
         origin = _origin(kind, model, provenance, checkpoint)
         manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
-            raise ImportFailedError(
+            raise UsageError(
                 f"the checkpoint cannot do the task {options.task}; it can do {', '.join(manifest.tasks)}; use a "
                 "checkpoint that was trained for it"
             )
@@ -161,7 +162,7 @@ def _check_options(path: Path, kind: Kind, options: ExportOptions) -> None:
     """Check that the options suit the kind of the source.
 
     Raises:
-        ImportFailedError: only a Firefox model has a shortlist.
+        UsageError: only a Firefox model has a shortlist.
     """
     if options.shortlist and kind != "firefox":
         reason = (
@@ -169,7 +170,7 @@ def _check_options(path: Path, kind: Kind, options: ExportOptions) -> None:
             if kind == "training"
             else "is not a Firefox translation model, and only those have"
         )
-        raise ImportFailedError(f"{path} {reason} a shortlist; leave out --shortlist")
+        raise UsageError(f"{path} {reason} a shortlist; leave out --shortlist")
 
 
 def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind) -> Verification:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from export.graphs.model import Graphs
+from model.errors import UsageError
 from service.bundle import MANIFEST, BundleError, Graph, read_manifest
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
@@ -40,7 +41,7 @@ def _files_to_keep(bundle: Path) -> list[Path]:
     if not bundle.exists():
         return []
     if not bundle.is_dir() or any(path.is_dir() for path in bundle.iterdir()):
-        raise BundleError(f"{bundle} exists and is not a bundle: it must be a folder without subfolders")
+        raise UsageError(f"{bundle} exists and is not a bundle: it must be a folder without subfolders")
     try:
         own = {MANIFEST, *read_manifest(bundle).files}
     except BundleError:

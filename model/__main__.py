@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from model.errors import EXIT_FAILED, EXIT_USAGE, exit_status
 from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
 from model.systems import PLAN, SYSTEMS
 from model.training.config import PRECISIONS, TrainConfig
@@ -146,13 +147,13 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
         getattr(actions, parsed.action)(parsed)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return exit_status(error)
     except RuntimeError as error:
         if not actions.is_out_of_memory(error):
             raise
         message = str(error).splitlines()[0]
         print(f"error: out of memory; use a smaller model or a smaller --batch-tokens: {message}", file=sys.stderr)
-        return 2
+        return EXIT_FAILED
     except KeyboardInterrupt:
         print("error: interrupted; finished epochs are kept, run the same command again to resume", file=sys.stderr)
         return 130
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "or run pip install '.[train]'",
             file=sys.stderr,
         )
-        return 2
+        return EXIT_USAGE
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from model.architectures.factory import Model, TranslationModel, build_model
 from model.config import ModelConfig, architecture_of, model_config_to_json
+from model.errors import UsageError
 from model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts
 
 
@@ -109,11 +110,12 @@ def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
 
     Raises:
         FileNotFoundError: see `load_model`.
-        ValueError: the checkpoint is not a translation model, or see `load_model`.
+        UsageError: the checkpoint is not a translation model.
+        ValueError: see `load_model`.
     """
     model, tokenizer = load_model(folder)
     if not isinstance(model, TranslationModel):
-        raise ValueError(
+        raise UsageError(
             f"{folder} must be a translation model (transformer or recurrent), but its architecture is "
             f"{architecture_of(model.config)}"
         )

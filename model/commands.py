@@ -16,6 +16,7 @@ from model.checkpoint import load_checkpoint, load_metadata, load_model, replace
 from model.config import ModelConfig, architecture_of, with_fields
 from model.data.text import read_labelled
 from model.decoding.reference import one_thread
+from model.errors import UsageError
 from model.evaluation.accuracy import accuracy, accuracy_fields
 from model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
 from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
@@ -37,7 +38,11 @@ def train(arguments: argparse.Namespace) -> None:
 
     names = {field.name for field in dataclasses.fields(TrainConfig)}
     settings = {**system.training, **{name: value for name, value in vars(arguments).items() if name in names}}
-    config = TrainConfig(**settings)
+    try:
+        config = TrainConfig(**settings)
+        make_config(config.vocab_size)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     trainer = Trainer(arguments.run, config, system.task, data, make_config)
     vocab_size = trainer.tokenizer.get_vocab_size()
     if vocab_size < config.vocab_size:
@@ -53,13 +58,13 @@ def _training_data(name: str, data: Path | None) -> Path:
     """Return the data folder.
 
     Raises:
-        ValueError: the system needs a folder and none is given, or the other way round.
+        UsageError: the system needs a folder and none is given, or the other way round.
     """
     generates_data = not SYSTEMS[name].corpus.folder
     if generates_data and data is not None:
-        raise ValueError(f"the system {name} generates its training data; remove the argument {data}")
+        raise UsageError(f"the system {name} generates its training data; remove the argument {data}")
     if not generates_data and data is None:
-        raise ValueError(f"the system {name} needs a folder of training data: python -m model train DATA --run RUN")
+        raise UsageError(f"the system {name} needs a folder of training data: python -m model train DATA --run RUN")
     return data or Path()
 
 
@@ -140,14 +145,14 @@ def print_accuracy(arguments: argparse.Namespace) -> None:
 def accuracy_report(checkpoint: Path, data: Path, split: str) -> dict[str, Any]:
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, Classifier):
-        raise ValueError(f"{checkpoint} must be a classifier, but its architecture is {architecture_of(model.config)}")
+        raise UsageError(f"{checkpoint} must be a classifier, but its architecture is {architecture_of(model.config)}")
     found = accuracy(model, tokenizer, *read_labelled(data, split, len(model.config.labels)))
     return {"split": split, **accuracy_fields(found), "checkpoint": load_metadata(checkpoint / WEIGHTS)}
 
 
 def measure_recall(arguments: argparse.Namespace) -> None:
     if min(*arguments.turns, arguments.dialogues) < 1:
-        raise ValueError(
+        raise UsageError(
             f"turns and dialogues must be at least 1, got {min(arguments.turns)} and {arguments.dialogues}"
         )
     report = recall_report(arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed)
@@ -160,7 +165,7 @@ def measure_recall(arguments: argparse.Namespace) -> None:
 def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, CausalModel):
-        raise ValueError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")
+        raise UsageError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")
     with one_thread():
         counts = recall(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
     return {"seed": seed, "checkpoint": load_metadata(checkpoint / WEIGHTS), "turns": counts}
@@ -169,7 +174,7 @@ def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, se
 def train_zoo(arguments: argparse.Namespace) -> None:
     """Train the systems in the order of their seeds: seed 1 of all systems, then seed 2."""
     if arguments.seeds is not None and arguments.seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {arguments.seeds}")
+        raise UsageError(f"seeds must be at least 1, got {arguments.seeds}")
     runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name].seeds))]
     for seed, name in sorted(runs, key=lambda one: one[0]):
         print(f"{name}, seed {seed}", flush=True)

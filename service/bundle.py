@@ -44,6 +44,10 @@ class BundleError(Exception):
     """A bundle cannot be served. The message states the reason and the remedy."""
 
 
+class MissingBundleError(BundleError):
+    """A setting or an argument names a folder or a model that does not exist."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -609,7 +613,7 @@ def read_manifest(folder: Path) -> Manifest:
         with _open_regular(path) as file:
             document = json.loads(file.read().decode())
     except FileNotFoundError:
-        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST}") from None
+        raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}") from None
     version = document.get("schema_version") if isinstance(document, dict) else None

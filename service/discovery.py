@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from service.bundle import MANIFEST, BundleError, Manifest, check_files, read_manifest
+from service.bundle import MANIFEST, BundleError, Manifest, MissingBundleError, check_files, read_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ def find_bundles(
     try:
         paths = sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        raise BundleError(f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES or --bundles") from None
+        message = f"there is no folder {folder} with bundles; set SIGHTLINE_BUNDLES or --bundles"
+        raise MissingBundleError(message) from None
     except OSError as error:
         raise BundleError(f"{folder} cannot be listed: {error.strerror}; {_permissions_needed()}") from None
     found: dict[Path, Manifest] = {}
@@ -63,11 +64,11 @@ def find_bundles(
             found[path] = manifest
             folders[manifest.name] = path
     if not found and not num_failed:
-        raise BundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
+        raise MissingBundleError(f"no folder in {folder} has a {MANIFEST}; `python -m export` writes bundles")
     for name in default_models:
         if name not in folders:
             present = ", ".join(folders) or "no bundle that can be read"
-            raise BundleError(
+            raise MissingBundleError(
                 f"the default model {name} is not in {folder}, which has {present}; set SIGHTLINE_DEFAULT_MODEL or "
                 "--default-model to a model of the folder, or to nothing"
             )

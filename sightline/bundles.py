@@ -7,6 +7,7 @@ from pathlib import Path
 from service.bundle import BundleError, Manifest, read_manifest
 from service.discovery import find_bundles
 from service.settings import Settings
+from sightline.errors import UsageError
 
 
 def choose_bundle(
@@ -24,12 +25,13 @@ def choose_bundle(
         problem: what a bundle that is not able lacks, such as "cannot translate".
 
     Raises:
-        BundleError: there is no such bundle, several could be meant, or it is not able.
+        BundleError: there is no such bundle, or it is damaged.
+        UsageError: several could be meant, or it is not able.
     """
     if folder is not None:
         manifest = read_manifest(folder)
         if not is_able(manifest):
-            raise BundleError(f"{folder} {problem}; its tasks are {', '.join(manifest.tasks)}")
+            raise UsageError(f"{folder} {problem}; its tasks are {', '.join(manifest.tasks)}")
         return folder, manifest
 
     def warn(failed: Path, error: BundleError) -> None:
@@ -38,12 +40,10 @@ def choose_bundle(
     found = find_bundles(settings.bundles, settings.default_model_names, warn)
     able = {manifest.name: one for one, manifest in found.items() if is_able(manifest)}
     if not able:
-        raise BundleError(
-            f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle"
-        )
+        raise UsageError(f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle")
     chosen = [name for name in settings.default_model_names if name in able] or list(able)
     if len(able) > 1 and not set(settings.default_model_names) & able.keys():
-        raise BundleError(
+        raise UsageError(
             f"several bundles in {settings.bundles} can be used: {', '.join(able)}; name one with --bundle, or set "
             "SIGHTLINE_DEFAULT_MODEL"
         )

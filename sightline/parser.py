@@ -7,6 +7,18 @@ EXIT_FAILED = 1  # the work failed
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 and the number of SIGINT, as in shells
 EXIT_BROKEN_PIPE = 141  # 128 and the number of SIGPIPE
+# Exit statuses of all commands, for the documentation.
+EXIT_STATUSES = {
+    0: "The command is done. For `serve`: a signal ended the service.",
+    EXIT_FAILED: "The work failed: a file is damaged, a text is too long, a verification found a difference, or memory "
+    "or disk or the network failed. For `serve`: the engine failed, or a second signal cut the shutdown short.",
+    EXIT_USAGE: "The command can never work as it is given: an option is unknown, a value is not allowed, options or "
+    "settings contradict each other or the model, a file or bundle that an argument names is missing, or a library "
+    "is not installed.",
+    3: "Only `serve`: no bundle can be served, or the address cannot be used.",
+    EXIT_INTERRUPTED: "Ctrl-C ended the command.",
+    EXIT_BROKEN_PIPE: "The reader of the output has ended.",
+}
 
 
 class Parser(argparse.ArgumentParser):

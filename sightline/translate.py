@@ -25,7 +25,8 @@ from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from service.text.sentences import split_sentences
 from sightline.bundles import choose_bundle
-from sightline.output import Output, OutputError, OutputFile, StreamOutput
+from sightline.errors import UsageError, exit_status
+from sightline.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
 from sightline.parser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
 from sightline.progress import ProgressBar
 
@@ -131,14 +132,17 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
                     file=sys.stderr,
                 )
             return code
-    except (BundleError, LineError, OutputError, RuntimeUnavailableError, SettingsError) as error:
-        message = str(error)
+    except RuntimeUnavailableError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (BundleError, LineError, OutputBusyError, SettingsError, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_status(error)
     except BrokenPipeError:
         raise
     except OSError as error:
-        message = f"{error.filename or parsed.out or 'standard output'}: {error.strerror}"
-    print(f"error: {message}", file=sys.stderr)
-    return EXIT_USAGE
+        print(f"error: {error.filename or parsed.out or 'standard output'}: {error.strerror}", file=sys.stderr)
+        return exit_status(error)
 
 
 def _num_beams(text: str) -> int:
@@ -179,7 +183,8 @@ def translate_into(
 
     Raises:
         BundleError: the bundle cannot be loaded.
-        LineError: a line has more tokens than the model reads, or the model rejects a parameter.
+        LineError: a line has more tokens than the model reads.
+        UsageError: the model rejects a parameter.
         RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
     from service.loading import load_bundles  # imports ONNX Runtime
@@ -193,7 +198,7 @@ def translate_into(
     try:
         check_parameters(model, parameters, 1)
     except ApiError as error:
-        raise LineError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
+        raise UsageError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
     check_lengths(source, model, output.num_done, parameters)
     service = Service(settings, metrics)
     bar = ProgressBar(len(source.lines), output.num_done, sys.stderr)

@@ -21,6 +21,7 @@ from export.graphs.builder import WeightFile
 from export.options import BundleMetadata, Recipe
 from export.writing import ROWS, WEIGHTS, graph_entry, replacing
 from model.data.tokenizer import read_tokenizer
+from model.errors import UsageError
 from service.bundle import (
     BundleError,
     FileRecord,
@@ -69,7 +70,7 @@ def quantize_bundle(
     """
     is_static = "per-tensor" in recipe.schemes.values()
     if is_static and not calibration:
-        raise ValueError("the scheme per-tensor needs calibration sentences; name a file with --calibration")
+        raise UsageError("the scheme per-tensor needs calibration sentences; name a file with --calibration")
     record = Quantization(
         bits=recipe.bits, block_size=recipe.block_size, schemes=recipe.schemes, float32_digest="", quality=None
     )
@@ -134,7 +135,7 @@ def _write_converted(
     if original.half_weights:
         raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
     if original.decoder is None and isinstance(text, ParallelText):
-        raise ValueError(f"{source} does not generate text, so that BLEU cannot be measured; use --texts, not --data")
+        raise UsageError(f"{source} does not generate text, so that BLEU cannot be measured; use --texts, not --data")
     name = BundleMetadata(bundle.resolve().name).name
     with replacing(bundle) as folder:
         changes = {"name": name, "created": int(time.time()), "verification": None}

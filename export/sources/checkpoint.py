@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from export.errors import ImportFailedError
 from export.sources.safetensors_file import SafetensorsFile
+from model.errors import UsageError
 from service.bundle import sha256_of
 
 CONFIG = "config.json"
@@ -569,14 +570,15 @@ def detect_kind(path: Path) -> Kind:
     """Recognise the kind of a GGUF file, or of a folder by its files.
 
     Raises:
-        ImportFailedError: it is of no known kind; the message says what it is.
+        UsageError: it does not exist, or is a file of another kind.
+        ImportFailedError: it is a folder of no known kind; the message says what it is.
     """
     if not path.exists():
-        raise ImportFailedError(f"{path} does not exist; name the folder of a checkpoint")
+        raise UsageError(f"{path} does not exist; name the folder of a checkpoint")
     if path.suffix == ".gguf" and path.is_file():
         return "gguf"
     if not path.is_dir():
-        raise ImportFailedError(f"{path} is a file; name the folder of a checkpoint, or a file that ends in .gguf")
+        raise UsageError(f"{path} is a file; name the folder of a checkpoint, or a file that ends in .gguf")
     names = {entry.name for entry in path.iterdir()}
     if "weights.safetensors" in names and "config.json" in names:
         return "training"

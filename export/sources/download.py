@@ -17,6 +17,7 @@ from typing import Any
 
 from export.errors import ImportFailedError
 from export.sources.checkpoint import CONFIG, PICKLE, PICKLE_INDEX, SAFETENSORS, SAFETENSORS_INDEX, Provenance
+from model.errors import UsageError
 from service.bundle import sha256_of
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.
@@ -62,9 +63,7 @@ def parse_repository(text: str) -> Repository:
     """
     match = _NAME.fullmatch(text)
     if match is None or ".." in text:
-        raise ImportFailedError(
-            f"{text!r} is neither a name of the catalogue nor OWNER/NAME or OWNER/NAME@REVISION of a hub"
-        )
+        raise UsageError(f"{text!r} is neither a name of the catalogue nor OWNER/NAME or OWNER/NAME@REVISION of a hub")
     return Repository(match["repository"], match["revision"])
 
 

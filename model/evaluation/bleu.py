@@ -21,6 +21,7 @@ from model.architectures.factory import TranslationModel
 from model.data.text import read_lines, read_parallel
 from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.reference import beam, one_thread, pytorch_steps
+from model.errors import UsageError
 
 MAX_NEW_TOKENS = 128
 
@@ -70,7 +71,7 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
         ValueError: the files have different numbers of lines, or the limit is less than 1.
     """
     if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
+        raise UsageError(f"limit must be at least 1, got {limit}")
     sources, references = read_parallel(folder, split, source, target)
     path, tokenised = tokenised_path(folder, split, target), None
     if path.is_file():
@@ -94,9 +95,9 @@ def translate(
             long for the model.
     """
     if num_beams < 1:
-        raise ValueError(f"num_beams must be at least 1, got {num_beams}")
+        raise UsageError(f"num_beams must be at least 1, got {num_beams}")
     if not math.isfinite(length_penalty):
-        raise ValueError(f"length_penalty must be a finite number, got {length_penalty}")
+        raise UsageError(f"length_penalty must be a finite number, got {length_penalty}")
     config = model.config
     sources = encode_lines(tokenizer, sentences)
     for number, ids in enumerate(sources, start=1):

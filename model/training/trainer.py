@@ -44,6 +44,7 @@ from model.checkpoint import (
 )
 from model.config import ModelConfig, model_config_to_json, read_model_config
 from model.data.tokenizer import check_tokenizer, read_tokenizer, train_tokenizer
+from model.errors import UsageError
 from model.precision import autocast
 from model.training.config import TrainConfig, read_train_config, train_config_to_json
 from model.training.task import Task
@@ -143,7 +144,7 @@ class Trainer:
         The operating system releases the lock when the process ends.
         """
         if self.run.exists() and not self.run.is_dir():
-            raise ValueError(f"{self.run} is a file; choose a folder for the run")
+            raise UsageError(f"{self.run} is a file; choose a folder for the run")
         is_new = not self.run.exists()
         self.run.mkdir(parents=True, exist_ok=True)
         folder = os.open(self.run, os.O_RDONLY | os.O_DIRECTORY)

@@ -27,6 +27,7 @@ from export.sources.download import (
     files_to_download,
     parse_repository,
 )
+from model.errors import UsageError
 from service.bundle import read_bundle
 from tests.export.folders_of_others import write_bert
 from tests.export.hub import COMMIT, Hub, serve_hub
@@ -181,7 +182,7 @@ def test_names_of_repositories_are_checked() -> None:
     assert parse_repository("a/b") == Repository("a/b")
     assert parse_repository("a/b.c-d@refs/pr/1") == Repository("a/b.c-d", "refs/pr/1")
     for text in ("a", "a/b/c", "/a/b", "../a", "a/..", "a/b@", "a b/c", "https://host/a/b", "a/b@../c"):
-        with pytest.raises(ImportFailedError, match="is neither a name of the catalogue"):
+        with pytest.raises(UsageError, match="is neither a name of the catalogue"):
             parse_repository(text)
 
 

@@ -24,6 +24,7 @@ from export.options import BundleMetadata, ExportOptions
 from export.pipeline import export_checkpoint
 from export.progress import ByteProgress, clock
 from export.sources.checkpoint import Provenance, detect_kind
+from model.errors import UsageError
 from service.bundle import BundleError, Verification, read_bundle, read_manifest
 from service.engine.observer import NullObserver
 from service.inference.dense import read_dense
@@ -195,7 +196,8 @@ def test_an_error_of_the_user_is_one_complete_line_and_writes_nothing(
 ) -> None:
     change, message = ERRORS[name]
     change(folder)
-    assert main([str(folder), "--out", str(tmp_path / "out" / "bundle")]) == 2
+    expected = 2 if name in ("file", "missing folder") else 1
+    assert main([str(folder), "--out", str(tmp_path / "out" / "bundle")]) == expected
     output, errors = capsys.readouterr()
     assert output == "" and errors.startswith("error: ") and errors.count("\n") == 1
     assert message in errors
@@ -256,7 +258,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(
         if code == 0:
             break
         messages.add(errors)
-        assert code == 2
+        assert code == 1
         assert list(disk.iterdir()) == []
     read_bundle(disk / "bundle")
     assert messages == {
@@ -265,7 +267,7 @@ def test_a_full_disk_is_an_error_that_leaves_nothing(
     }
     # With the disk full now, the old bundle stays.
     before = (disk / "bundle" / "manifest.json").read_bytes()
-    assert main([str(folder), "--out", str(disk / "bundle"), "--license", "other"]) == 2
+    assert main([str(folder), "--out", str(disk / "bundle"), "--license", "other"]) == 1
     assert (disk / "bundle" / "manifest.json").read_bytes() == before
     assert [path.name for path in disk.iterdir()] == ["bundle"]
 
@@ -290,7 +292,7 @@ def test_a_file_that_is_larger_than_the_limit_is_an_error(folder: Path, tmp_path
         f"sys.exit(main([{str(folder)!r}, '--out', {str(tmp_path / 'out' / 'bundle')!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path / 'out' / 'bundle'} cannot be written: File too large; remove")
     assert done.stderr.count("\n") == 1
     assert list((tmp_path / "out").iterdir()) == []
@@ -390,14 +392,14 @@ def test_layers_after_pooling_must_fit(
 
 @pytest.mark.usefixtures("unverified")
 def test_only_an_encoder_decoder_can_be_a_model_of_sentences(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImportFailedError, match="--unit sentence is only for encoder-decoder models"):
+    with pytest.raises(UsageError, match="--unit sentence is only for encoder-decoder models"):
         export_checkpoint(folder, tmp_path / "bundle", BundleMetadata("imported", training_unit="sentence"))
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.usefixtures("unverified")
 def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ImportFailedError, match="cannot do the task generate; it can do encode, attention, similar;"):
+    with pytest.raises(UsageError, match="cannot do the task generate; it can do encode, attention, similar;"):
         export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="generate"))
     export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="encode"))
 

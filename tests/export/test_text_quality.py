@@ -341,7 +341,7 @@ def test_a_text_that_is_too_long_is_named(bundles: Path, tmp_path: Path, capsys:
     texts, out = tmp_path / "texts.txt", tmp_path / "small"
     texts.write_text("word1\n\n" + "word2 " * 40, encoding="utf-8")
     arguments = ["quantize", str(bundles / "encoder"), "--out", str(out), "--bits", "8", "--texts", str(texts)]
-    assert main(arguments) == 2
+    assert main(arguments) == 1
     assert f"{texts}, line 3 has 42 tokens, but the model reads at most 24" in capsys.readouterr().err
     with pytest.raises(ValueError, match="text 2 has 42 tokens, but the model reads at most 24; shorten it"):
         quantize_bundle(bundles / "encoder", out, Recipe(8), PlainText(["word1", "word2 " * 40]))

@@ -129,8 +129,8 @@ def test_without_the_library_a_png_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--layer", "7"], 1, "error: --layer must be from -2 to 1 for cross attention, got 7."),
-        (["--kind", "encoder_slots"], 1, "error: --kind: toy has no attention maps of kind encoder_slots"),
+        (["--layer", "7"], 2, "error: --layer must be from -2 to 1 for cross attention, got 7."),
+        (["--kind", "encoder_slots"], 2, "error: --kind: toy has no attention maps of kind encoder_slots"),
         (["--bundle", "missing"], 2, "missing is not a bundle"),
         (["--target", " "], 2, "error: --target is blank; give the text that the model reads as its output, or leave"),
     ],

@@ -46,7 +46,7 @@ def test_a_bundle_that_cannot_be_read_is_an_error_beside_the_others(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "judge" / "manifest.json").write_text("{}")
-    assert main(["models", "--bundles", str(folder)]) == 2
+    assert main(["models", "--bundles", str(folder)]) == 1
     output, errors = capsys.readouterr()
     assert [line.split()[0] for line in output.splitlines()] == ["NAME", "toy"]
     assert errors.startswith(f"error: {folder}/judge/manifest.json has schema_version None") and errors.count("\n") == 1

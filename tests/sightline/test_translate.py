@@ -103,7 +103,7 @@ def test_a_sentence_that_is_too_long_is_named(translated: Translate, bundle: Pat
     fitting = "A man sleeps. " * limit
     assert translated([fitting])[0] == 0
     code, output, errors = translated(["a", f"A man. {'x ' * limit}"])
-    assert (code, output) == (2, "")
+    assert (code, output) == (1, "")
     assert re.search(rf"/source, line 2, sentence 2 has \d+ tokens, but toy reads at most {limit};", errors)
 
 
@@ -217,13 +217,13 @@ def test_two_processes_do_not_write_one_file(translated: Translate, tmp_path: Pa
     with out.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         code, _, errors = translated(LINES, "--out", str(out))
-    assert (code, errors) == (2, f"error: {out} is being written by another process; choose another --out\n")
+    assert (code, errors) == (1, f"error: {out} is being written by another process; choose another --out\n")
 
 
 BEGIN = """
 import sys
 from pathlib import Path
-from sightline.output import OutputError, OutputFile
+from sightline.output import OutputBusyError, OutputError, OutputFile
 
 path, source, *lines = sys.argv[1:]
 try:
@@ -233,7 +233,7 @@ try:
         output.write(lines)
         if not lines:
             raise RuntimeError("nothing could be translated")
-except OutputError as error:
+except (OutputBusyError, OutputError) as error:
     sys.exit(str(error))
 except RuntimeError:
     pass
@@ -313,19 +313,19 @@ def test_a_line_that_is_too_long_is_named_before_anything_is_translated(
 ) -> None:
     limit = read_manifest(bundle).limits.max_source_tokens
     code, output, errors = translated(["A man sleeps.", "", "x " * limit])
-    assert (code, output) == (2, "")
+    assert (code, output) == (1, "")
     assert errors.startswith("error: ") and errors.count("\n") == 1
     assert re.fullmatch(
         rf"error: .*/source, line 3 has \d+ tokens, but toy reads at most {limit}; split it into shorter lines\n",
         errors,
     )
-    assert translated(["x " * limit], "--out", str(tmp_path / "out"))[0] == 2
+    assert translated(["x " * limit], "--out", str(tmp_path / "out"))[0] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
     code, output, errors = translated(b"A man\nsleeps\xff.\n")
-    assert (code, output) == (2, "")
+    assert (code, output) == (1, "")
     assert errors.endswith("/source, line 2 is not UTF-8; convert the file to UTF-8\n")
 
 
@@ -453,7 +453,7 @@ def test_an_engine_that_fails_is_an_error_that_keeps_the_lines_before(
         monkeypatch.setattr(Engine, "step", die)
         return backend
 
-    monkeypatch.setattr(translate, "load_bundles", load)
+    monkeypatch.setattr("service.loading.load_bundles", load)
     code, _, errors = translated(["", *LINES], "--out", str(tmp_path / "out"))
     assert code == 1
     assert f"error: line 2 of {tmp_path}/source: " in errors
@@ -549,6 +549,6 @@ def test_a_failure_removes_only_what_the_command_has_created(
         raise BundleError("the engine failed")
 
     monkeypatch.setattr(translate, "translate_into", fail)
-    assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 2
+    assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 1
     assert os.path.lexists(out) and out.is_symlink() == (kind != "empty file")
     assert not (tmp_path / "out.progress").exists()

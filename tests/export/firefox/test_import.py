@@ -24,6 +24,7 @@ from export.sources.firefox.marian_binary import open_marian, read_file
 from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy
+from model.errors import UsageError
 from service.bundle import Manifest, Origin, State, Verification, read_bundle
 from tests.export.firefox.models import (
     VOCABULARY,
@@ -279,7 +280,7 @@ def test_a_shortlist_that_is_missing_or_of_another_model(tmp_path: Path) -> None
     (folder / SHORTLIST).unlink()
     message = f"ende has no shortlist {SHORTLIST}; download it to the folder, or import without --shortlist"
     check_error(folder, tmp_path, message, WITH_SHORTLIST)
-    with pytest.raises(ImportFailedError, match="is not a Firefox translation model, and only those have a shortlist"):
+    with pytest.raises(UsageError, match="is not a Firefox translation model, and only those have a shortlist"):
         export_checkpoint(folder, tmp_path / "bundle", METADATA, WITH_SHORTLIST)
 
 

@@ -1,0 +1,24 @@
+"""Errors of the commands that run a model, and their exit statuses."""
+
+from service.bundle import MissingBundleError
+from service.settings import SettingsError
+from sightline.parser import EXIT_FAILED, EXIT_USAGE
+
+
+class UsageError(Exception):
+    """Arguments that can never work. The message says which and what to do instead."""
+
+
+USAGE_ERRORS = (
+    UsageError,
+    SettingsError,
+    MissingBundleError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+
+
+def exit_status(error: Exception) -> int:
+    """Return the exit status of a failed command: 2 if its arguments can never work, or else 1."""
+    return EXIT_USAGE if isinstance(error, USAGE_ERRORS) else EXIT_FAILED
