@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from export import __main__ as export_main
-from export import commands
+from export import commands, pipeline
 from export.__main__ import main
 from export.convert.bundles import quantize_bundle
 from export.errors import VerificationError
-from export.options import SENTENCES, BundleMetadata
+from export.options import DEFAULT_SENTENCES, SENTENCES, BundleMetadata
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
 from model.architectures.transformer import Transformer
@@ -22,6 +22,26 @@ from model.config import CausalConfig, RecurrentConfig, TransformerConfig
 from model.data.tokenizer import read_tokenizer
 from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
+
+check_in_child = pipeline.check_in_child
+
+
+@pytest.fixture(autouse=True)
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check bundles in this process, which takes a tenth of the time."""
+    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+
+
+@pytest.fixture
+def short_reader(checkpoint: Path, tmp_path: Path) -> Path:
+    """Checkpoint with max_positions 24."""
+    tokenizer = checkpoint / "tokenizer.json"
+    config = TransformerConfig(
+        read_tokenizer(tokenizer).get_vocab_size(), d_model=16, num_heads=2, d_ff=16, encoder_layers=1, decoder_layers=1
+    )
+    config = dataclasses.replace(config, max_positions=24)
+    save_checkpoint(tmp_path / "short", config, Transformer(config).state_dict(), tokenizer, {})
+    return tmp_path / "short"
 
 
 @pytest.fixture
@@ -32,8 +52,13 @@ def sentences_path(tmp_path: Path) -> Path:
 
 
 def test_export_writes_a_bundle_and_verify_accepts_it(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
+    checkpoint: Path,
+    tmp_path: Path,
+    sentences_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(pipeline, "check_in_child", check_in_child)
     out = tmp_path / "my-model"
     assert main([str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]) == 0
     assert capsys.readouterr().out.startswith(str(out))
@@ -87,8 +112,8 @@ def test_missing_files_exit_with_2_and_one_line(
     assert not any(tmp_path.iterdir())
 
 
-def test_a_training_run_may_have_standard_operators(checkpoint: Path, tmp_path: Path, sentences_path: Path) -> None:
-    arguments = [str(checkpoint), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
+def test_a_training_run_may_have_standard_operators(short_reader: Path, tmp_path: Path, sentences_path: Path) -> None:
+    arguments = [str(short_reader), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
     assert main([*arguments, "--ops", "standard"]) == 0
     manifest = read_bundle(tmp_path / "toy")
     assert manifest.ops == "standard" and manifest.verification is not None
@@ -154,9 +179,9 @@ def test_a_name_that_no_request_could_use_is_rejected(
     assert "error: name must be 1 to 128 letters, digits," in capsys.readouterr().err
 
 
-def test_a_replaced_bundle_keeps_its_metadata(checkpoint: Path, tmp_path: Path, sentences_path: Path) -> None:
+def test_a_replaced_bundle_keeps_its_metadata(short_reader: Path, tmp_path: Path, sentences_path: Path) -> None:
     out = tmp_path / "toy"
-    arguments = [str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]
+    arguments = [str(short_reader), "--out", str(out), "--sentences", str(sentences_path)]
     said = []
     for more in (["--description", "a toy", "--license", "for research"], [], ["--license", "Apache-2.0"]):
         assert main([*arguments, *more]) == 0
@@ -166,9 +191,9 @@ def test_a_replaced_bundle_keeps_its_metadata(checkpoint: Path, tmp_path: Path, 
 
 
 def test_an_export_after_a_killed_one_keeps_the_metadata_of_the_bundle(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path
+    short_reader: Path, tmp_path: Path, sentences_path: Path
 ) -> None:
-    arguments = [str(checkpoint), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
+    arguments = [str(short_reader), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
     assert main([*arguments, "--description", "a toy", "--license", "for research"]) == 0
     (tmp_path / "toy").rename(tmp_path / ".toy.old")  # killed between the two moves
     (tmp_path / ".toy.new").mkdir()
@@ -179,10 +204,10 @@ def test_an_export_after_a_killed_one_keeps_the_metadata_of_the_bundle(
 
 
 def test_a_replaced_bundle_keeps_its_languages_and_its_chat_template(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path
+    short_reader: Path, tmp_path: Path, sentences_path: Path
 ) -> None:
     out = tmp_path / "toy"
-    arguments = [str(checkpoint), "--out", str(out), "--sentences", str(sentences_path)]
+    arguments = [str(short_reader), "--out", str(out), "--sentences", str(sentences_path)]
     assert main(arguments) == 0
     manifest = read_manifest(out)
     assert (manifest.languages, manifest.chat) == (None, None)
@@ -264,10 +289,15 @@ def test_quantize_measures_static_scales_on_the_given_sentences(
     assert read_bundle(out).files == read_bundle(tmp_path / "expected").files
 
 
-def test_static_scales_are_measured_on_the_default_sentences(bundle: Path, tmp_path: Path) -> None:
+def test_static_scales_are_measured_on_the_default_sentences(
+    bundle: Path, tmp_path: Path, sentences_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert DEFAULT_SENTENCES == SENTENCES
     given, own = (tmp_path / name for name in ("given", "own"))
+    for module in (commands, export_main):
+        monkeypatch.setattr(module, "DEFAULT_SENTENCES", sentences_path)
     assert main(quantize_static(bundle, own)) == 0
-    assert main(quantize_static(bundle, given, "--calibration", str(SENTENCES))) == 0
+    assert main(quantize_static(bundle, given, "--calibration", str(sentences_path))) == 0
     assert read_bundle(given).files == read_bundle(own).files
 
 
@@ -379,11 +409,11 @@ def test_quantize_on_missing_text_exits_with_2(
 
 
 def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
+    short_reader: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, out = tmp_path / "runs", tmp_path / "bundles"
     for run in ("bahdanau-1", "bahdanau-2", "chat-gatt-1", "pre-norm-1", "sentiment-1"):
-        shutil.copytree(checkpoint, runs / run / "averaged")
+        shutil.copytree(short_reader, runs / run / "averaged")
         if run != "sentiment-1":
             (runs / run / "scores.json").write_text("{}", encoding="utf-8")
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path), "--half-weights"]) == 0
@@ -407,7 +437,7 @@ def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
 
 
 def test_a_rejected_system_does_not_prevent_the_export_of_others(
-    checkpoint: Path,
+    short_reader: Path,
     tmp_path: Path,
     sentences_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -415,7 +445,7 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
 ) -> None:
     runs, out = tmp_path / "runs", tmp_path / "bundles"
     for name in ("bahdanau", "linformer", "pre-norm"):
-        shutil.copytree(checkpoint, runs / f"{name}-1" / "averaged")
+        shutil.copytree(short_reader, runs / f"{name}-1" / "averaged")
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
     export_one = commands._export_run
 
@@ -433,18 +463,6 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
 def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "has no finished run (NAME-1/scores.json)" in capsys.readouterr().err
-
-
-@pytest.fixture
-def short_reader(checkpoint: Path, tmp_path: Path) -> Path:
-    """Checkpoint with max_positions 24."""
-    tokenizer = checkpoint / "tokenizer.json"
-    config = TransformerConfig(
-        read_tokenizer(tokenizer).get_vocab_size(), d_model=16, num_heads=2, d_ff=16, encoder_layers=1, decoder_layers=1
-    )
-    config = dataclasses.replace(config, max_positions=24)
-    save_checkpoint(tmp_path / "short", config, Transformer(config).state_dict(), tokenizer, {})
-    return tmp_path / "short"
 
 
 @pytest.fixture
@@ -553,9 +571,9 @@ def test_a_chat_model_is_exported_with_the_format_of_its_training(
 
 
 def test_the_folder_of_a_run_means_its_averaged_checkpoint(
-    checkpoint: Path, sentences_path: Path, tmp_path: Path
+    short_reader: Path, sentences_path: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(checkpoint, tmp_path / "run" / "averaged")
+    shutil.copytree(short_reader, tmp_path / "run" / "averaged")
     arguments = ["--sentences", str(sentences_path), "--out"]
     assert main([str(tmp_path / "run"), *arguments, str(tmp_path / "toy")]) == 0
     assert read_manifest(tmp_path / "toy").name == "toy"
