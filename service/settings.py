@@ -16,7 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from service.fields import MAX_INPUTS
 
 ENV_PREFIX = "SIGHTLINE_"
-DEFAULT_MAX_INPUTS = 256
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
 COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -131,7 +130,7 @@ class Settings(BaseModel):
         default=1024, ge=1, description="Maximum tokens of an encoder batch, padding included."
     )
     max_inputs: int = Field(
-        default=DEFAULT_MAX_INPUTS,
+        default=MAX_INPUTS,
         ge=1,
         le=MAX_INPUTS,
         description="Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split into "

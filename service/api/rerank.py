@@ -10,11 +10,10 @@ from service.api.types import ModelName, Truncate
 from service.fields import TEXT_SCHEMA, RequestBody, Text, Texts, check_texts, field_error, list_schema, must_equal
 from service.inference.rerank import rerank
 from service.inference.results import TimingsMs
-from service.settings import DEFAULT_MAX_INPUTS
 
 DOCUMENTS = (
-    f"Documents to rank, as strings or as objects with the field `text`: up to {DEFAULT_MAX_INPUTS} unless "
-    "SIGHTLINE_MAX_INPUTS sets another limit."
+    "Documents to rank, as strings or as objects with the field `text`; SIGHTLINE_MAX_INPUTS can limit their number "
+    "further."
 )
 
 

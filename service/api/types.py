@@ -6,9 +6,8 @@ from pydantic import Field
 
 from service.fields import TEXTS_SCHEMA, TextOrTexts, Texts, field_error, object_schema
 from service.parameters import AT_MOST_ONE
-from service.settings import DEFAULT_MAX_INPUTS
 
-INPUTS = f"A text, or a list of texts: up to {DEFAULT_MAX_INPUTS} unless SIGHTLINE_MAX_INPUTS sets another limit."
+INPUTS = "A text, or a list of texts; SIGHTLINE_MAX_INPUTS can limit their number further."
 INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."
 Inputs = Annotated[TextOrTexts, Field(description=INPUTS)]
 ModelName = Annotated[

@@ -61,7 +61,7 @@ def test_the_client_reads_metadata_configuration_and_the_index(client: Any) -> N
     assert client.get_server_metadata()["name"] == "sightline"
     metadata = client.get_model_metadata("toy", "1")
     assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
-    assert client.get_model_config("toy")["max_batch_size"] == 256
+    assert client.get_model_config("toy")["max_batch_size"] == 2048
     assert client.get_model_repository_index() == [{"name": "toy", "version": "1", "state": "READY", "reason": ""}]
 
 

@@ -65,7 +65,11 @@ def tensor(**changes: Any) -> dict[str, Any]:
         (GENERATE, {"inputs": ["x", 3]}, "inputs[1] must be a string."),
         (GENERATE, {"inputs": ["x", " "]}, "inputs[1] is empty or contains only whitespace."),
         (GENERATE, {"inputs": []}, "inputs is an empty list."),
-        (GENERATE, {"inputs": ["x"] * 257}, "inputs must have at most 256 entries (SIGHTLINE_MAX_INPUTS), got 257."),
+        (
+            GENERATE,
+            {"inputs": ["x"] * 2049},
+            "inputs must have at most 2048 strings (or fewer, see SIGHTLINE_MAX_INPUTS), got 2049.",
+        ),
         (
             GENERATE,
             {"inputs": "x", "parameters": {"temperature": 0}},

@@ -109,7 +109,7 @@ async def test_a_pair_that_is_too_long_is_truncated_only_on_request(running: Run
         ({"query": "a", "documents": "a"}, "invalid_parameter", "documents"),
         ({"query": "a", "documents": ["a", " "]}, "empty_input", "documents[1]"),
         ({"query": "a", "documents": [{"title": "a"}]}, "invalid_parameter", "documents[0]"),
-        ({"query": "a", "documents": ["a"] * 257}, "invalid_parameter", "documents"),
+        ({"query": "a", "documents": ["a"] * 2049}, "invalid_parameter", "documents"),
         ({"query": "a", "documents": ["a"], "top_n": 0}, "invalid_parameter", "top_n"),
         ({"query": "a", "documents": ["a"], "rank_fields": ["a"]}, "unsupported_parameter", "rank_fields"),
         ({"query": "a", "documents": ["a"], "model": "fake"}, "unsupported_task", "model"),

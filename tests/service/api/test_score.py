@@ -63,7 +63,7 @@ async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> 
         ({"inputs": ["x", "y"], "targets": ["x", " "]}, "empty_input", "targets[1]"),
         ({"inputs": ["x", "y"], "targets": ["x", 3]}, "invalid_parameter", "targets[1]"),
         ({"inputs": [], "targets": []}, "empty_input", "inputs"),
-        ({"inputs": ["x"] * 257, "targets": ["x"] * 257}, "invalid_parameter", "inputs"),
+        ({"inputs": ["x"] * 2049, "targets": ["x"] * 2049}, "invalid_parameter", "inputs"),
         ({"inputs": "x" * 70, "targets": "y"}, "input_too_long", "inputs"),
         ({"inputs": "x", "targets": "y" * 70}, "input_too_long", "targets"),
         ({"inputs": "x", "targets": "y", "top_logprobs": 6}, "invalid_parameter", "top_logprobs"),

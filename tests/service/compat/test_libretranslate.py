@@ -153,7 +153,7 @@ async def test_languages_are_listed_with_their_target_languages(start: Start, tr
         ({"q": ""}, "q is empty or contains only whitespace"),
         ({"q": ["x", " "]}, "q[1] is empty or contains only whitespace"),
         ({"q": []}, "q is an empty list"),
-        ({"q": ["x"] * 257}, "q must have at most 256 entries (SIGHTLINE_MAX_INPUTS), got 257."),
+        ({"q": ["x"] * 2049}, "q must have at most 2048 strings (or fewer, see SIGHTLINE_MAX_INPUTS), got 2049."),
         ({"q": ["x", "y" * 70]}, "q[1] must have at most 64 tokens for this model, got 72; shorten or split it."),
         ({"q": 3}, "q must be a string"),
         ({"source": None}, "source must be a valid string, got null."),

@@ -78,7 +78,7 @@ async def test_metadata_and_configuration_list_the_tensors_of_a_models_tasks(
             assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
             assert [one["name"] for one in metadata["outputs"]] == names
             config = await get(running, f"/v2/models/{model}/config")
-            assert (config["name"], config["max_batch_size"]) == (model, 256)
+            assert (config["name"], config["max_batch_size"]) == (model, 2048)
             assert config["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
             for mine, reported in zip(config["output"], metadata["outputs"], strict=True):
                 assert (mine["name"], mine["dims"]) == (reported["name"], reported["shape"][1:])

@@ -200,7 +200,7 @@ async def test_unsupported_fields_are_rejected_by_name(running: Running, option:
         ({"prompt": "x", "num_beams": 2, "n": 3}, "invalid_parameter", "n"),
         ({"prompt": "x", "num_beams": 2, "top_p": 0.5}, "invalid_parameter", "top_p"),
         ({"prompt": "x", "temperature": 0, "n": 2}, "invalid_parameter", "n"),
-        ({"prompt": ["x"] * 8, "temperature": 1, "n": 40}, "invalid_parameter", "n"),
+        ({"prompt": ["x"] * 8, "temperature": 1, "n": 300}, "invalid_parameter", "n"),
         ({"prompt": "x", "num_beams": 2, "temperature": 1}, "invalid_parameter", "num_beams"),
         ({"prompt": "x", "num_beams": 2, "stream": True}, "unsupported_parameter", "num_beams"),
         ({"prompt": "x", "length_penalty": 2}, "invalid_parameter", "length_penalty"),

@@ -67,7 +67,7 @@ NOT_ALLOWED: list[tuple[Any, str, str | None]] = [
     ({"inputs": ["x", MARKER, ""]}, "empty_input", "inputs[2]"),
     ({"inputs": ["x", 3]}, "invalid_parameter", "inputs[1]"),
     ({"inputs": ["x", ["y"]]}, "invalid_parameter", "inputs[1]"),
-    ({"inputs": ["x"] * 257}, "invalid_parameter", "inputs"),
+    ({"inputs": ["x"] * 2049}, "invalid_parameter", "inputs"),
     ({"inputs": "x", "inptus": MARKER}, "invalid_parameter", "inptus"),
     ({"inputs": "x", MARKER + " ä": 1}, "invalid_parameter", None),
     ({"inputs": "x", "stream": 1}, "invalid_parameter", "stream"),

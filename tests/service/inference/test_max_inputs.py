@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.service.conftest import MakeBackend, Running, Start, classifying, reading_examples, until
+from tests.service.conftest import MakeBackend, Start, classifying, reading_examples, until
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -54,12 +54,13 @@ async def test_a_call_has_as_many_inputs_as_the_setting_allows(
         assert error_text(response) == f"{field} must have at most 3 entries (SIGHTLINE_MAX_INPUTS), got 4."
 
 
-async def test_the_default_is_256_and_the_maximum_2048(start: Start) -> None:
+async def test_the_default_is_2048_which_is_also_the_maximum(start: Start) -> None:
     async with start() as running:
-        assert (await running.post("/v1/encode", {"inputs": ["x"] * 256})).status_code == 200
-        assert "at most 256 entries" in error_text(await running.post("/v1/encode", {"inputs": ["x"] * 257}))
+        vectors = (await running.post("/v1/encode", {"inputs": ["x"] * 2047 + ["a dog"]})).json()["embeddings"]
+        alone = (await running.post("/v1/encode", {"inputs": ["x", "a dog"]})).json()["embeddings"]
+        assert (len(vectors), vectors[0], vectors[-1]) == (2048, *alone)
         assert "at most 2048 strings" in error_text(await running.post("/v1/encode", {"inputs": ["x"] * 2049}))
-        assert await running.metric('sightline_limit{setting="max_inputs"}') == 256
+        assert await running.metric('sightline_limit{setting="max_inputs"}') == 2048
 
 
 async def test_a_call_with_256_inputs_has_the_outputs_of_each_alone(start: Start) -> None:
@@ -73,14 +74,15 @@ async def test_a_call_with_256_inputs_has_the_outputs_of_each_alone(start: Start
             assert alone.json()["outputs"] == [{**outputs[index], "index": 0}]
 
 
-async def test_samples_of_all_inputs_count_together(running: Running) -> None:
-    parameters = {"do_sample": True, "num_return_sequences": 128, "max_new_tokens": 1}
+async def test_samples_of_all_inputs_count_together(start: Start) -> None:
+    parameters = {"do_sample": True, "num_return_sequences": 8, "max_new_tokens": 1}
     body = {"inputs": ["x"] * 2, "parameters": parameters}
-    assert (await running.post("/v1/generate", body)).status_code == 200
-    error = (await running.post("/v1/generate", {**body, "inputs": ["x"] * 3})).json()["error"]
+    async with start(max_inputs=16) as running:
+        assert (await running.post("/v1/generate", body)).status_code == 200
+        error = (await running.post("/v1/generate", {**body, "inputs": ["x"] * 3})).json()["error"]
     assert (error["code"], error["param"]) == ("invalid_parameter", "parameters.num_return_sequences")
     assert error["message"] == (
-        "A call generates at most 256 sequences (SIGHTLINE_MAX_INPUTS), got 384: parameters.num_return_sequences for "
+        "A call generates at most 16 sequences (SIGHTLINE_MAX_INPUTS), got 24: parameters.num_return_sequences for "
         "each input."
     )
 

@@ -67,7 +67,11 @@ async def test_blank_inputs_alone_need_no_model_run(running: Running, inputs: An
         ({"inputs": ["", "a"], "parameters": {"target_prefix": ["a"]}}, "parameters.target_prefix", ""),
         ({"inputs": ["", 3]}, "inputs[1]", "inputs[1] must be a string."),
         ({"inputs": []}, "inputs", "inputs is an empty list."),
-        ({"inputs": [""] * 257}, "inputs", "inputs must have at most 256 entries (SIGHTLINE_MAX_INPUTS), got 257."),
+        (
+            {"inputs": [""] * 2049},
+            "inputs",
+            "inputs must have at most 2048 strings (or fewer, see SIGHTLINE_MAX_INPUTS), got 2049.",
+        ),
         ({"inputs": "a", "stream": True}, "on_empty", "on_empty: pass cannot be combined with stream: true"),
         ({"inputs": "a", "on_empty": "skip"}, "on_empty", "on_empty must be"),
     ],
