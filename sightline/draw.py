@@ -176,7 +176,7 @@ async def make_picture(
         selection = selection_to_draw(manifest, selection, options.view)
         targets = None if options.target is None else Texts.one(options.target)
         result = await attention(call, model, Texts.one(options.text), selection, targets=targets)
-        return result.outputs[0], draw(model.name, result.outputs[0], options.view)
+        return result.outputs[0], draw(model.name, result.outputs[0], selection, options.view)
     finally:
         call.close()
         await backend.worker.stop(0.0)

@@ -133,7 +133,8 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     view = body.draw or "heatmap"
     selection = selection_to_draw(model.manifest, body, view)
     result = await attention(call, model, inputs, selection, targets=body.targets, parameters=parameters)
-    return Raw(draw(result.model, result.outputs[0], view).encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
+    picture = draw(result.model, result.outputs[0], selection, view)
+    return Raw(picture.encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
 
 
 def _check_target_parameters(given: Collection[str]) -> None:

@@ -55,18 +55,20 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
     return selection.model_copy(update=changes)
 
 
-def draw(model: str, output: TargetAttention, view: View) -> str:
-    """Return the SVG of the maps that `selection_to_draw` requests.
+def draw(model: str, output: TargetAttention, selection: AttentionSelection, view: View) -> str:
+    """Return the SVG of requested maps.
 
     Args:
         model: name of the model.
         output: attention maps of one input.
+        selection: maps that were requested, from `selection_to_draw`.
         view: kind of picture.
     """
     (one,) = output.maps
     if view == "heads":
         return drawing.heads(f"{model}: {TITLES[one.kind]}", _all_heads(output, one))
-    heads = f"head {one.heads[0]}" if len(one.heads) == 1 else f"{len(one.heads)} heads"
+    reduction = "maximum" if selection.reduce == "max" else "mean"
+    heads = f"head {one.heads[0]}" if len(one.heads) == 1 else f"{reduction} of {len(one.heads)} heads"
     title = f"{model}: {TITLES[one.kind]}, layer {one.layers[0]}, {heads}"
     matrix = Matrix(title, *_labels(output, one), _weights(one)[0, 0])
     return drawing.alignment(matrix) if view == "alignment" else drawing.heat_map(matrix)

@@ -137,7 +137,7 @@ export class AttentionMaps {
   async matrix(kind, units, layer, head) {
     if (head === "rollout") return this._rollout(kind, units, layer);
     const one = await this.layer(kind, units, layer);
-    const name = typeof head === "number" ? `head ${head}` : `${head} of the heads`;
+    const name = typeof head === "number" ? `head ${head}` : `${REDUCTIONS[head]} of ${one.heads.length} heads`;
     const data = typeof head === "number" ? one.heads[head] : combine(one.heads, head);
     return new Matrix(one.rows, one.columns, data, `${KIND_NAMES[kind]}, layer ${layer}, ${name}`);
   }
@@ -168,6 +168,8 @@ export class AttentionMaps {
     return new Matrix(last.rows, last.columns, data, `${KIND_NAMES[kind]}, rollout of layers 0 to ${layer}`);
   }
 }
+
+const REDUCTIONS = { mean: "mean", max: "maximum" };
 
 export const KIND_NAMES = {
   encoder: "Encoder self-attention",

@@ -25,6 +25,9 @@ const document = (width, height, theme, content) =>
   `${FONT} font-size="13" fill="${theme === "dark" ? "#e8eaed" : "#1b1f24"}">` +
   `<rect width="${width}" height="${height}" fill="${theme === "dark" ? "#181b21" : "#ffffff"}"/>${content}</svg>`;
 
+/** Return the width of a picture that has room for its title, which is bold and begins at 12 pixels. */
+const titleWidth = title => Math.ceil(1.1 * widthOf(title)) + 24;
+
 /** Return a heat map with the labels of its rows and columns and, in large cells, percentages. */
 export function heatMap(matrix, { isDifference = false, theme = "light", cell = 30 } = {}) {
   const { rows, columns, maximum } = matrix;
@@ -52,7 +55,8 @@ export function heatMap(matrix, { isDifference = false, theme = "light", cell = 
       for (let column = 0; column < columns.length; column++)
         parts.push(cellOf(matrix.weight(row, column), left + column * size, top + row * size, size, colour));
   }
-  return document(Math.ceil(left + columns.length * size + right + 12), Math.ceil(top + rows.length * size + 12), theme,
+  const width = Math.max(left + columns.length * size + right + 12, titleWidth(matrix.title));
+  return document(Math.ceil(width), Math.ceil(top + rows.length * size + 12), theme,
     parts.join(""));
 }
 
@@ -94,7 +98,7 @@ export function alignment(matrix, { theme = "light", title = true, width: availa
   const left = 12 + Math.min(240, Math.max(60, ...columns.map(column => widthOf(column.text))));
   const right = Math.min(240, Math.max(60, ...rows.map(row => widthOf(row.text)))) + 12;
   const gap = Math.max(120, Math.min(MAX_GAP, (available || left + 260 + right) - left - right));
-  const width = left + gap + right;
+  const width = Math.max(left + gap + right, title ? titleWidth(matrix.title) : 0);
   const height = top + Math.max(rows.length, columns.length) * step + 10;
   const offset = labels => top + ((Math.max(rows.length, columns.length) - labels.length) * step) / 2 + step / 2;
   const [columnTop, rowTop] = [offset(columns), offset(rows)];
@@ -150,5 +154,5 @@ export function grid(layers, { theme = "light", title = "", size = 84 } = {}) {
         `preserveAspectRatio="none" style="image-rendering:pixelated" href="${url}"/>`);
     });
   });
-  return document(left + heads * (size + gap) + 12, top + layers.length * (size + gap) + 12, theme, parts.join(""));
+  return document(Math.max(left + heads * (size + gap) + 12, titleWidth(title)), top + layers.length * (size + gap) + 12, theme, parts.join(""));
 }

@@ -167,7 +167,7 @@ def test_hovering_shows_the_weights_in_all_views(open_page: OpenPage, server: Ru
     assert page.locator("#view table tbody tr").count() == 11
 
 
-@pytest.mark.parametrize(("head", "title"), [("max", "max of the heads"), ("rollout", "rollout"), ("2", "head 2")])
+@pytest.mark.parametrize(("head", "title"), [("max", "maximum of 4 heads"), ("rollout", "rollout"), ("2", "head 2")])
 def test_layers_heads_and_rollout_can_be_chosen(
     open_page: OpenPage, server: RunningServer, head: str, title: str
 ) -> None:
@@ -178,6 +178,23 @@ def test_layers_heads_and_rollout_can_be_chosen(
         choose(page, "Layer", "1")
         choose(page, "Head", head)
         page.locator("figcaption", has_text=title).first.wait_for()
+
+
+def test_the_title_of_a_saved_picture_names_the_reduction_and_fits(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    page.get_by_label("Text", exact=True).fill("A dog.")
+    page.get_by_role("button", name="Translate").click()
+    wait_for_output(page, "Ein Hund")
+    page.get_by_role("button", name="Heat map").click()
+    choose(page, "Head", "max")
+    page.locator("figcaption", has_text="maximum of 4 heads").wait_for()
+    page.get_by_text("Take away").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="SVG").click()
+    picture = page.context.new_page()
+    picture.set_content(Path(download.value.path()).read_text(encoding="utf-8"))
+    title = picture.locator("text", has_text="Cross-attention, layer 3, maximum of 4 heads")
+    assert title.evaluate("one => one.getBBox().x + one.getBBox().width < one.ownerSVGElement.viewBox.baseVal.width")
 
 
 def test_a_link_shows_the_same_view_in_a_fresh_profile(open_page: OpenPage, server: RunningServer) -> None:

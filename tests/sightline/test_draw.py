@@ -48,7 +48,7 @@ def test_it_prints_the_output_and_draws_cross_attention_between_words(drawn: Dra
 @pytest.mark.parametrize(
     ("arguments", "title"),
     [
-        (["--kind", "encoder"], "toy: Encoder self-attention, layer 1, 4 heads"),
+        (["--kind", "encoder"], "toy: Encoder self-attention, layer 1, mean of 4 heads"),
         (["--kind", "decoder", "--layer", "0", "--head", "2"], "toy: Decoder self-attention, layer 0, head 2"),
         (["--layer", "-1", "--head", "-1", "--view", "alignment"], "toy: Cross-attention, layer 1, head 3"),
         (["--view", "heads"], "toy: Cross-attention"),

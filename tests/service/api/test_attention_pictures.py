@@ -21,11 +21,11 @@ def titles(svg: str) -> list[str]:
 @pytest.mark.parametrize(
     ("fields", "title"),
     [
-        ({}, "fake: Cross-attention, layer 1, 2 heads"),
+        ({}, "fake: Cross-attention, layer 1, mean of 2 heads"),
         ({"draw": "alignment", "layers": [0], "heads": [1]}, "fake: Cross-attention, layer 0, head 1"),
-        ({"kinds": ["decoder"], "reduce": "max"}, "fake: Decoder self-attention, layer 1, 2 heads"),
+        ({"kinds": ["decoder"], "reduce": "max"}, "fake: Decoder self-attention, layer 1, maximum of 2 heads"),
         ({"kinds": ["encoder"], "draw": "heads"}, "fake: Encoder self-attention"),
-        ({"targets": "a dog", "units": "words"}, "fake: Cross-attention, layer 1, 2 heads"),
+        ({"targets": "a dog", "units": "words"}, "fake: Cross-attention, layer 1, mean of 2 heads"),
     ],
 )
 async def test_clients_that_accept_svg_get_a_picture(start: Start, fields: dict[str, Any], title: str) -> None:
