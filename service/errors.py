@@ -53,20 +53,30 @@ _SERVER: ErrorType = "server_error"
 
 ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
     {
-        "malformed_request": ErrorKind(400, _INVALID, "The request is not valid HTTP/1.1."),
-        "malformed_json": ErrorKind(400, _INVALID, "The body is not valid JSON in UTF-8."),
-        "forbidden": ErrorKind(403, _INVALID, "The settings of the service do not allow this request."),
+        "malformed_request": ErrorKind(
+            400, _INVALID, "The request is not valid HTTP/1.1; send it with an HTTP client."
+        ),
+        "malformed_json": ErrorKind(400, _INVALID, "The body is not valid JSON in UTF-8; send one JSON object."),
+        "forbidden": ErrorKind(
+            403, _INVALID, "The settings of the service do not allow this request; ask its operator."
+        ),
         "not_found": ErrorKind(404, _INVALID, "There is no such route; GET /docs lists all routes."),
         "model_not_found": ErrorKind(404, _INVALID, "There is no model of this name; GET /v1/models lists the models."),
         "method_not_allowed": ErrorKind(
-            405, _INVALID, "The route does not accept this method; the header Allow lists the methods."
+            405, _INVALID, "The route does not accept this method; use a method of the header Allow."
         ),
         "client_too_slow": ErrorKind(
-            408, _INVALID, "The request did not arrive in time (SIGHTLINE_HEADER_TIMEOUT_S, SIGHTLINE_BODY_TIMEOUT_S)."
+            408,
+            _INVALID,
+            "The request did not arrive in time; send faster (SIGHTLINE_HEADER_TIMEOUT_S, SIGHTLINE_BODY_TIMEOUT_S).",
         ),
-        "body_too_large": ErrorKind(413, _INVALID, "The body is too large (SIGHTLINE_MAX_BODY_BYTES)."),
+        "body_too_large": ErrorKind(
+            413, _INVALID, "The body is too large; send less at once (SIGHTLINE_MAX_BODY_BYTES)."
+        ),
         "unsupported_media_type": ErrorKind(
-            415, _INVALID, "The route does not accept this Content-Type or Content-Encoding."
+            415,
+            _INVALID,
+            "The route does not accept this Content-Type or Content-Encoding; send JSON without compression.",
         ),
         "misdirected_request": ErrorKind(
             421,
@@ -74,16 +84,20 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
             "The service does not answer requests for this host; use localhost in the URL, or set "
             "SIGHTLINE_ALLOWED_HOSTS to the names of the service.",
         ),
-        "invalid_parameter": ErrorKind(422, _INVALID, "A value is not allowed."),
+        "invalid_parameter": ErrorKind(422, _INVALID, "A value is not allowed; GET /docs lists the allowed values."),
         "empty_input": ErrorKind(422, _INVALID, "It is empty or contains only whitespace."),
-        "input_too_long": ErrorKind(422, _INVALID, "The input has more tokens than the model accepts."),
-        "unsupported_parameter": ErrorKind(422, _INVALID, "The service or the model does not support this parameter."),
+        "input_too_long": ErrorKind(
+            422, _INVALID, "The input has more tokens than the model accepts; shorten or split it."
+        ),
+        "unsupported_parameter": ErrorKind(
+            422, _INVALID, "The service or the model does not support this parameter; leave it out."
+        ),
         "unsupported_task": ErrorKind(
             422, _INVALID, "The model does not support this task; GET /v1/models lists the tasks of each model."
         ),
-        "response_too_large": ErrorKind(422, _INVALID, "The response would be too large."),
+        "response_too_large": ErrorKind(422, _INVALID, "The response would be too large; send fewer inputs at once."),
         "headers_too_large": ErrorKind(
-            431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB."
+            431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB; send less in them."
         ),
         "internal": ErrorKind(500, _SERVER, "Internal error; the log has the details under the request id."),
         "overloaded": ErrorKind(503, _OVERLOADED, "The queue is full. Retry later.", retry_after_s=1),

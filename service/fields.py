@@ -405,7 +405,14 @@ def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
 
 
 # Ways out that do not follow from a limit, by the type of the error and the name of the field.
-HINTS = {("greater_than", "temperature"): "; for the most probable tokens, leave it out or set do_sample to false"}
+HINTS = {
+    ("greater_than", "temperature"): "; for the most probable tokens, leave it out or set do_sample to false",
+    ("literal_error", "role"): "; there are no tools, so send the result of a tool as a message of the user",
+    **{
+        ("less_than_equal", name): "; GET /v1/models has the limits of each model"
+        for name in ("max_new_tokens", "max_tokens", "max_completion_tokens", "num_predict")
+    },
+}
 
 
 def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = None) -> ApiError:

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.fields import MAX_INPUTS
+from service.fields import MAX_INPUTS, reworded
 
 ENV_PREFIX = "SIGHTLINE_"
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
@@ -342,7 +342,7 @@ def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        problems = [_describe(part["loc"], part["msg"]) for part in error.errors()]
+        problems = [_describe(part["loc"], part["msg"], part["input"]) for part in error.errors()]
         raise SettingsError("; ".join(problems)) from None
 
 
@@ -354,10 +354,13 @@ def add_flags(parser: argparse.ArgumentParser, fields: Iterable[str]) -> None:
         parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=f"{field.description}{default}")
 
 
-def _describe(location: tuple[int | str, ...], message: str) -> str:
-    message = message.removeprefix("Value error, ")
+def _describe(location: tuple[int | str, ...], message: str, value: Any) -> str:
     if location:
-        return f"{env_name(str(location[0]))} ({flag_name(str(location[0]))}): {message}"
+        name = f"{env_name(str(location[0]))} ({flag_name(str(location[0]))})"
+        if not message.startswith("Value error, "):
+            return f"{name} {reworded(message).partition(', unable to')[0].removeprefix('It ')}, got {value!r}"
+        return f"{name}: {message.removeprefix('Value error, ')}"
+    message = message.removeprefix("Value error, ")
     # Errors of several settings begin with the name of one: give its variable and its flag, too.
     name, _, rest = message.partition(":")
     return f"{env_name(name)} ({flag_name(name)}):{rest}" if name in Settings.model_fields else message

@@ -83,7 +83,8 @@ def fitting_translators(call: Call, source: str | None, target: str | None) -> l
         and (target is None or find_language(target, languages.targets))
     ]
     if not found:
-        field = "target_language" if source is None else "source_language"
+        is_read = source is None or any(find_language(source, one.sources) for one, _ in translators(call))
+        field = "target_language" if is_read else "source_language"
         message = f"No model translates between these languages. {describe_pairs(call)}"
         if not translators(call):
             message = "No model of this service translates; GET /v1/models lists the tasks of each model."

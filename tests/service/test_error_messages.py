@@ -62,6 +62,17 @@ def tensor(**changes: Any) -> dict[str, Any]:
         # Values
         (GENERATE, {}, "inputs is required."),
         (GENERATE, {"inputs": 3}, "inputs must be a string or a list of strings."),
+        (
+            CHAT,
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "messages[0].role must be 'system', 'developer', 'user' or 'assistant'; there are no tools, so send the "
+            "result of a tool as a message of the user.",
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "max_tokens": 70000},
+            "max_tokens must be less than or equal to 65536, got 70000; GET /v1/models has the limits of each model.",
+        ),
         (GENERATE, {"inputs": ["x", 3]}, "inputs[1] must be a string."),
         (GENERATE, {"inputs": ["x", " "]}, "inputs[1] is empty or contains only whitespace."),
         (GENERATE, {"inputs": []}, "inputs is an empty list."),

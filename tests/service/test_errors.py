@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from typing import Any, get_args
@@ -53,6 +54,12 @@ def check(response: httpx.Response, code: str) -> None:
 async def running(start: Start) -> AsyncIterator[Running]:
     async with start(max_body_bytes=4096) as running:
         yield running
+
+
+@pytest.mark.parametrize("code", sorted(ERRORS.keys() - {"empty_input"}))  # its message names the field to fill
+def test_the_message_of_every_code_says_what_to_do(code: ErrorCode) -> None:
+    advice = r"; (send|ask|GET|use|leave|shorten|the log)|Retry later|\(X-Request-Timeout-Ms, SIGHTLINE_"
+    assert re.search(advice, ERRORS[code].message)
 
 
 def test_the_table_has_every_code_and_every_503_has_retry_after() -> None:

@@ -68,3 +68,8 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     for name, field in Settings.model_fields.items():
         assert flag_name(name) in text
         assert field.description
+
+
+def test_a_value_that_is_not_allowed_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"^SIGHTLINE_PORT \(--port\) must be a valid integer, got 'abc'$"):
+        read_settings(["--port", "abc"], {})

@@ -346,7 +346,10 @@ def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
             "similar",
         ),
         (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
-        (["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"], "SIGHTLINE_THREADS (--threads): Input should be"),
+        (
+            ["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"],
+            "SIGHTLINE_THREADS (--threads) must be a valid integer, got 'x'",
+        ),
         (["{tmp}/text", "--bundle", "{bundle}", "--provider", "cuda"], ""),
     ],
 )

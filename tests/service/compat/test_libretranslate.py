@@ -114,7 +114,7 @@ async def test_languages_of_no_model_are_rejected(
 ) -> None:
     async with start(translating(a="en-de")) as running:
         message = await error_message(running, source=source, target=target)
-        field = "target" if source == "auto" else "source"
+        field = "target" if source in ("auto", "en", "EN") else "source"
         assert message == f"{field}: No model translates between these languages. Supported: en to de."
 
 
