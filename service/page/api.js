@@ -10,6 +10,11 @@ export class RequestError extends Error {
     this.status = status;
     this.retryAfter = retryAfter;
   }
+
+  /** True if the same request can succeed later: a broken connection, an overload, or an error of the service. */
+  get canRetry() {
+    return this.status === 0 || this.status === 429 || this.status >= 500;
+  }
 }
 
 /** Return the URL of a route. Routes are relative to the page, so that it works behind a prefix. */

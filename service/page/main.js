@@ -7,7 +7,7 @@ import { Heads } from "./heads.js";
 import { HeatMap, tableOf } from "./heatmap.js";
 import { KIND_NAMES, Matrix } from "./maps.js";
 import { bars, Panel } from "./panel.js";
-import { DEFAULTS, fromFragment, side, toFragment } from "./state.js";
+import { DEFAULTS, fromFragment, isDamaged, side, toFragment } from "./state.js";
 import * as svg from "./svg.js";
 import { copy, csvOf, jsonOf, linkOf, pngOf, save, snippetOf } from "./takeaway.js";
 
@@ -45,6 +45,7 @@ async function start() {
     return;
   }
   byId("notice").replaceChildren();
+  if (isDamaged(location.hash)) showDamage("the default model with an example");
   const { default_model: first } = await request("/");
   state.a.model ??= (cards.find(({ id }) => id === first) ?? cards[0]).id;
   build();
@@ -67,6 +68,12 @@ function build() {
   compare.textContent = state.b ? "End the comparison" : "Compare";
   compare.ariaPressed = String(Boolean(state.b));
   for (const panel of panels) panel.run();
+}
+
+/** Say that a link is damaged, and what the page shows instead of its view. */
+function showDamage(shown) {
+  const text = `The link is damaged or incomplete. The page shows ${shown} instead. Copy the whole link and open it again.`;
+  byId("notice").replaceChildren(element("p", { textContent: text }), button("Close", () => byId("notice").replaceChildren()));
 }
 
 function saveState() {
@@ -130,7 +137,7 @@ async function drawView(isCurrent) {
     draw(choices);
   } catch (error) {
     if (!isCurrent()) return;
-    view.replaceChildren(element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), button("Retry", show)));
+    view.replaceChildren(element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), error.canRetry ? button("Retry", show) : null));
   }
 }
 
@@ -379,6 +386,7 @@ function otherModel() {
 
 addEventListener("hashchange", () => {
   const given = fromFragment(location.hash);
+  if (isDamaged(location.hash)) showDamage("the previous view");
   if (!given || toFragment(given) === toFragment(state)) return;
   state = given;
   state.a.model ??= cards[0].id;

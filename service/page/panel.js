@@ -221,11 +221,11 @@ export class Panel {
     }
   }
 
-  /** Show an error with a retry; after an overload, the retry waits as long as the service asks. */
+  /** Show an error, with a retry if it can help; after an overload, the retry waits as long as the service asks. */
   _fail(error) {
     this._status.textContent = "";
     const retry = button("Retry", () => this.run());
-    const box = element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), retry);
+    const box = element("div", { className: "error", role: "alert" }, element("p", { textContent: error.message }), error.canRetry ? retry : null);
     this._output.append(box);
     let seconds = Math.ceil(error.retryAfter ?? 0);
     if (!seconds) return;

@@ -49,6 +49,9 @@ export function fromFragment(fragment) {
   }
 }
 
+/** Return true if a fragment is not empty and has no state. */
+export const isDamaged = fragment => fragment.length > 1 && fromFragment(fragment) === null;
+
 /** Check the types that the page relies on; anybody can write a link. */
 function isValid(state) {
   const isSide = one =>

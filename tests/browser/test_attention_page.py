@@ -216,9 +216,13 @@ def test_a_link_shows_the_same_view_in_a_fresh_profile(open_page: OpenPage, serv
     assert pictures[0] == pictures[1]
 
 
-def test_a_damaged_link_shows_the_page(open_page: OpenPage, server: RunningServer) -> None:
+def test_a_damaged_link_is_pointed_out_and_shows_the_page(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(f"{server.url}/#1.bm90IGpzb24")
+    page.get_by_text("The link is damaged or incomplete. The page shows the default model").wait_for()
+    page.get_by_role("button", name="Close").click()
     wait_for_output(page, TRANSLATION)
+    page.evaluate("location.hash = '#1.bm90IGpzb24='")
+    page.get_by_text("The page shows the previous view instead.").wait_for()
 
 
 def test_an_edited_output_is_read_instead_of_the_generated_one(open_page: OpenPage, server: RunningServer) -> None:
@@ -352,6 +356,7 @@ def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: 
         page.get_by_label("Text", exact=True).fill("word " * 400)
         page.get_by_role("button", name="Translate").click()
         page.get_by_role("alert").get_by_text("tokens").wait_for()
+        assert page.get_by_role("button", name="Retry").count() == 0  # the same text stays too long
         overloaded = json.dumps({"error": {"code": "overloaded", "message": "The queue is full. Retry later."}})
         page.route(
             "**/v1/generate", lambda route: route.fulfill(status=503, headers={"Retry-After": "2"}, body=overloaded)
@@ -365,6 +370,7 @@ def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: 
         stack.close()
         page.get_by_role("button", name="Translate").click()
         page.get_by_text("The service cannot be reached").wait_for()
+        assert page.get_by_role("button", name="Retry").count() == 1
 
 
 def test_a_slow_service_is_waited_for_and_a_new_run_replaces_the_old_one(
