@@ -118,9 +118,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
 
 def _add_quantize(parser: argparse.ArgumentParser) -> None:
     parser.description = "Quantize a float32 bundle to 8-bit or 4-bit weights, and measure the loss."
-    parser.epilog = (
-        "example: %(prog)s bundles/multi30k-en-de --out bundles/multi30k-en-de-int8 --bits 8 --data data/multi30k"
-    )
+    parser.epilog = "example: %(prog)s bundles/minilm --out bundles/minilm-int8 --bits 8"
     _add_rewriting(parser)
     parser.add_argument("--bits", type=int, choices=BLOCK_SIZES, required=True, help="bits per weight")
     parser.add_argument(

@@ -1,5 +1,6 @@
 """The command line as a whole: help, errors, missing libraries, and commands of other packages."""
 
+import argparse
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -58,6 +59,31 @@ def test_the_help_of_each_command_opens_with_a_sentence_and_ends_with_an_example
     assert usage.startswith(f"usage: sightline {name} ")
     assert re.fullmatch(r"[A-Z][a-z]+ .+\.", description)
     assert example.startswith(f"example: sightline {name} ")
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "models get"])
+def test_the_example_of_the_help_is_a_command_that_the_parser_accepts(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    example = capsys.readouterr().out.rpartition("example: sightline ")[2]
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
+        parsed = parse(parser, *arguments)
+        bundle = getattr(parsed, "bundle", None)
+        # No shipped bundle is float32; `sightline models get minilm` writes this one.
+        assert bundle == Path("bundles/minilm") if name == "quantize" else bundle is None or bundle.is_dir()
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    with pytest.raises(Parsed):
+        main(shlex.split(example))
+
+
+class Parsed(Exception):  # noqa: N818 - not an error
+    """The arguments were accepted."""
 
 
 @pytest.mark.parametrize("arguments", [[], ["serv"], ["--nope"], *([name, "--nope", "x"] for name in COMMANDS)])
