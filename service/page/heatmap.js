@@ -4,7 +4,7 @@ import { css, isDark, needsWhite, scale } from "./colours.js";
 import { imageOf } from "./svg.js";
 
 const MAX_CELL = 34;
-const MIN_LABELLED_CELL = 15; // pixels; smaller cells have no labels beside them
+const MIN_LABELLED_CELL = 15; // pixels; rows and columns of smaller cells are labelled at intervals
 const MAX_LABELLED = 64; // tokens; the map of longer texts fits the width instead of scrolling
 const MAX_TABLE = 80; // rows or columns of the table for screen readers
 
@@ -53,7 +53,11 @@ export class HeatMap {
   }
 
   _text(cell) {
-    if (!cell || cell[0] === null || cell[1] === null) return "Point at a cell, or use the arrow keys.";
+    if (!cell || cell[0] === null || cell[1] === null) {
+      const { interval = 1 } = this._shape ?? {};
+      const note = interval > 1 ? `One of ${interval} tokens has a label. ` : "";
+      return `${note}Point at a cell, or use the arrow keys, to read its tokens and its weight.`;
+    }
     const [row, column] = cell;
     const { rows, columns } = this.matrix;
     if (row >= rows.length || column >= columns.length) return "";
@@ -69,18 +73,18 @@ export class HeatMap {
     const width = this._scroller.clientWidth || 600;
     const longest = labels => Math.max(...labels.map(one => context.measureText(one.text).width), 0);
     const isLabelled = Math.max(rows.length, columns.length) <= MAX_LABELLED;
-    const left = isLabelled ? Math.min(150, longest(rows)) + 12 : 4;
-    const top = isLabelled ? Math.min(130, longest(columns) * 0.72) + 18 : 4;
-    const right = isLabelled ? Math.min(90, context.measureText(columns.at(-1)?.text ?? "").width * 0.72) : 4;
+    const left = Math.min(150, longest(rows)) + 12;
+    const top = Math.min(130, longest(columns) * 0.72) + 18;
+    const right = Math.min(90, context.measureText(columns.at(-1)?.text ?? "").width * 0.72);
     const fit = (width - left - right - 2) / columns.length;
     const cell = isLabelled ? Math.max(MIN_LABELLED_CELL, Math.min(MAX_CELL, fit)) : Math.min(8, fit);
-    return { left, top, right, cell, isLabelled };
+    return { left, top, right, cell, interval: Math.max(1, Math.ceil(MIN_LABELLED_CELL / cell)) };
   }
 
   _draw() {
     const { rows, columns } = this.matrix;
     if (!rows.length || !columns.length) return;
-    const { left, top, right, cell, isLabelled } = (this._shape = this._layout());
+    const { left, top, right, cell, interval } = (this._shape = this._layout());
     const [width, height] = [left + columns.length * cell + right, top + rows.length * cell + 4];
     const ratio = devicePixelRatio || 1;
     this._canvas.width = Math.ceil(width * ratio);
@@ -94,22 +98,27 @@ export class HeatMap {
     const style = getComputedStyle(this._canvas);
     context.fillStyle = context.strokeStyle = style.color;
     context.font = FONT;
-    if (isLabelled) this._drawLabels(context, left, top, cell);
+    this._drawLabels(context, left, top, cell, interval);
     if (this._cell) this._drawCell(context, left, top, cell, style.getPropertyValue("--accent"));
   }
 
-  _drawLabels(context, left, top, cell) {
+  _drawLabels(context, left, top, cell, interval) {
     const { rows, columns } = this.matrix;
     const [currentRow, currentColumn] = this._cell ?? [null, null];
     const font = isCurrent => (isCurrent ? `600 ${FONT}` : FONT);
     context.textBaseline = "middle";
     context.textAlign = "right";
+    // The labels next to that of the current cell make room for it.
+    const isShown = (index, current) =>
+      index === current || (index % interval === 0 && (current === null || Math.abs(index - current) >= interval));
     rows.forEach((row, index) => {
+      if (!isShown(index, currentRow)) return;
       context.font = font(index === currentRow);
       context.fillText(row.text, left - 6, top + (index + 0.5) * cell, left - 8);
     });
     context.textAlign = "left";
     columns.forEach((column, index) => {
+      if (!isShown(index, currentColumn)) return;
       context.save();
       context.translate(left + (index + 0.5) * cell, top - 6);
       context.rotate(-Math.PI / 4);

@@ -415,6 +415,38 @@ def test_other_scripts_are_shown_in_their_direction(
     assert "".join(words) == text.replace(" ", "")
 
 
+def test_a_large_map_has_labels_at_intervals_and_says_how_to_read_the_others(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    drawn = page.evaluate(
+        """async () => {
+          const [{HeatMap}, {Matrix}] = await Promise.all([import("./page/heatmap.js"), import("./page/maps.js")]);
+          const labels = Array.from({length: 100}, (_, index) => ({text: `t${index}`, isSpecial: false}));
+          const place = document.body.appendChild(document.createElement("div"));
+          const texts = [];
+          const fillText = CanvasRenderingContext2D.prototype.fillText;
+          CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+            texts.push(text);
+            return fillText.call(this, text, ...rest);
+          };
+          const map = new HeatMap(place, () => {});
+          map.show(new Matrix(labels, labels, new Float32Array(10000), "large"));
+          map.highlight(null);
+          const [first, hint] = [[...texts], place.querySelector(".readout").textContent];
+          texts.length = 0;
+          map.highlight([51, 37]);
+          return [first, hint, [...texts], place.querySelector(".readout").textContent];
+        }"""
+    )
+    labels, hint, highlighted, text = drawn
+    assert {"t0", "t2", "t98"} <= set(labels) and "t51" not in labels
+    assert hint.startswith("One of 2 tokens has a label. Point at a cell")
+    assert {"t51", "t37"} <= set(highlighted) and "t52" in highlighted
+    assert re.search(r"t51.*→.*t37.*0\.0000", text)
+
+
 def test_a_map_of_512_tokens_stays_smooth(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
     wait_for_output(page, TRANSLATION)
