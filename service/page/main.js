@@ -154,7 +154,7 @@ function draw(choices) {
   if (shown.length === 2 && shown[0].hasLabelsOf(shown[1])) {
     const place = element("div");
     const difference = shown[0].minus(shown[1]);
-    figures.push([element("figure", {}, element("figcaption", { textContent: "Difference: blue where the first side attends more, orange where the second does" }), place), place, difference, true]);
+    figures.push([element("figure", {}, element("figcaption", { textContent: `Difference: blue where ${shown[0].title} is larger, orange where ${shown[1].title} is` }), place), place, difference, true]);
   } else if (shown.length === 2) figures.push([withoutDifference()]);
   const view = byId("view");
   view.replaceChildren(...figures.map(([figure]) => figure));

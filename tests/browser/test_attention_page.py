@@ -415,6 +415,17 @@ def test_other_scripts_are_shown_in_their_direction(
     assert "".join(words) == text.replace(" ", "")
 
 
+def test_the_difference_names_both_models_and_maps(open_page: OpenPage, server: RunningServer) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_role("button", name="Compare").click()
+    choose(page.locator(".side").nth(1), "Model", "multi30k-en-de")
+    caption = page.locator("figcaption", has_text="Difference:")
+    caption.wait_for()
+    name = "multi30k-en-de: Cross-attention, layer 3, mean of 4 heads"
+    assert caption.text_content() == f"Difference: blue where {name} is larger, orange where {name} is"
+
+
 def test_a_large_map_has_labels_at_intervals_and_says_how_to_read_the_others(
     open_page: OpenPage, server: RunningServer
 ) -> None:
