@@ -1,14 +1,14 @@
 """Base classes of the runners: sessions, I/O bindings, and groups of decoder states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from service.bundle import Graph, Manifest, State
+from service.bundle import Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
 from service.runtime.provider import Provider, load_optional_session, load_session, session_options
 from service.runtime.threads import shortest_run, tune_threads
@@ -16,8 +16,8 @@ from service.runtime.threads import shortest_run, tune_threads
 # A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
 # more.
 MAX_BINDINGS = 128
-# Warm-up with more rows of the maximum length would allocate all the memory that rows can ever use.
-WARM_UP_ROWS = 32
+# Warm-up with more rows and positions would allocate all the memory that rows can ever use.
+WARM_UP_ROWS, WARM_UP_POSITIONS = 32, 16_384
 # Size of the runs that measure the number of threads: a typical batch of a service under load.
 SAMPLE_ROWS, SAMPLE_TOKENS = 16, 16
 ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
@@ -163,7 +163,11 @@ class SessionRunner(ABC):
         # `encode` and `compare` may be called.
         self._encoder = load_optional_session(folder, manifest.encoder, options, provider)
         self._decoder = load_optional_session(folder, manifest.decoder, options, provider)
-        self._similar = load_optional_session(folder, manifest.similar, options, provider)
+        # A packed copy of the embeddings would need as much memory as their file. Kernels for
+        # quantized weights need the packed form.
+        self._packs_similar = manifest.dtype != "float32"
+        similar_options = session_options(num_threads, prepack=self._packs_similar)
+        self._similar = load_optional_session(folder, manifest.similar, similar_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self._sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
@@ -184,26 +188,29 @@ class SessionRunner(ABC):
             max_threads: maximum number of threads.
         """
 
-        def choose(name: str, graph: Graph, session: Any, seconds_of: Callable[[Any], float]) -> Any:
-            def load(threads: int) -> Any:
-                return load_session(folder, graph, session_options(threads), self.provider)
+        def load_encoder(threads: int) -> None:
+            self._encoder = None  # two sessions would need twice the memory
+            self._encoder = load_session(folder, self.manifest.encoder_graph, session_options(threads), self.provider)
+            self.threads["encoder"] = threads
 
-            name_in_log = f"{self.manifest.name}, {name}"
-            session, self.threads[name] = tune_threads(name_in_log, session, load, seconds_of, max_threads)
-            return session
+        def load_decoder(threads: int) -> None:
+            self._decoder = None
+            self._decoder = load_session(folder, self.manifest.decoder_graph, session_options(threads), self.provider)
+            self.threads["decoder"] = threads
 
+        name = self.manifest.name
+        self._bindings.clear()  # they keep their session
         if self._encoder is not None:
-            self._encoder = choose("encoder", self.manifest.encoder_graph, self._encoder, self._seconds_of_encoder)
+            tune_threads(f"{name}, encoder", load_encoder, self._seconds_of_encoder, max_threads)
         if self._decoder is not None:
-            self._decoder = choose("decoder", self.manifest.decoder_graph, self._decoder, self._seconds_of_decoder)
-            self._bindings.clear()
+            tune_threads(f"{name}, decoder", load_decoder, self._seconds_of_decoder, max_threads)
 
-    def _seconds_of_encoder(self, session: Any) -> float:
+    def _seconds_of_encoder(self) -> float:
         length = min(SAMPLE_TOKENS, self._sizes["source"])
         ids, lengths = np.zeros((SAMPLE_ROWS, length), np.int64), np.full(SAMPLE_ROWS, length, np.int32)
-        return shortest_run(lambda: session.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}))
+        return shortest_run(lambda: self._encoder.run(["hidden"], {"source_ids": ids, "source_lengths": lengths}))
 
-    def _seconds_of_decoder(self, session: Any) -> float:
+    def _seconds_of_decoder(self) -> float:
         rows = min(SAMPLE_ROWS, self.max_rows)
         inputs: dict[str, Array] = {
             "token_ids": np.zeros(rows, np.int64),
@@ -213,7 +220,7 @@ class SessionRunner(ABC):
         if self._tokens_per_step:
             inputs["token_ids"] = inputs["token_ids"][:, None]
         outputs = ("top_ids", "top_logprobs")
-        binding = StepBinding(session, 0, rows, outputs, self._groups, {}, self.provider, self._tokens_per_step)
+        binding = StepBinding(self._decoder, 0, rows, outputs, self._groups, {}, self.provider, self._tokens_per_step)
         return shortest_run(lambda: binding.run(inputs))
 
     @abstractmethod
@@ -226,8 +233,11 @@ class SessionRunner(ABC):
         return next(int(node.shape[-1]) for node in session.get_outputs() if node.name == "hidden")
 
     def compare(self, token_ids: Int64) -> Array:
-        (cosines,) = self._similar.run(["cosines"], {"token_ids": token_ids})
-        return np.asarray(cosines)
+        # Without packing, a single row has another kernel, which rounds differently.
+        is_doubled = len(token_ids) == 1 and not self._packs_similar
+        ids = np.repeat(token_ids, 2) if is_doubled else token_ids
+        (cosines,) = self._similar.run(["cosines"], {"token_ids": ids})
+        return np.asarray(cosines)[: len(token_ids)]
 
     def init_rows(
         self,
@@ -339,7 +349,9 @@ class SessionRunner(ABC):
             encoded |= self.encode(ids, lengths, self.manifest.encoder_graph.outputs)
         if self._decoder is not None:
             self.init_rows(0, encoded, [0])
-            largest = min(self.max_rows, WARM_UP_ROWS), self._sizes["target"] - 1, longest
+            positions = self._sizes["target"]
+            rows = min(self.max_rows, WARM_UP_ROWS, max(1, WARM_UP_POSITIONS // positions))
+            largest = rows, positions - 1, longest
             for batch, age, length in (largest, (1, 0, 1)):
                 ages, lengths = np.full(batch, age, np.int32), np.full(batch, length, np.int32)
                 self.step(np.zeros(batch, np.int64), ages, lengths, ("top_ids", "top_logprobs"))

@@ -65,11 +65,13 @@ def _reason(error: RuntimeError) -> str:
     return f"{failure}{detail.split(' ;')[0]}" if failure else text
 
 
-def session_options(num_threads: int) -> Any:
+def session_options(num_threads: int, *, prepack: bool = True) -> Any:
     """Return session options for graphs with dynamic shapes.
 
     Args:
         num_threads: number of threads of a run; with 0, ONNX Runtime chooses it.
+        prepack: copy the weights of products in the order in which kernels read them. Otherwise
+            they stay mapped from their file, and results may depend on the batch.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads
@@ -77,6 +79,8 @@ def session_options(num_threads: int) -> Any:
     options.enable_mem_pattern = False
     # Threads that spin after a run would compete with the HTTP server for CPU cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     options.log_severity_level = _ERROR  # the export checks warnings about graphs
     # Sessions run one after another. With a shared arena, memory depends on the largest run instead
     # of the sum over all graphs.

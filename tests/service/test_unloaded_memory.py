@@ -1,6 +1,7 @@
 """The memory of a real bundle: none before its first use, and none after it is unloaded."""
 
 import gc
+import math
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -26,16 +27,22 @@ WEIGHT_BYTES = 4 * WIDTH * WIDTH  # 100 MB: other changes of the process's memor
 STATE_ROWS = 100
 
 
-def write_large_bundle(toy: Path, folder: Path) -> Manifest:
-    """Write an encoder with one matrix of `WEIGHT_BYTES` and the tokenizer of the toy bundle."""
+def write_large_bundle(toy: Path, folder: Path, layers: int = 1) -> Manifest:
+    """Write an encoder and the tokenizer of the toy bundle.
+
+    The matrices of the layers have `WEIGHT_BYTES` together; `layers` must be a square number.
+    """
+    width = WIDTH // math.isqrt(layers)
     folder.mkdir()
     manifest = read_manifest(toy)
     shutil.copy(toy / manifest.source_tokenizer, folder)
     vocabulary = manifest.limits.vocabulary
     arrays = {
-        "embedding": np.full((vocabulary, WIDTH), 0.01, np.float32),
-        "matrix": np.full((WIDTH, WIDTH), 0.001, np.float32),
+        "embedding": np.full((vocabulary, width), 0.01, np.float32),
+        # Different matrices, because ONNX Runtime keeps equal ones once.
+        **{f"matrix.{layer}": np.full((width, width), 1e-3 + 1e-6 * layer, np.float32) for layer in range(layers)},
     }
+    values = ["embedded", *(f"hidden.{layer}" for layer in range(1, layers)), "hidden"]
     initializers, offset = [], 0
     with (folder / "weights.bin").open("wb") as file:
         for name, array in arrays.items():
@@ -49,14 +56,17 @@ def write_large_bundle(toy: Path, folder: Path) -> Manifest:
     graph = onnx.helper.make_graph(
         [
             onnx.helper.make_node("Gather", ["embedding", "source_ids"], ["embedded"]),
-            onnx.helper.make_node("MatMul", ["embedded", "matrix"], ["hidden"]),
+            *(
+                onnx.helper.make_node("MatMul", [values[layer], f"matrix.{layer}"], [values[layer + 1]])
+                for layer in range(layers)
+            ),
         ],
         "encoder",
         [
             onnx.helper.make_tensor_value_info("source_ids", onnx.TensorProto.INT64, ["batch", "source"]),
             onnx.helper.make_tensor_value_info("source_lengths", onnx.TensorProto.INT32, ["batch"]),
         ],
-        [onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, ["batch", "source", WIDTH])],
+        [onnx.helper.make_tensor_value_info("hidden", onnx.TensorProto.FLOAT, ["batch", "source", width])],
         initializers,
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)

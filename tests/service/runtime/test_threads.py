@@ -27,13 +27,9 @@ from tests.equality.company import assert_same_bits, draw, run_rows
 def test_threads_are_doubled_while_that_increases_the_speed(
     milliseconds: dict[int, float], most: int, expected: int
 ) -> None:
-    def load(count: int) -> int:
-        return count
-
-    def seconds_of(session: int) -> float:
-        return milliseconds[session] / 1000
-
-    assert tune_threads("graph", 1, load, seconds_of, most) == (expected, expected)
+    loaded = [1]
+    tune_threads("graph", loaded.append, lambda: milliseconds[loaded[-1]] / 1000, most)
+    assert loaded[-1] == expected
 
 
 def test_the_shortest_of_several_runs_counts_and_the_first_does_not() -> None:
