@@ -79,7 +79,7 @@ async def _client_of_service(bundles: Path, threads: int) -> AsyncIterator[httpx
     transport = httpx.ASGITransport(app=app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://service", timeout=None) as client,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client,
     ):
         while (await client.get("/health/ready")).is_error:
             if exit_codes:
