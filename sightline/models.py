@@ -16,6 +16,8 @@ from service.settings import SettingsError, add_flags, make_settings
 from sightline.errors import exit_status
 from sightline.parser import EXIT_FAILED, Parser
 
+MODEL_BYTES, WEIGHTS_FACTOR = 20_000_000, 1.5  # of `memory_of`
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -24,6 +26,7 @@ class Listing:
     name: str
     task: str
     bytes: int  # size of all files
+    memory_bytes: int  # see `memory_of`
     parameters: int
     precision: str
     languages: tuple[str, str] | None  # source and target, as ISO 639-1 codes
@@ -125,12 +128,23 @@ def listing_of(folder: Path, manifest: Manifest) -> Listing:
         manifest.name,
         task_of(manifest),
         sum(record.bytes for record in manifest.files.values()),
+        memory_of(manifest),
         manifest.parameters,
         precision_of(manifest),
         (languages.source, languages.target) if languages else None,
         str(folder),
         manifest.description,
     )
+
+
+def memory_of(manifest: Manifest) -> int:
+    """Return the bytes of memory that a service needs to load a model, without rows of its decoder.
+
+    This is an upper bound that was measured (`docs/how-to/tune.md`): 20 MB, and 1.5 times the
+    files. Files with float16 weights count twice, because processors compute with float32.
+    """
+    size = sum(record.bytes for record in manifest.files.values())
+    return round(MODEL_BYTES + WEIGHTS_FACTOR * size * (2 if precision_of(manifest) == "float16" else 1))
 
 
 def precision_of(manifest: Manifest) -> str:
@@ -150,11 +164,13 @@ def task_of(manifest: Manifest) -> str:
 
 
 def print_table(listings: Sequence[Listing]) -> None:
-    rows = [("NAME", "TASK", "SIZE", "PRECISION", "LANGUAGES")]
+    rows = [("NAME", "TASK", "SIZE", "MEMORY", "PRECISION", "LANGUAGES")]
     for one in listings:
         languages = " to ".join(one.languages) if one.languages else "-"
-        rows.append((one.name, one.task, f"{one.bytes / 1e6:.1f} MB", one.precision, languages))
+        size, memory = f"{one.bytes / 1e6:.1f} MB", f"{one.memory_bytes / 1e6:.0f} MB"
+        rows.append((one.name, one.task, size, memory, one.precision, languages))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, task, size, precision, languages in rows:
-        cells = f"{name:{widths[0]}}  {task:{widths[1]}}  {size:>{widths[2]}}  {precision:{widths[3]}}  {languages}"
-        print(cells.rstrip())
+    for row in rows:
+        # Sizes are aligned at the right.
+        cells = [f"{cell:{'>' if column in (2, 3) else '<'}{widths[column]}}" for column, cell in enumerate(row)]
+        print("  ".join(cells).rstrip())

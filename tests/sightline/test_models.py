@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.server import serving
 from service.bundle import ChatTemplate, read_manifest, write_manifest
 from sightline.__main__ import main
-from sightline.models import precision_of, task_of
+from sightline.models import memory_of, precision_of, task_of
 
 
 @pytest.fixture
@@ -19,9 +20,11 @@ def folder(bundle: Path, classifier_bundle: Path, tmp_path: Path) -> Path:
 def test_bundles_are_a_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "--bundles", str(folder)]) == 0
     header, judge, toy = capsys.readouterr().out.splitlines()
-    assert header.split() == ["NAME", "TASK", "SIZE", "PRECISION", "LANGUAGES"]
-    assert judge.split() == ["toy-classifier", "classification", judge.split()[2], "MB", "float32", "-"]
-    assert toy.split() == ["toy", "translation", toy.split()[2], "MB", "float32", "en", "to", "de"]
+    assert header.split() == ["NAME", "TASK", "SIZE", "MEMORY", "PRECISION", "LANGUAGES"]
+    sizes = [line.split()[2:6] for line in (judge, toy)]
+    assert judge.split() == ["toy-classifier", "classification", *sizes[0], "float32", "-"]
+    assert toy.split() == ["toy", "translation", *sizes[1], "float32", "en", "to", "de"]
+    assert [(size[1], size[3]) for size in sizes] == [("MB", "MB")] * 2
     assert [line.index("float32") for line in (judge, toy)] == [header.index("PRECISION")] * 2
 
 
@@ -33,6 +36,7 @@ def test_bundles_are_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         "name": "toy",
         "task": "translation",
         "bytes": sum((folder / "toy" / name).stat().st_size for name in manifest.files),
+        "memory_bytes": memory_of(manifest),
         "parameters": manifest.parameters,
         "precision": "float32",
         "languages": ["en", "de"],
@@ -90,3 +94,15 @@ def test_weights_that_were_rounded_to_float16_are_listed_as_such(bundle: Path) -
     assert precision_of(manifest) == "float32"
     assert precision_of(manifest.model_copy(update={"half_weights": True})) == "float16"
     assert precision_of(manifest.model_copy(update={"half_weights": True, "dtype": "int8"})) == "int8"
+
+
+def test_the_listed_memory_is_more_than_a_service_needs_to_load_the_shipped_bundles() -> None:
+    manifests = [read_manifest(path.parent) for path in Path("bundles").glob("*/manifest.json")]
+    with serving(Path("bundles")) as server:
+        assert 1e6 * server.memory_mb("VmHWM") <= 160_000_000 + sum(map(memory_of, manifests))
+
+
+def test_files_with_float16_weights_count_twice(bundle: Path) -> None:
+    manifest = read_manifest(bundle)
+    half = manifest.model_copy(update={"half_weights": True})
+    assert memory_of(half) - 20_000_000 == pytest.approx(2 * (memory_of(manifest) - 20_000_000), abs=1)

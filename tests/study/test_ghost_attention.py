@@ -54,7 +54,7 @@ def test_the_columns_select_the_instructions_tokens_in_every_turn(kind: str, cha
     with serve(chats / "bundles") as served:
         columns = instruction_columns(served, GATT, script)
         for one in script.plain:
-            body = {"inputs": script.prompt, "add_special_tokens": True}
+            body = {"model": GATT, "inputs": script.prompt, "add_special_tokens": True}
             (tokens,) = served.post("/v1/tokenize", body)[0]["outputs"]
             assert "".join(tokens[index]["text"] for index in columns).strip() == script.instruction.text
             script.add_answer(one.answer)
