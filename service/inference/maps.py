@@ -529,7 +529,10 @@ class MapWriter:
         return min(len(request.target_prefix) + least_new, most) - request.num_forced
 
     def _check_count(self, count: int) -> None:
-        check_size("attention maps", count, "Select fewer kinds, layers or heads, or reduce the heads.")
+        num_layers = sum(len(one.layers) for one in self._selections)
+        num_fitting = MAX_NUMBERS * num_layers // max(1, count)
+        hint = f" (about {num_fitting} of the {num_layers} fit)" if num_fitting else ""
+        check_size("attention maps", count, f"Select fewer kinds, layers{hint} or heads, or reduce the heads.")
 
 
 def read_source(

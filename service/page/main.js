@@ -123,7 +123,7 @@ async function drawView(isCurrent) {
     view.replaceChildren(element("p", { textContent: isWithout ? "This model has no attention: it reads its input as one vector of fixed size." : "" }));
     return;
   }
-  buildToolbar(ready[0]);
+  buildToolbar(ready);
   const units = state.words ? "words" : "tokens";
   if (state.view === "heads") return showHeads(ready, units);
   const choices = ready.map(panel => ({ panel, ...selection(panel) }));
@@ -251,8 +251,11 @@ async function showHeads(ready, units) {
   byId("view").replaceChildren(...figures);
 }
 
-function buildToolbar(panel) {
-  const { kind, layer, head } = selection(panel);
+/** @param ready one side, or two that are compared: then the controls are for both */
+function buildToolbar(ready) {
+  const [panel] = ready;
+  const sides = ready.map(selection);
+  const [{ kind }] = sides;
   const tabs = element("div", { role: "group", className: "tabs", "aria-label": "View" },
     ...Object.entries(VIEWS).map(([name, title]) => button(title, () => change({ view: name }), { ariaPressed: String(state.view === name) })));
   const indices = count => Array.from({ length: count }, (_, index) => [String(index), String(index)]);
@@ -268,11 +271,19 @@ function buildToolbar(panel) {
     made.dataset.control = name;
     return made;
   };
+  const ofSides = name => (sides.length > 1 ? `${name} of both sides` : name);
+  // Without a choice, each side has the layer and head that fit its model.
+  const choice = (name, options) => {
+    const isShared = sides.every(side => side[name] === sides[0][name]);
+    const all = isShared ? options : [["", "each its own"], ...options];
+    return selectOf(name, all, isShared ? String(sides[0][name]) : "", value =>
+      change({ [name]: value === "" ? null : Number.isNaN(Number(value)) ? value : Number(value) }));
+  };
   byId("toolbar").replaceChildren(tabs,
     field("Kind", selectOf("kind", panel.maps.kinds.map(one => [one.kind, KIND_NAMES[one.kind]]), kind.kind, value => change({ kind: value, layer: null, head: null }))),
     ...(state.view === "heads" ? [] : [
-      field("Layer", selectOf("layer", indices(kind.layers), String(layer), value => change({ layer: Number(value) }))),
-      field("Head", selectOf("head", [...indices(kind.heads), ...combined], String(head), value => change({ head: Number.isNaN(Number(value)) ? value : Number(value) })), FORMULAS.rollout),
+      field(ofSides("Layer"), choice("layer", indices(kind.layers))),
+      field(ofSides("Head"), choice("head", [...indices(kind.heads), ...combined]), FORMULAS.rollout),
     ]),
     check("Whole words", "words", FORMULAS.words),
     check("Hide special tokens", "hideSpecial", FORMULAS.special),

@@ -105,7 +105,11 @@ export class AttentionMaps {
     });
     layers.forEach((layer, index) => {
       const key = `${kind}/${units}/${layer}`;
-      const promise = response.then(read => read[index]);
+      const promise = response.then(read => read[index], async error => {
+        if (error.code !== "response_too_large" || layers.length === 1) throw error;
+        const one = await request("/v1/attention", { ...body, layers: [layer] }); // together they are too large
+        return this._read(kind, units, one.outputs[0])(0);
+      });
       promise.catch(() => this._layers.delete(key)); // a retry sends the request again
       this._layers.set(key, promise);
     });

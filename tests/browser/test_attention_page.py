@@ -415,6 +415,45 @@ def test_other_scripts_are_shown_in_their_direction(
     assert "".join(words) == text.replace(" ", "")
 
 
+def test_layers_that_are_too_large_together_are_requested_one_by_one(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    page = open_page(server.url, may_fail=True)
+    wait_for_output(page, TRANSLATION)
+
+    def reject_several(route: Any) -> None:
+        body = route.request.post_data_json
+        if body["kinds"] == ["encoder"] and len(body["layers"]) > 1:
+            error = {"code": "response_too_large", "message": "too large", "param": None, "request_id": "0"}
+            route.fulfill(status=422, json={"error": error})
+        else:
+            route.continue_()
+
+    page.route("**/v1/attention", reject_several)
+    page.get_by_role("button", name="All heads").click()
+    choose(page, "Kind", "encoder")
+    page.locator("figcaption", has_text="Encoder self-attention, all heads").wait_for()
+    page.locator('.layer[data-layer="3"] canvas').first.wait_for()
+    assert page.locator(".heads .error").count() == 0
+    assert page.locator(".heads").evaluate("one => getComputedStyle(one).maxHeight") == "704px"
+
+
+def test_one_control_has_the_layer_of_both_sides_or_leaves_each_its_own(
+    open_page: OpenPage, server: RunningServer
+) -> None:
+    page = open_page(server.url)
+    wait_for_output(page, TRANSLATION)
+    page.get_by_role("button", name="Heat map").click()
+    page.get_by_role("button", name="Compare").click()
+    choose(page.locator(".side").nth(1), "Model", "multi30k-en-de-bahdanau")
+    control = page.get_by_label("Layer of both sides")
+    control.wait_for()
+    assert control.locator("option:checked").text_content() == "each its own"  # layers 3 and 0
+    choose(page, "Layer of both sides", "0")
+    page.locator("figcaption", has_text="Cross-attention, layer 0").nth(1).wait_for()
+    assert page.get_by_label("Head of both sides").count() == 1
+
+
 def test_the_difference_names_both_models_and_maps(open_page: OpenPage, server: RunningServer) -> None:
     page = open_page(server.url)
     wait_for_output(page, TRANSLATION)

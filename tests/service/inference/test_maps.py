@@ -93,6 +93,9 @@ async def test_maps_of_known_excessive_size_are_rejected_before_they_are_compute
             await work_before_rejection(running, "x", return_attention={"kinds": ["decoder"]}, target_prefix="x" * 50)
             == 0
         )
+        body = {"inputs": [text, text], "parameters": {"return_attention": encoder}}
+        message = (await running.post("/v1/generate", body)).json()["error"]["message"]
+        assert "Select fewer kinds, layers (about 1 of the 2 fit) or heads, or reduce the heads." in message
         assert len(await generate(running, text, return_attention=encoder)) == 1
         assert len(await generate(running, [text, text], return_attention={**encoder, "reduce": "mean"})) == 2
 
