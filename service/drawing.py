@@ -22,6 +22,7 @@ GAMMA = 0.6  # below 1, so that small weights stay visible
 LEVELS = 24  # shades of a map whose cells are drawn together
 MIN_PERCENT = 5  # smaller weights are shown by colour only
 CELL_LIMITS = (40, 64)  # rows or columns of the largest map with numbers in its cells, and with labels
+LABEL_INTERVAL = 4  # of the rows and columns of larger maps
 NUMBERED_CELL, PLAIN_CELL = 30, 14  # pixels
 CHARACTER_WIDTH = 7.8  # pixels of a label at 13 px, on average
 MARGIN = 12
@@ -52,24 +53,26 @@ class Matrix:
 
 
 def heat_map(matrix: Matrix) -> str:
-    """Return a heat map: a row for each token that attends, a column for each attended token."""
+    """Return a heat map: a row for each token that attends, a column for each attended token.
+
+    Of a large map, one of `LABEL_INTERVAL` tokens has a label.
+    """
     num_rows, num_columns = matrix.weights.shape
     is_numbered = max(num_rows, num_columns) <= CELL_LIMITS[0]
-    has_labels = max(num_rows, num_columns) <= CELL_LIMITS[1]
-    cell = NUMBERED_CELL if is_numbered else PLAIN_CELL if has_labels else 4
-    left, top, right = float(MARGIN), 2.0 * MARGIN + 13, float(MARGIN)
-    if has_labels:
-        left += _longest(matrix.rows) + 8
-        top += 0.75 * _longest(matrix.columns) + 12
-        right += 0.75 * label_width(matrix.columns[-1]) if num_columns else 0
+    has_all_labels = max(num_rows, num_columns) <= CELL_LIMITS[1]
+    cell = NUMBERED_CELL if is_numbered else PLAIN_CELL if has_all_labels else 4
+    interval = 1 if has_all_labels else LABEL_INTERVAL
+    rows, columns = matrix.rows[::interval], matrix.columns[::interval]
+    left = MARGIN + _longest(rows) + 8.0
+    top = 2 * MARGIN + 13 + 0.75 * _longest(columns) + 12
+    right = MARGIN + (0.75 * label_width(columns[-1]) if num_columns else 0.0)
     width = max(left + num_columns * cell + right, 2 * MARGIN + label_width(matrix.title))
     parts = [_title(matrix.title)]
-    if has_labels:
-        for index, label in enumerate(matrix.rows):
-            parts.append(_text(left - 8, top + (index + 0.5) * cell, label, "end"))
-        for index, label in enumerate(matrix.columns):
-            place = f"translate({left + (index + 0.5) * cell:g} {top - 8:g}) rotate(-45)"
-            parts.append(f'<text transform="{place}">{_escape(label)}</text>')
+    for index, label in enumerate(rows):
+        parts.append(_text(left - 8, top + (index * interval + 0.5) * cell, label, "end"))
+    for index, label in enumerate(columns):
+        place = f"translate({left + (index * interval + 0.5) * cell:g} {top - 8:g}) rotate(-45)"
+        parts.append(f'<text transform="{place}">{_escape(label)}</text>')
     if is_numbered:
         parts += _numbered_cells(matrix, left, top, cell)
     else:
