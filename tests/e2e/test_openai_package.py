@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI, OpenAI, UnprocessableEntityError
+from openai import AsyncOpenAI, BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from bench.server import RunningServer, serving
@@ -143,5 +143,5 @@ def test_a_chat_model_replies_and_follows_the_system_message(shipped: RunningSer
 
 
 def test_a_model_that_translates_does_not_chat(client: OpenAI) -> None:
-    with pytest.raises(UnprocessableEntityError, match="has no chat template"):
+    with pytest.raises(BadRequestError, match="has no chat template"):
         client.chat.completions.create(model="toy", messages=[{"role": "user", "content": PROMPT}])

@@ -22,6 +22,7 @@ from model.architectures.causal import CausalModel
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import CausalConfig
 from model.data.tokenizer import read_tokenizer, train_tokenizer
+from model.errors import UsageError
 from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
 from service.external_data import ExternalTensor, external_tensors
 from tests.export.folders import BUNDLE_FILES, names
@@ -302,7 +303,7 @@ def test_a_folder_with_folders_is_no_bundle_to_replace(
     checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     (tmp_path / "precious").mkdir()
-    with pytest.raises(BundleError, match="is not a bundle"):
+    with pytest.raises(UsageError, match="is not a bundle"):
         export_bundle(checkpoint, tmp_path, LABEL, toy_sentences[:1])
     assert (tmp_path / "precious").is_dir()
 

@@ -14,6 +14,7 @@ from service.runtime.ort import OnnxRunner
 from service.runtime.protocol import Array, Int64
 from tests.service.test_unloaded_memory import WEIGHT_BYTES, write_large_bundle
 
+LIBRARY_BYTES = 20_000_000  # of the libraries, which do not depend on the weights
 # Loads a bundle and measures its threads with several sessions; prints the growth of the resident
 # memory at its peak and at the end.
 LOAD = """
@@ -52,7 +53,7 @@ def test_loading_needs_at_most_thirteen_tenths_of_the_weights(bundle: Path, tmp_
     for min_speedup, expected in ((0.0, 2), (1e9, 1)):
         threads, peak, after = load(tmp_path, min_speedup)
         assert threads == expected
-        assert 0.9 * WEIGHT_BYTES < after <= peak < 1.3 * WEIGHT_BYTES
+        assert 0.9 * WEIGHT_BYTES < after <= peak < 1.3 * WEIGHT_BYTES + LIBRARY_BYTES
 
 
 def test_embeddings_are_not_copied_for_comparisons(bundle: Path) -> None:
