@@ -24,6 +24,9 @@ from service.settings import Settings
 
 WIDTH = 5000
 WEIGHT_BYTES = 4 * WIDTH * WIDTH  # 100 MB: other changes of the process's memory are small beside it
+# Growth of the memory of the process with and without the weights. The allocator reuses and keeps
+# some 15 MB from other tests.
+LOADED, UNLOADED = 0.75 * WEIGHT_BYTES, 0.25 * WEIGHT_BYTES
 STATE_ROWS = 100
 
 
@@ -135,13 +138,13 @@ async def test_weights_use_memory_from_the_first_use_until_the_unload(service: S
     await call.model("toy")  # so that the memory of all libraries is in use
     before = resident_bytes()
     await call.model("large")
-    assert resident_bytes() - before > 0.9 * WEIGHT_BYTES
+    assert resident_bytes() - before > LOADED
     runner = weakref.ref(runner_of(service, "large"))
     await unload_model(call, "large")
     assert runner() is None
-    assert resident_bytes() - before < 0.1 * WEIGHT_BYTES
+    assert resident_bytes() - before < UNLOADED
     await load_model(call, "large")
-    assert resident_bytes() - before > 0.9 * WEIGHT_BYTES
+    assert resident_bytes() - before > LOADED
     await service.stop()
 
 
@@ -155,9 +158,9 @@ async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Se
     await call.model("large")
     kept = service.engines["large"]
     await unload_model(call, "large")
-    assert resident_bytes() - before > 0.9 * WEIGHT_BYTES
+    assert resident_bytes() - before > LOADED
     del kept
-    assert resident_bytes() - before < 0.1 * WEIGHT_BYTES
+    assert resident_bytes() - before < UNLOADED
     await service.stop()
 
 
