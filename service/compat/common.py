@@ -104,7 +104,7 @@ class DataEventEncoder:
         return b"data: " + body + b"\n\n"
 
 
-def sampled_or_not(
+def parameters_by_temperature(
     model: ServedModel, given: Mapping[str, Any], temperature: float | None, *, stream: bool
 ) -> GenerateParameters:
     """Return the parameters of an API in which the temperature says whether tokens are sampled.

@@ -9,7 +9,7 @@ from service import __version__
 from service.api.endpoint import JSON, NDJSON, TASK_ERRORS, UNTYPED_JSON, Call, Endpoint, EventStream, line_of
 from service.api.messages import prompt_of
 from service.bundle import ChatTemplate, Manifest, Task
-from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, sampled_or_not
+from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
 from service.compat.ollama_schemas import (
     Capability,
     DecodingBody,
@@ -88,7 +88,7 @@ def decoding_parameters(body: DecodingBody, model: ServedModel) -> GenerateParam
     length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     if length is None or length < 1:
         given["max_new_tokens"] = model.manifest.limits.max_target_tokens
-    return sampled_or_not(model, given, options.temperature, stream=body.is_streamed)
+    return parameters_by_temperature(model, given, options.temperature, stream=body.is_streamed)
 
 
 class TextResponse:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from service.api.types import ModelName
 from service.bundle import MAX_BEAMS
-from service.compat.common import Ignored, sampled_or_not
+from service.compat.common import Ignored, parameters_by_temperature
 from service.errors import ApiError
 from service.fields import (
     MAX_ID,
@@ -295,7 +295,7 @@ def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> G
         given["min_new_tokens"] = body.length  # the last token may be an end token
     elif body.ignore_eos:
         given["suppress_tokens"] = model.manifest.tokens.end_ids
-    parameters = sampled_or_not(model, given, body.temperature, stream=bool(body.stream))
+    parameters = parameters_by_temperature(model, given, body.temperature, stream=bool(body.stream))
     if body.num_choices > 1 and not parameters.do_sample and parameters.num_beams == 1:
         raise ApiError("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", path="n")
     return parameters
