@@ -33,7 +33,7 @@ from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
 Ids = tuple[int, ...]
-Inputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids
+AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids
 T = TypeVar("T")
 Result = TypeVar("Result", Generated, Encoded, Compared)
 Submission = tuple[Request, Callable[[Event], None]]  # a request and its listener

@@ -18,7 +18,7 @@ from service.engine.request import Generated, GenerateRequest, Target, Token
 from service.engine.throughput import Throughput
 from service.errors import ApiError
 from service.fields import IdLists, OnEmpty, Texts
-from service.inference.call import Call, Ids, Inputs, check_ids, encode_prompt, encode_texts, too_many_sequences
+from service.inference.call import AnyInputs, Call, Ids, check_ids, encode_prompt, encode_texts, too_many_sequences
 from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
 from service.inference.maps import MapWriter, TargetAttention
 from service.inference.results import BYTES_PER_TOKEN, Outputs, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
@@ -135,7 +135,7 @@ def parameters_for(
 async def generate(
     call: Call,
     model: ServedModel,
-    inputs: Inputs,
+    inputs: AnyInputs,
     parameters: GenerateParameters,
     *,
     on_empty: OnEmpty = "error",
@@ -161,7 +161,7 @@ async def generate(
 
 
 def begin(
-    call: Call, model: ServedModel, inputs: Inputs, parameters: GenerateParameters, *, stream: bool = False
+    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, stream: bool = False
 ) -> "Decoding":
     """Check the parameters of a generation, and create its decoding.
 
@@ -204,7 +204,7 @@ async def finish(decoding: "Decoding") -> GenerateResult:
 async def generate_without_blanks(
     call: Call,
     model: ServedModel,
-    inputs: Inputs,
+    inputs: AnyInputs,
     parameters: GenerateParameters,
     run: Callable[[Call, ServedModel, Texts, GenerateParameters], Awaitable[GenerateResult]],
 ) -> GenerateResult:
@@ -310,7 +310,7 @@ class Decoding:
     num_input_tokens: int = 0
 
     async def read(
-        self, inputs: Inputs, targets: Texts | None = None, *, stream: bool = False, is_counted: bool = True
+        self, inputs: AnyInputs, targets: Texts | None = None, *, stream: bool = False, is_counted: bool = True
     ) -> None:
         """Reserve the call's share of the model's limits, tokenize, and create the requests.
 

@@ -13,7 +13,7 @@ from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
 from service.fields import IdLists, Texts
-from service.inference.call import Call, Ids, Inputs
+from service.inference.call import AnyInputs, Call, Ids
 from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from service.inference.service import ServedModel
 from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
@@ -354,7 +354,7 @@ class MapWriter:
         return MapPart(decoder.layers, decoder.heads)
 
     async def read_offsets(
-        self, call: Call, inputs: Inputs, sources: Sequence[Ids], num_added: tuple[int, int] = (0, 0)
+        self, call: Call, inputs: AnyInputs, sources: Sequence[Ids], num_added: tuple[int, int] = (0, 0)
     ) -> None:
         """Find the character ranges and words of the source tokens, which the maps need.
 
@@ -561,7 +561,7 @@ def read_source(
     return SourceText(unknown, offsets, words_of(text, offsets))
 
 
-def _single_text(inputs: Inputs, index: int) -> str | None:
+def _single_text(inputs: AnyInputs, index: int) -> str | None:
     """Return an input; None if it is a dialogue, a pair of texts, or token ids."""
     if not isinstance(inputs, Texts) or (inputs.second_texts is not None and inputs.second_texts[index] is not None):
         return None

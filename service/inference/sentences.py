@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from service.errors import ApiError, complete_message
 from service.fields import OnEmpty, Texts
-from service.inference.call import Call, Inputs
+from service.inference.call import AnyInputs, Call
 from service.inference.generate import (
     FinishReason,
     GenerateOutput,
@@ -29,7 +29,7 @@ MAX_SENTENCES = 8192  # sequences that a call generates from sentences
 async def generate_by_sentence(
     call: Call,
     model: ServedModel,
-    inputs: Inputs,
+    inputs: AnyInputs,
     parameters: GenerateParameters,
     *,
     on_empty: OnEmpty = "error",
@@ -122,7 +122,7 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
 
 
 async def sentence_warnings(
-    call: Call, model: ServedModel, inputs: Inputs, parameters: GenerateParameters
+    call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters
 ) -> dict[int, GenerateWarning]:
     """Return warnings about inputs of several sentences that a model of sentences read as a whole.
 

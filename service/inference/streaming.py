@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from service.engine.request import Generated, Token, TokenEvent
-from service.inference.call import Arrival, Call, Inputs
+from service.inference.call import AnyInputs, Arrival, Call
 from service.inference.generate import Decoding, FinishReason, begin, output_token, without_forced
 from service.inference.maps import TargetAttention
 from service.inference.results import OutputToken, TimingsMs, Usage
@@ -160,7 +160,7 @@ class StreamedSequence:
         self._last_arrival = arrived
 
 
-async def stream(call: Call, model: ServedModel, inputs: Inputs, parameters: GenerateParameters) -> Stream:
+async def stream(call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters) -> Stream:
     """Start a streamed generation and wait for its first event.
 
     A failure before the first token is raised here, so that it gets its own HTTP status.

@@ -8,7 +8,7 @@ from service.api.endpoint import EventStream, event_of
 from service.api.generate import DONE
 from service.compat.common import DataEventEncoder
 from service.compat.openai.schemas import CompletionUsage, DecodingBody
-from service.inference.call import Call, Inputs
+from service.inference.call import AnyInputs, Call
 from service.inference.generate import GenerateOutput, GenerateWarning, generate
 from service.inference.sentences import sentence_warnings
 from service.inference.service import ServedModel
@@ -61,7 +61,7 @@ class TextResponse(DataEventEncoder):
             "model": model.name,
         }
 
-    async def of(self, call: Call, inputs: Inputs, parameters: GenerateParameters) -> Any:
+    async def of(self, call: Call, inputs: AnyInputs, parameters: GenerateParameters) -> Any:
         """Generate from the inputs and return the response."""
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters)
