@@ -3,6 +3,7 @@
 They import PyTorch lazily, because tests of the service run without it.
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def pytest_xdist_auto_num_workers() -> int:
     servers and timeouts.
     """
     return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_sessionstart() -> None:
+    """Collect no garbage while test files are imported: they leave hardly any."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt modules and tests from garbage collection, which would visit them all each time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

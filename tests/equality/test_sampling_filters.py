@@ -1,5 +1,8 @@
 """The tokens that sampling may draw are those that Hugging Face's logits processors keep."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +17,7 @@ from transformers import (
 from service.engine.sampling import Sampler, typical_indices, weigh_tokens
 from service.parameters import GenerateParameters
 
+NUM_DRAWS = 4_000  # each token with a probability of at least 1 / NUM_DRAWS is drawn
 CASES = (
     {"min_p": 0.1},
     {"min_p": 0.02, "top_p": 0.9},
@@ -42,13 +46,29 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(case: dict[str, 
     assert possible_draws(logits, parameters) == expected
 
 
+@dataclass
+class SpreadNumbers:
+    """Random numbers of which the first of each draw is chosen, so that no likely token is missed."""
+
+    first: list[float]
+    rest: Callable[[], float] = np.random.Generator(np.random.PCG64(7)).random
+
+    def random(self) -> float:
+        return self.first.pop() if self.first else self.rest()
+
+
 def possible_draws(logits: np.ndarray, parameters: GenerateParameters) -> set[int]:
-    """Return the tokens that sampling selects with many seeds, or that `typical_p` keeps."""
+    """Return the tokens that sampling selects with numbers of the whole range, or that `typical_p`
+    keeps.
+    """
     if parameters.typical_p < 1:
         ids, weights = weigh_tokens(logits, parameters)
         total = weights.sum()
         kept = weights >= parameters.min_p * weights.max()
         ids, weights = ids[kept], weights[kept]
         return set(ids[typical_indices(weights, parameters.top_p * total, parameters.typical_p)].tolist())
-    sampler = Sampler(parameters, 7)
-    return {sampler.draw(logits) for _ in range(20_000)}
+    sampler, drawn = Sampler(parameters, 7), set[int]()
+    for number in np.arange(0, 1, 1 / NUM_DRAWS).tolist():
+        sampler._generator = SpreadNumbers([number])  # type: ignore[assignment]
+        drawn.add(sampler.draw(logits))
+    return drawn

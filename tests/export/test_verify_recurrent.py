@@ -1,5 +1,6 @@
 """Verification compares the states of recurrent decoders step by step."""
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,26 +47,34 @@ def exported(folder: Path, tokenizer: Path, sentences: list[str], gain: float) -
     return model, open_sessions(folder / "bundle", manifest)
 
 
+@pytest.fixture(scope="module")
+def stable(
+    checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, RecurrentModel, Sessions]:
+    """Folder of a verified bundle that tests only read, and its model, which they copy."""
+    folder = tmp_path_factory.mktemp("recurrent")
+    return folder, *exported(folder, checkpoint / "tokenizer.json", toy_sentences[:2], gain=1)
+
+
 @pytest.mark.parametrize(
     "name", ["bridge.weight", "cell.weight_ih", "cell.weight_hh", "cell.bias_hh", "readout.inner.weight"]
 )
 def test_a_changed_weight_of_the_recurrent_state_is_found(
-    checkpoint: Path, tmp_path: Path, toy_sentences: list[str], name: str
+    stable: tuple[Path, RecurrentModel, Sessions], checkpoint: Path, toy_sentences: list[str], name: str
 ) -> None:
-    tokenizer = checkpoint / "tokenizer.json"
-    model, sessions = exported(tmp_path, tokenizer, toy_sentences[:2], gain=1)
+    _, unchanged, sessions = stable
+    model = copy.deepcopy(unchanged)
     with torch.no_grad():
         dict(model.named_parameters())[name][3] += 0.3
     with pytest.raises(VerificationError, match="states differ"):
-        verify(sessions, model, read_tokenizer(tokenizer), toy_sentences[:2])
+        verify(sessions, model, read_tokenizer(checkpoint / "tokenizer.json"), toy_sentences[:2])
 
 
 def test_annotations_are_projected_by_the_encoder_and_not_again_by_the_step(
-    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
+    stable: tuple[Path, RecurrentModel, Sessions],
 ) -> None:
-    exported(tmp_path, checkpoint / "tokenizer.json", toy_sentences[:2], gain=1)
     for graph, has_it in (("encoder", True), ("step", False)):
-        constants = onnx.load(tmp_path / "bundle" / f"{graph}.onnx", load_external_data=False).graph.initializer
+        constants = onnx.load(stable[0] / "bundle" / f"{graph}.onnx", load_external_data=False).graph.initializer
         assert ("score.annotation.weight" in {one.name for one in constants}) == has_it
 
 

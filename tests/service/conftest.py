@@ -203,7 +203,7 @@ class Running:
 Start = Callable[..., contextlib.AbstractAsyncContextManager[Running]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start(make_backend: MakeBackend) -> Start:
     """Return a function that starts an app and waits until it is ready, unless loading waits."""
 
@@ -226,6 +226,17 @@ def start(make_backend: MakeBackend) -> Start:
             yield running
 
     return run
+
+
+@pytest.fixture(scope="session")
+def openapi(start: Start) -> Any:
+    """OpenAPI document that a service with default settings serves; tests must not change it."""
+
+    async def get() -> Any:
+        async with start() as running:
+            return (await running.client.get("/openapi.json")).json()
+
+    return asyncio.run(get())
 
 
 @pytest.fixture

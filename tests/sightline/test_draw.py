@@ -77,15 +77,16 @@ def test_a_png_has_the_scale_of_its_option(drawn: Draw, tmp_path: Path) -> None:
         assert int.from_bytes(header[16:20], "big") == scale * width
 
 
-@pytest.mark.parametrize("scale", ["100", "1e9"])
-def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(drawn: Draw, tmp_path: Path, scale: str) -> None:
+def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(drawn: Draw, tmp_path: Path) -> None:
     pytest.importorskip("resvg_py")
-    out = tmp_path / "large.png"
-    code, _, errors, _ = drawn("--scale", scale, "--out", str(out))
-    assert code == 2 and not out.exists()
-    assert re.search(r"but at most 50000000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
-    most = re.findall(r"at most ([0-9.]+), or", errors)[0]
-    assert drawn("--scale", most, "--out", str(out))[0] == 0
+    out, largest = tmp_path / "large.png", set[str]()
+    for scale in ("100", "1e9"):
+        code, _, errors, _ = drawn("--scale", scale, "--out", str(out))
+        assert code == 2 and not out.exists()
+        assert re.search(r"but at most 50000000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
+        largest.update(re.findall(r"at most ([0-9.]+), or", errors))
+    (scale,) = largest
+    assert drawn("--scale", scale, "--out", str(out))[0] == 0
 
 
 @pytest.mark.parametrize("index", ["9" * 20, "1000", "-x", ""])

@@ -89,19 +89,12 @@ ROUTES = {
 OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 
-async def described(start: Start) -> Any:
-    async with start() as running:
-        return (await running.client.get("/openapi.json")).json()
-
-
-async def test_openapi_has_every_route(start: Start) -> None:
-    openapi = await described(start)
+def test_openapi_has_every_route(openapi: Any) -> None:
     found = {(method, path) for path, operations in openapi["paths"].items() for method in operations}
     assert found == ROUTES
 
 
-async def test_openapi_declares_the_fields_of_requests_and_every_error_code_of_a_route(start: Start) -> None:
-    openapi = await described(start)
+def test_openapi_declares_the_fields_of_requests_and_every_error_code_of_a_route(openapi: Any) -> None:
     generate = openapi["paths"]["/v1/generate"]["post"]
     assert generate["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/GenerateBody")
     assert set(generate["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
@@ -146,8 +139,8 @@ def descriptions(openapi: Any) -> Iterator[tuple[str, str | None]]:
                 waiting += one
 
 
-async def test_every_operation_parameter_header_and_field_has_a_description(start: Start) -> None:
-    found = list(descriptions(await described(start)))
+def test_every_operation_parameter_header_and_field_has_a_description(openapi: Any) -> None:
+    found = list(descriptions(openapi))
     assert len(found) > 1000
     assert [name for name, text in found if not text] == []
     assert [text for _, text in found if text and OPENING.match(text)] == []
@@ -186,8 +179,7 @@ async def test_every_field_of_native_responses_is_required(start: Start) -> None
         assert {"OutputToken", "RankedToken"} <= reachable(schemas[name], schemas)
 
 
-async def test_openapi_declares_the_headers_that_a_call_may_have(start: Start) -> None:
-    openapi = await described(start)
+def test_openapi_declares_the_headers_that_a_call_may_have(openapi: Any) -> None:
     for method, path in ROUTES:
         names = [one["name"] for one in openapi["paths"][path][method]["parameters"] if one["in"] == "header"]
         reads_body = "requestBody" in openapi["paths"][path][method]

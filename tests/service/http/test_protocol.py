@@ -145,7 +145,8 @@ def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_
 
 def test_a_body_after_another_request_is_rejected_in_order(serve: Serve, make_backend: MakeBackend) -> None:
     """The limit also applies to complete bodies, before the previous request has its response."""
-    with serve(make_backend(step_s=0.02), max_body_bytes=60_000, max_waiting_bytes=60_000) as wire:
+    limits = {"max_body_bytes": 60_000, "max_waiting_bytes": 60_000}
+    with serve(make_backend(step_s=0.02), keep_alive_s=1, **limits) as wire:
         slow = b'{"inputs":"x","parameters":{"min_new_tokens":40,"max_new_tokens":40}}'
         with wire.connect() as pipelining, wire.connect() as other:
             pipelining.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(slow) + slow + unended(50_000) + b" ")
