@@ -36,8 +36,10 @@ def served(server: RunningServer, sentences: list[str], **parameters: Any) -> li
 def test_lines_of_a_file_are_translated_as_the_service_translates_them(
     shipped: RunningServer, sentences: list[str], tmp_path: Path, beams: int
 ) -> None:
-    out = tmp_path / "out.de"
-    command = [*COMMAND, "tests/data/sentences.txt", "--out", str(out), "--beams", str(beams)]
+    source, out = tmp_path / "source.en", tmp_path / "out.de"
+    sentences = sentences[::beams]
+    source.write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
+    command = [*COMMAND, str(source), "--out", str(out), "--beams", str(beams)]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
     assert out.read_text(encoding="utf-8").split("\n")[:-1] == served(shipped, sentences, num_beams=beams)
 

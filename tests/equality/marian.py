@@ -9,7 +9,7 @@ from service.engine.request import GenerateRequest
 from service.parameters import GenerateParameters
 from tests.equality.comparing import Targets
 
-BATCH = 50
+MAX_ROWS = 50  # of a batch, in which each beam has a row; the last sequence that ends decides the time of all
 
 
 def generate(
@@ -26,8 +26,9 @@ def generate(
     (parameters,) = {request.parameters for request in requests}
     order = sorted(range(len(requests)), key=lambda index: len(requests[index].source_ids))  # little padding
     targets: dict[int, Targets] = {}
-    for start in range(0, len(order), BATCH):
-        batch = order[start : start + BATCH]
+    size = MAX_ROWS // parameters.num_beams
+    for start in range(0, len(order), size):
+        batch = order[start : start + size]
         found = _generate_batch(marian, [requests[index] for index in batch], parameters, stop_ids, settings)
         targets.update(zip(batch, found, strict=True))
     return [targets[index] for index in range(len(requests))]

@@ -48,7 +48,7 @@ def test_the_tokens_that_may_be_drawn_are_those_of_transformers(case: dict[str, 
 
 @dataclass
 class SpreadNumbers:
-    """Random numbers of which the first of each draw is chosen, so that no likely token is missed."""
+    """Random numbers, of which the first of a draw is chosen so that no likely token is missed."""
 
     first: list[float]
     rest: Callable[[], float] = np.random.Generator(np.random.PCG64(7)).random

@@ -177,16 +177,46 @@ def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Pa
 MODULES = ("model", "model train", "model evaluate", "model zoo", "export", "export zoo", "export quantize", "service")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "models get", *MODULES])
-def test_help_needs_no_library_of_an_extra(command: str) -> None:
+HELPS = {
+    **{command: ["sightline", *command.split()] for command in (*COMMANDS, "models get")},
+    **{command: command.split() for command in MODULES},
+}
+# Runs each command with --help, and prints its exit code, output and errors.
+RUN_HELPS = """
+import contextlib, io, json, runpy, sys, traceback
+
+missing, commands = map(json.loads, sys.argv[1:])
+sys.modules.update(dict.fromkeys(missing))
+done = {}
+for command, (module, *words) in commands.items():
+    sys.argv = ["x", *words, "--help"]
+    sys.modules.pop(f"{module}.__main__", None)  # an earlier command may have imported it
+    code, output, errors = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+        except Exception:
+            traceback.print_exc()
+    done[command] = (code, output.getvalue(), errors.getvalue())
+print(json.dumps(done))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, tuple[int | None, str, str]]:
+    """Exit code, output and errors of each command with `--help`, without libraries of extras."""
     missing = (*LIBRARIES, "resvg_py")
-    module, *words = command.split() if command in MODULES else ["sightline", *command.split()]
-    program = (
-        f"import runpy, sys; sys.modules.update(dict.fromkeys({missing})); "
-        f"sys.argv = ['x', *{words}, '--help']; runpy.run_module('{module}', run_name='__main__')"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
+    command = [sys.executable, "-c", RUN_HELPS, json.dumps(missing), json.dumps(HELPS)]
+    done: dict[str, tuple[int | None, str, str]] = json.loads(subprocess.check_output(command))
+    return done
+
+
+@pytest.mark.parametrize("command", HELPS)
+def test_help_needs_no_library_of_an_extra(command: str, helps: dict[str, tuple[int | None, str, str]]) -> None:
+    code, output, errors = helps[command]
+    assert (code or 0, errors) == (0, "") and output.startswith("usage: ")
 
 
 def test_python_m_model_names_the_command_that_installs_pytorch() -> None:
