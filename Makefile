@@ -29,7 +29,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all fuzz test-docker test-memory test-browser test-download wheel bench soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-download wheel bench soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -89,6 +89,10 @@ test: $(DEV)/ready  ## run all tests of the product that need only Python, in pa
 test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
 	$(PYTEST) -m 'not docker and not browser and not cgroup and not download'
 	$(DEV)/bin/python -m tests.instruction_sets
+
+coverage: $(DEV)/ready  ## run test and print how many lines of service/ and export/ ran in the processes of the tests
+	$(DEV)/bin/python $(PIP_INSTALL) -e '.[coverage]'
+	$(PYTEST) --ignore tests/bench --ignore tests/study -p pytest_cov --cov=service --cov=export --cov-report=term
 
 fuzz: $(DEV)/ready  ## send FUZZ_EXAMPLES random requests to each route of the OpenAPI document (half an hour)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest tests/e2e/test_schemathesis.py
