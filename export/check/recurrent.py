@@ -3,29 +3,29 @@
 Recurrent models have no description, so that `export.check.verify` cannot verify them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from export.check.report import check_inputs, raise_if_exceeded
 from export.check.sessions import Array, Sessions, onnx_steps, read_sources, run_step
-from export.check.verify import compare_cosines
+from export.check.verify import SCORES, check_scores, compare_cosines
 from export.graphs.recurrent import STATE_INPUTS
 from model.architectures.recurrent import RecurrentModel, State, Step
 from model.data.batches import pad
 from model.decoding.reference import greedy, one_thread, pytorch_steps
+from model.float32 import max_abs
 from model.rounding import Reference, reference
-from service.bundle import Manifest, Verification
+from service.bundle import Verification
 
 PERTURBED_PAIRS = 2  # pairs of perturbed models, see `model.rounding`; few are enough, because a batch has many values
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 SPARE_POSITIONS = 3  # the caches of the service are longer than its sequences
-KINDS = ("hidden", "logits", "attention", "states")  # of outputs; logits include log-probabilities
+KINDS = ("hidden", "logits", "attention", "states")  # of outputs
 
 Ids = Sequence[int]
 
@@ -76,7 +76,7 @@ def verify(
             _compare_batch(sessions, models, sources[start : start + BATCH_ROWS])
             for start in range(0, len(sources), BATCH_ROWS)
         ]
-    differences = {kind: [(one.found[kind], one.limits.get(kind, 0.0)) for one in compared] for kind in KINDS}
+    differences = {kind: [(one.found[kind], one.limits[kind]) for one in compared] for kind in KINDS}
     generations = sum(one.generations for one in compared)
     if sessions.similar is not None:
         differences["cosines"] = [compare_cosines(sessions.similar, model.embedding.weight.detach().numpy())]
@@ -91,7 +91,7 @@ def verify(
     )
 
 
-def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Sequence[int]]) -> Compared:
+def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids]) -> Compared:
     manifest, end_ids = sessions.manifest, sessions.manifest.tokens.end_ids
     generations, close_generations, targets = 0, 0, []
     for source in sources:
@@ -107,13 +107,8 @@ def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], source
     return replace(compared, generations=generations, close_generations=close_generations)
 
 
-@torch.inference_mode()
 def _differ_where_close(
-    models: Reference[RecurrentModel],
-    source: Sequence[int],
-    first_id: int,
-    expected: Sequence[int],
-    given: Sequence[int],
+    models: Reference[RecurrentModel], source: Ids, first_id: int, expected: Ids, given: Ids
 ) -> bool:
     """Return True if rounding explains the first token in which two generations differ.
 
@@ -122,43 +117,31 @@ def _differ_where_close(
     """
     same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
     read = [first_id, *expected[:same]]
-
-    def compute(model: RecurrentModel) -> dict[str, Array]:
-        return {"logits": forced_pass(model, [source], [read]).logits[0, -1].numpy()}
-
-    exact, limits = models.limits(compute)
+    exact, limits = models.limits(lambda model: {"logits": forced_pass(model, [source], [read])["logits"][0, -1]})
     row = exact["logits"]
     return bool(row.max() - row[given[same]] <= 2 * limits["logits"])
 
 
-@dataclass(frozen=True)
-class ForcedPass:
-    """Results of one pass over padded sources (B, S) and decoder inputs (B, T).
-
-    Values at padding are undefined.
-    """
-
-    hidden: Tensor  # (B, S, M)
-    logits: Tensor  # (B, T, V)
-    cross: Tensor | None  # cross-attention weights (L, B, H, T, S), None without attention
-    # States before each token and after the last, (B, T + 1, ...), by input name of the graph.
-    states: Mapping[str, Tensor]
-
-
+@torch.inference_mode()
 def forced_pass(
     model: RecurrentModel,
     sources: Sequence[Ids],
     targets: Sequence[Ids],
-    carried: Mapping[str, Tensor] | None = None,
-) -> ForcedPass:
+    carried: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
     """Run a model over sources and given targets.
 
     Args:
         model: in evaluation mode.
         sources: token ids.
         targets: decoder inputs. They begin with the start token.
-        carried: `ForcedPass.states` of another pass. Each step starts from them instead of the
-            state that the step before computed.
+        carried: the states of another pass. Each step starts from them instead of the state that
+            the step before computed.
+
+    Returns:
+        `hidden` (B, S, M), `logits` (B, T, V), `cross` (B, T, S) if the model has attention, and
+        the states before each token and after the last, (B, T + 1, ...), by input name of the
+        graph. Values at padding are undefined.
     """
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
     memory, _ = model.encode(padded, lengths)
@@ -166,22 +149,60 @@ def forced_pass(
     for position, embedded in enumerate(model.embed_steps(pad(targets, model.config.pad_id))):
         state = after[-1]
         if carried:
-            state = State(*(carried[STATE_INPUTS[name]][:, position] for name in State._fields))
+            state = State(*(torch.from_numpy(carried[STATE_INPUTS[name]][:, position]) for name in State._fields))
         steps.append(model.step(embedded, position, state, memory, lengths))
         after.append(steps[-1].state)
     features, cross = model.stack_steps(steps)
-    states = {
-        STATE_INPUTS[name]: torch.stack([getattr(state, name) for state in after], dim=1) for name in State._fields
-    }
-    return ForcedPass(memory.annotations, model.logits(features), cross, states)
+    outputs = {"hidden": memory.annotations, "logits": model.logits(features)}
+    if cross is not None:
+        outputs["cross"] = cross[0, :, 0]
+    for name in State._fields:
+        outputs[STATE_INPUTS[name]] = torch.stack([getattr(state, name) for state in after], dim=1)
+    return {name: array.numpy() for name, array in outputs.items()}
 
 
-@torch.inference_mode()
+def graph_pass(
+    sessions: Sessions, sources: Sequence[Ids], targets: Sequence[Ids], carried: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the arrays of `forced_pass` from the graphs; values that they do not compute are 0.
+
+    Raises:
+        VerificationError: log-probabilities do not follow from their logits.
+    """
+    manifest, lengths = sessions.manifest, [len(source) for source in sources]
+    longest, rows = max(map(len, targets)), len(targets)
+    encoded, first = read_sources(sessions, sources, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
+    states = {name: array.copy() for name, array in first.items()}
+    updated = [name for name in carried if name in first]
+    cross = [name for one in manifest.attention for name in one.outputs]
+    outputs = {name: np.repeat(first[name][:, None], longest + 1, axis=1) for name in updated}
+    outputs["hidden"] = encoded["hidden"]
+    outputs["logits"] = np.zeros((rows, longest, manifest.limits.vocabulary), np.float32)
+    if cross:
+        outputs["cross"] = np.zeros((rows, longest, max(lengths)), np.float32)
+    for tick in range(max(row + len(read) for row, read in enumerate(targets))):
+        # Row i starts i ticks late, from its initial states. After its last token, it repeats that
+        # token.
+        ages = np.array([min(max(tick - row, 0), len(read) - 1) for row, read in enumerate(targets)])
+        for name, array in states.items():
+            array[tick:] = first[name][tick:]
+            if name in updated:
+                array[:] = carried[name][range(rows), ages]
+        tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
+        given = run_step(sessions, states, tokens, ages.tolist(), lengths, [*SCORES, *cross])
+        check_scores(manifest.name, given)
+        running = [row for row, read in enumerate(targets) if row <= tick < row + len(read)]
+        at = running, ages[running]
+        outputs["logits"][at] = given["logits"][running]
+        for name in cross:  # (B, 1, 1, columns)
+            outputs["cross"][at] = given[name][running, 0, 0, : max(lengths)]
+        for name in updated:
+            outputs[name][running, ages[running] + 1] = states[name][running]
+    return outputs
+
+
 def _compare_forced(
-    sessions: Sessions,
-    models: Reference[RecurrentModel],
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
+    sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids], targets: Sequence[Ids]
 ) -> Compared:
     """Compare teacher-forced decoding.
 
@@ -191,117 +212,22 @@ def _compare_forced(
     amplify rounding errors from step to step, so that after some sixty steps even float32 and
     float64 in PyTorch differ too much for a comparison.
     """
-    manifest, source_lengths = sessions.manifest, [len(source) for source in sources]
     expected = forced_pass(models.exact, sources, targets)
-    carried = {
-        name: states.float().double() for name, states in expected.states.items()
-    }  # rounded to float32, like the inputs of the graph
-    expected = forced_pass(models.exact, sources, targets, carried)
+    # Rounded to float32, like the inputs of the graph.
+    carried = {name: expected[name].astype(np.float32).astype(np.float64) for name in STATE_INPUTS.values()}
+    given = graph_pass(sessions, sources, targets, carried)
 
-    def compute(model: RecurrentModel) -> dict[str, Array]:
-        return _values(forced_pass(model, sources, targets, carried), sources, targets)
+    def values(outputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the values that the graphs compute, without padding, by kind."""
+        parts: dict[str, list[Array]] = {kind: [np.empty(0)] for kind in KINDS}
+        for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
+            parts["hidden"].append(outputs["hidden"][row, : len(source)])
+            parts["logits"].append(outputs["logits"][row, : len(read)])
+            if "cross" in given:
+                parts["attention"].append(outputs["cross"][row, : len(read), : len(source)])
+            parts["states"] += [outputs[name][row, : len(read) + 1] for name in carried if name in given]
+        return {kind: np.concatenate([one.ravel() for one in arrays]) for kind, arrays in parts.items()}
 
-    logits = expected.logits.numpy()
-    longest = max(map(len, targets))
-    encoded, first = read_sources(sessions, sources, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
-    is_own = _token_mask(sources)[:, :, None]
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    found["hidden"].append(largest([np.where(is_own, encoded["hidden"] - expected.hidden.numpy(), 0.0)]))
-    states = {name: array.copy() for name, array in first.items()}
-    before = {name: array.numpy() for name, array in carried.items() if name in states}
-    after = {name: expected.states[name].numpy() for name in before}
-    found["states"].append(largest(first[name] - array[:, 0] for name, array in after.items()))
-    outputs = _outputs_to_compare(manifest)
-    for tick in range(max(row + len(read) for row, read in enumerate(targets))):
-        # Row i starts i ticks late, from its initial states. After its last token, it repeats that
-        # token.
-        for row in range(tick, len(targets)):
-            for name, array in states.items():
-                array[row] = first[name][row]
-        ages = [min(max(tick - row, 0), len(read) - 1) for row, read in enumerate(targets)]
-        tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
-        for name, array in before.items():
-            states[name][:] = array[range(len(targets)), ages]
-        given = run_step(sessions, states, tokens, ages, source_lengths, outputs)
-        running = np.array([row for row, read in enumerate(targets) if row <= tick < row + len(read)])
-        if not len(running):
-            continue
-        given = {name: array[running] for name, array in given.items()}
-        indices = running, np.array(ages)[running]
-        own = np.array(source_lengths)[running]
-        found["logits"].append(_score_difference(given, logits[indices]))
-        found["attention"].append(_map_difference(manifest, given, expected.cross, indices, own))
-        found["states"].append(
-            largest(states[name][running] - array[running, indices[1] + 1] for name, array in after.items())
-        )
-    _, limits = models.limits(compute)
-    return Compared({kind: largest([np.array(each)]) for kind, each in found.items()}, limits)
-
-
-def _token_mask(sources: Sequence[Sequence[int]]) -> Array:
-    """Return a mask (B, S) that is True for tokens and False for padding."""
-    lengths = np.array([len(source) for source in sources])
-    return np.arange(lengths.max()) < lengths[:, None]
-
-
-def _values(given: ForcedPass, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """Return the compared values of a pass without padding, by kind."""
-    parts: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
-    for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
-        logits = given.logits[row, : len(read)]
-        parts["hidden"].append(given.hidden[row, : len(source)])
-        parts["logits"] += [logits, logits.log_softmax(dim=-1)]
-        if given.cross is not None:
-            parts["attention"].append(given.cross[:, row, :, : len(read)])
-        parts["states"] += [states[row, : len(read) + 1] for states in given.states.values()]
-    return {
-        name: torch.cat([one.flatten() for one in arrays]).numpy() if arrays else np.empty(0)
-        for name, arrays in parts.items()
-    }
-
-
-def _outputs_to_compare(manifest: Manifest) -> list[str]:
-    states = {state.output for state in manifest.states}
-    return [name for name in manifest.decoder_graph.outputs if name not in states]
-
-
-def _score_difference(given: Mapping[str, Array], logits: Array) -> float:
-    """Return the largest difference of logits (B, V) and of all log-probabilities."""
-    logprobs = torch.from_numpy(logits).log_softmax(dim=-1).numpy()
-    top = np.sort(logprobs, axis=-1)[:, : -given["top_ids"].shape[1] - 1 : -1]  # (B, K)
-    return largest(
-        [
-            given["logits"] - logits,
-            given["logprobs"] - logprobs,
-            given["top_logprobs"] - top,
-            given["top_logprobs"] - np.take_along_axis(given["logprobs"], given["top_ids"], axis=-1),
-        ]
-    )
-
-
-def _map_difference(
-    manifest: Manifest, given: Mapping[str, Array], cross: Tensor | None, indices: tuple[Array, Array], own: Array
-) -> float:
-    """Return the largest difference of the cross-attention weights of a decoder step.
-
-    Columns beyond the length of a row are ignored, because their values are undefined.
-
-    Args:
-        manifest: manifest of the bundle.
-        given: outputs of the step, for the running rows.
-        cross: attention weights of PyTorch (L, B, H, T, columns), None without attention.
-        indices: the running rows, and the number of the step that each is at.
-        own: number of defined columns of each running row.
-    """
-    if cross is None:
-        return 0.0
-    (name,), (rows, ages) = manifest.attention_of("cross").outputs, indices
-    at_ages = cross.numpy().swapaxes(2, 3)[:, rows, ages].transpose(1, 2, 0, 3)  # (B, H, L, columns)
-    columns = min(at_ages.shape[3], given[name].shape[3])
-    is_own = np.arange(columns) < own[:, None, None, None]
-    return largest([np.where(is_own, given[name][..., :columns] - at_ages[..., :columns], 0.0)])
-
-
-def largest(differences: Iterable[Array]) -> float:
-    """Return the largest absolute value; NaN if there is one, and 0 without values."""
-    return float(np.max([np.abs(difference).max() for difference in differences], initial=0))
+    exact, limits = models.limits(lambda model: values(forced_pass(model, sources, targets, carried)))
+    found = values(given)
+    return Compared({kind: max_abs(found[kind] - exact[kind]) for kind in KINDS}, limits)

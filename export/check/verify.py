@@ -254,7 +254,7 @@ class GraphRunner:
             ids = tokens if is_decoder_only else tokens[:, 0]
             read_states = {name: buffer[rows] for name, buffer in buffers.items()}
             given = session.run(read_states, ids, lengths, requested, source_lengths[rows])
-            self._check_scores(given)
+            check_scores(self._folder, given)
             for row, new in enumerate(tokens.tolist()):
                 number = first + row
                 fed[number] += new
@@ -275,29 +275,6 @@ class GraphRunner:
         for row, one in enumerate(collected):
             outputs |= {f"{name}.{row}": array for name, array in one.arrays().items()}
         return fed, outputs
-
-    def _check_scores(self, given: Mapping[str, Array]) -> None:
-        """Check the outputs that follow from the logits (B, V).
-
-        Raises:
-            VerificationError: they do not.
-        """
-        logits = given["logits"].astype(np.float64)
-        if np.isnan(logits).any():
-            return  # the comparison of logits finds it
-        exact = log_softmax(logits)
-        error = max_abs(given["logprobs"] - exact)
-        limit = rounding_error(logits.shape[1]) * (1 + max_abs(exact))
-        top, ids = given["top_logprobs"], given["top_ids"]
-        is_top = np.array_equal(np.take_along_axis(given["logprobs"], ids, axis=-1), top) and bool(
-            ((given["logprobs"] > top[:, -1:]).sum(axis=-1) < top.shape[1]).all()
-        )
-        if not (error <= limit and is_top):
-            raise VerificationError(
-                f"log-probabilities of {self._folder} differ by {error:.2g} from those of its logits, or the most "
-                f"probable tokens are others; float32 rounding explains at most {limit:.2g}; please report this "
-                "checkpoint"
-            )
 
 
 class _Collected:
@@ -335,6 +312,34 @@ class _Collected:
             padded = [np.pad(part, [(0, 0)] * 3 + [(0, columns - part.shape[-1])]) for part in parts]
             arrays[kind] = np.concatenate(padded, axis=2)
         return arrays
+
+
+def check_scores(bundle: object, given: Mapping[str, Array]) -> None:
+    """Check the outputs of a decoder graph that follow from the logits (B, V).
+
+    Args:
+        bundle: the bundle, for the message.
+        given: the outputs.
+
+    Raises:
+        VerificationError: they do not.
+    """
+    logits = given["logits"].astype(np.float64)
+    if np.isnan(logits).any():
+        return  # the comparison of logits finds it
+    exact = log_softmax(logits)
+    error = max_abs(given["logprobs"] - exact)
+    limit = rounding_error(logits.shape[1]) * (1 + max_abs(exact))
+    top, ids = given["top_logprobs"], given["top_ids"]
+    is_top = np.array_equal(np.take_along_axis(given["logprobs"], ids, axis=-1), top) and bool(
+        ((given["logprobs"] > top[:, -1:]).sum(axis=-1) < top.shape[1]).all()
+    )
+    if not (error <= limit and is_top):
+        raise VerificationError(
+            f"log-probabilities of {bundle} differ by {error:.2g} from those of its logits, or the most "
+            f"probable tokens are others; float32 rounding explains at most {limit:.2g}; please report this "
+            "checkpoint"
+        )
 
 
 def long_length(manifest: Manifest, model: Description) -> int:

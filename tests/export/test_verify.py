@@ -1,13 +1,10 @@
-import itertools
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from export.check.recurrent import largest
 from export.errors import VerificationError
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
@@ -64,12 +61,6 @@ def test_nan_never_passes(bundle: Path, checkpoint: Path, toy_sentences: list[st
         model.embedding.weight[2] = math.nan
     with pytest.raises(VerificationError, match="differ by nan"):
         verify_trained(bundle, model, tokenizer, toy_sentences[:1], tolerance=math.inf)
-
-
-def test_the_largest_difference_of_several_steps_keeps_nan() -> None:
-    steps = [np.array([1.0, -3.0]), np.array([math.nan]), np.array([2.0])]
-    assert all(math.isnan(largest(order)) for order in itertools.permutations(steps))
-    assert largest([steps[0], steps[2]]) == 3.0
 
 
 def test_a_sentence_that_is_too_long_for_the_model_is_rejected(
