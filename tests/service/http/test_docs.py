@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from service.errors import ERRORS
+from service.http.application import Application
 from service.http.docs import example_of
 from service.inference.generate import GenerateResult
 from service.parameters import PARAMETER_NAMES
@@ -240,15 +240,15 @@ async def get(running: Any, path: str, coding: str, **headers: str) -> httpx.Res
 @pytest.mark.parametrize("path", PAGES)
 async def test_a_page_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     num_made = 0
-    make = FastAPI.openapi
+    make = Application.openapi
 
-    def counted(app: FastAPI) -> dict[str, Any]:
+    def counted(app: Application) -> dict[str, Any]:
         nonlocal num_made
         num_made += 1
         time.sleep(0.3)  # as it takes where a machine is busy
         return make(app)
 
-    monkeypatch.setattr(FastAPI, "openapi", counted)
+    monkeypatch.setattr(Application, "openapi", counted)
     async with start() as running:
         first = [asyncio.ensure_future(get(running, path, "")) for _ in range(3)]
         await asyncio.sleep(0.05)
