@@ -24,6 +24,7 @@ from service import bundle
 from service.app import create_app
 from service.bundle import Manifest
 from service.errors import ERRORS
+from service.http.docs import type_of
 from service.metrics import Metrics
 from service.settings import Settings, env_name, flag_name
 from sightline.__main__ import COMMANDS
@@ -141,7 +142,7 @@ def manifest_tables() -> str:
         comments = dict(FIELD_COMMENT.findall(inspect.getsource(model)))
         properties = model.model_json_schema(ref_template="#/components/schemas/{model}")["properties"]
         rows = [
-            (f"`{name}`", type_of(schema), default_of(schema), schema.get("description") or comments.get(name, ""))
+            (f"`{name}`", linked_type(schema), default_of(schema), schema.get("description") or comments.get(name, ""))
             for name, schema in properties.items()
         ]
         sections.append(f"### {title}\n\n{text}{table(('field', 'type', 'default', 'description'), rows)}")
@@ -166,55 +167,14 @@ def schema_table(schema: Mapping[str, Any]) -> str:
     rows = []
     for name, field in properties.items():
         default = ["required" if name in required else default_of(field)] if has_defaults else []
-        rows.append((f"`{name}`", type_of(field), *default, field.get("description", "")))
+        rows.append((f"`{name}`", linked_type(field), *default, field.get("description", "")))
     head = ("field", "type", "default", "description") if has_defaults else ("field", "type", "description")
     return table(head, rows)
 
 
-def type_of(schema: Mapping[str, Any]) -> str:
-    """Return a JSON Schema as words, such as `integer, 1 to 8`."""
-    if "$ref" in schema:
-        name = schema["$ref"].rsplit("/", 1)[-1]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(type_of(one) for one in schema["anyOf"] if one.get("type") != "null"))
-    if "const" in schema or "enum" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return ", ".join(f"`{json.dumps(value)}`" for value in values)
-    kind = schema.get("type", "any")
-    if kind == "array":
-        return _array_type(schema)
-    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"object of {type_of(schema['additionalProperties'])}"
-    return f"{kind}{_range_of(schema)}"
-
-
-def _array_type(schema: Mapping[str, Any]) -> str:
-    items = schema.get("items") or (schema.get("prefixItems") or [{}])[0]
-    least, most = schema.get("minItems"), schema.get("maxItems")
-    if most is None:
-        count = ""
-    elif least == most:
-        count = f" ({most})"
-    else:
-        count = f" ({least or 0} to {most})"
-    return f"list{count} of {type_of(items)}"
-
-
-def _range_of(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minimum", schema.get("minLength")), schema.get("maximum", schema.get("maxLength"))
-    unit = " characters" if "maxLength" in schema else ""
-    if "exclusiveMinimum" in schema:
-        return f", above {schema['exclusiveMinimum']:g}" + ("" if high is None else f" to {high:g}")
-    if low is not None and high is not None:
-        return f", {low:,g} to {_number(high)}{unit}"
-    if high is not None:
-        return f", at most {_number(high)}{unit}"
-    return "" if low is None else f", at least {low:g}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
+def linked_type(schema: Mapping[str, Any]) -> str:
+    """Return the type of a field with links to the objects of the page; null is left out."""
+    return type_of(schema, lambda name: f"[{name}](#{name.lower()})", hidden=("null",))
 
 
 def default_of(schema: Mapping[str, Any]) -> str:

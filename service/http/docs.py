@@ -8,7 +8,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -149,7 +149,7 @@ def _resolve(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _parameter_cells(parameter: dict[str, Any]) -> tuple[str, str, str]:
     required = ", required" if parameter.get("required") else ""
-    return f"{_type(parameter['schema'])}, {parameter['in']}{required}", "", parameter["description"]
+    return f"{type_of(parameter['schema'])}, {parameter['in']}{required}", "", parameter["description"]
 
 
 def _rows(schema: dict[str, Any], schemas: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
@@ -169,37 +169,67 @@ def _rows(schema: dict[str, Any], schemas: dict[str, Any], prefix: str = "") -> 
         default = json.dumps(field["default"]) if field.get("default") is not None else ""
         if "{" in default:
             default = ""
-        yield path, _type(field) + required, default, field["description"]
+        yield path, type_of(field) + required, default, field["description"]
         if path.count(".") < MAX_DEPTH:
             yield from _rows({key: value for key, value in field.items() if key != "default"}, schemas, path)
 
 
-def _type(schema: dict[str, Any]) -> str:
-    """Return the name of a schema's type, with its limits."""
+def type_of(
+    schema: Mapping[str, Any], name_of: Callable[[str], str] = lambda name: "object", hidden: Collection[str] = ()
+) -> str:
+    """Return a JSON Schema as words, such as `integer, 1 to 8`.
+
+    Args:
+        schema: the schema.
+        name_of: returns the words for an object from its name.
+        hidden: types that are left out of alternatives.
+    """
     if "$ref" in schema:
-        return "object"
+        return name_of(schema["$ref"].rsplit("/", 1)[1])
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(_type, schema["anyOf"])))
-    if "const" in schema:
-        return json.dumps(schema["const"])
-    if "enum" in schema:
-        return ", ".join(map(json.dumps, schema["enum"]))
-    name = schema.get("type", "any")
-    if name == "array":
-        items = _type(schema["items"]) if "items" in schema else "any"
-        return f"list of {items}"
-    limits = [
-        f"{sign} {int(schema[key]) if float(schema[key]).is_integer() else schema[key]}"
-        for key, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
-        if key in schema
-    ]
-    return f"{name} {' and '.join(limits)}" if limits else str(name)
+        kinds = [one for one in schema["anyOf"] if one.get("type") not in hidden]
+        return " or ".join(dict.fromkeys(type_of(one, name_of, hidden) for one in kinds))
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return ", ".join(f"`{json.dumps(value)}`" for value in values)
+    kind = schema.get("type", "any")
+    if kind == "array":
+        items = schema.get("items") or (schema.get("prefixItems") or [{}])[0]
+        return f"list{_count_of(schema)} of {type_of(items, name_of, hidden)}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {type_of(schema['additionalProperties'], name_of, hidden)}"
+    return f"{kind}{_range_of(schema)}"
+
+
+def _count_of(schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minItems"), schema.get("maxItems")
+    if most is None:
+        return ""
+    return f" ({most})" if least == most else f" ({least or 0} to {most})"
+
+
+def _range_of(schema: Mapping[str, Any]) -> str:
+    low, high = schema.get("minimum", schema.get("minLength")), schema.get("maximum", schema.get("maxLength"))
+    unit = " characters" if "maxLength" in schema else ""
+    if "exclusiveMaximum" in schema:
+        return f", {'' if low is None else f'{low:,g} to '}below {schema['exclusiveMaximum']:g}"
+    if "exclusiveMinimum" in schema:
+        return f", above {schema['exclusiveMinimum']:g}" + ("" if high is None else f" to {high:g}")
+    if low is not None and high is not None:
+        return f", {low:,g} to {_number(high)}{unit}"
+    if high is not None:
+        return f", at most {_number(high)}{unit}"
+    return "" if low is None else f", at least {low:g}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:g}"
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> str:
     head = "<tr><th>Name<th>Type<th>Default<th>Description</tr>"
     cells = "".join(
-        f"<tr><td><code>{html.escape(name)}</code><td>{html.escape(kind)}<td>{html.escape(default)}"
+        f"<tr><td><code>{html.escape(name)}</code><td>{_prose(kind)}<td>{html.escape(default)}"
         f"<td>{_prose(description)}</tr>"
         for name, kind, default, description in dict.fromkeys(rows)
     )
