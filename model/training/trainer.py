@@ -108,6 +108,8 @@ class Trainer:
                 model or other data, or its state is missing or damaged; or the data is not valid.
         """
         self.run, self.config, self.task = run, config, task
+        self._state_path, self._settings_path = run / "state.safetensors", run / "train.json"
+        self._config_path, self._tokenizer_path = run / "config.json", run / "tokenizer.json"
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with self._locked():
             # Write nothing before everything is read and checked, so that invalid data leaves no
@@ -167,22 +169,6 @@ class Trainer:
         replace_text(self._tokenizer_path, self.tokenizer.to_str(pretty=True))
         replace_text(self._config_path, model_config_to_json(self.model_config))
         self._save_state()
-
-    @property
-    def _state_path(self) -> Path:
-        return self.run / "state.safetensors"
-
-    @property
-    def _settings_path(self) -> Path:
-        return self.run / "train.json"
-
-    @property
-    def _config_path(self) -> Path:
-        return self.run / "config.json"
-
-    @property
-    def _tokenizer_path(self) -> Path:
-        return self.run / "tokenizer.json"
 
     def _check_settings(self) -> None:
         earlier = read_train_config(self._settings_path)
