@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from service.api.types import ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import NULL, RequestBody, field_error, object_schema
 from service.inference.align import AlignResult, align
@@ -98,12 +98,4 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
     )
 
 
-ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/align",
-        align_words,
-        AlignResult,
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
-    ),
-)
+ENDPOINTS = (Endpoint("POST", "/v1/align", align_words, AlignResult, errors=OUTPUT_ERRORS),)

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import JSON, SVG, TASK_ERRORS, Call, Endpoint, Headers, Raw, prefers
+from service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
 from service.api.messages import Messages, check_dialogue, prompt_of
 from service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
 from service.errors import ApiError
@@ -153,12 +153,5 @@ def _check_target_parameters(given: Collection[str]) -> None:
 
 
 ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/attention",
-        show_attention,
-        AttentionResult,
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
-        media_types=(JSON, SVG),
-    ),
+    Endpoint("POST", "/v1/attention", show_attention, AttentionResult, errors=OUTPUT_ERRORS, media_types=(JSON, SVG)),
 )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from service.api.types import INPUTS_OR_PAIRS, ModelName, Truncate
 from service.fields import RequestBody, TextsOrPairs
 from service.inference.classify import ClassifyResult, classify
@@ -44,12 +44,4 @@ async def classify_texts(call: Call, body: ClassifyBody) -> ClassifyResult:
     return await classify(call, model, body.inputs, return_attention=body.return_attention, truncate=body.truncate)
 
 
-ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/classify",
-        classify_texts,
-        ClassifyResult,
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
-    ),
-)
+ENDPOINTS = (Endpoint("POST", "/v1/classify", classify_texts, ClassifyResult, errors=OUTPUT_ERRORS),)

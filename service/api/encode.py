@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from service.api.types import Inputs, ModelName, PromptName, Truncate
 from service.fields import RequestBody
 from service.inference.encode import EncodeResult, Pooling, encode
@@ -55,12 +55,4 @@ async def encode_texts(call: Call, body: EncodeBody) -> EncodeResult:
     )
 
 
-ENDPOINTS = (
-    Endpoint(
-        "POST",
-        "/v1/encode",
-        encode_texts,
-        EncodeResult,
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
-    ),
-)
+ENDPOINTS = (Endpoint("POST", "/v1/encode", encode_texts, EncodeResult, errors=OUTPUT_ERRORS),)

@@ -64,6 +64,10 @@ BODY_ERRORS: tuple[ErrorCode, ...] = (
 ENGINE_ERRORS: tuple[ErrorCode, ...] = ("empty_input", "overloaded", "deadline_exceeded")
 # and of calls that name a model and use it for a task.
 TASK_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "input_too_long", "unsupported_task", *ENGINE_ERRORS)
+# Not every model supports all parameters,
+PARAMETER_ERRORS: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
+# and vectors and attention maps can be large.
+OUTPUT_ERRORS: tuple[ErrorCode, ...] = (*PARAMETER_ERRORS, "response_too_large")
 
 
 @dataclass(frozen=True)

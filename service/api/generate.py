@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, event_of
+from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
 from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
 from service.errors import ApiError
 from service.fields import OnEmpty, RequestBody, TextsWithBlanks, object_schema
@@ -133,7 +133,7 @@ ENDPOINTS = (
         "/v1/generate",
         generate_text,
         GenerateResult | DoubtfulResult,
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
+        errors=OUTPUT_ERRORS,
         media_types=(JSON, EVENTS),
     ),
 )

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from service.api.types import ModelName, Truncate
 from service.fields import TEXT_SCHEMA, RequestBody, Text, Texts, check_texts, field_error, list_schema, must_equal
 from service.inference.rerank import rerank
@@ -138,6 +138,6 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
 
 # Clients of version 2 of Cohere's API use the second path.
 ENDPOINTS = tuple(
-    Endpoint("POST", path, rerank_documents, RerankResponse, errors=(*TASK_ERRORS, "unsupported_parameter"))
+    Endpoint("POST", path, rerank_documents, RerankResponse, errors=PARAMETER_ERRORS)
     for path in ("/v1/rerank", "/v2/rerank")
 )

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
 from service.fields import RequestBody
 from service.inference.languages import generating_model
@@ -56,4 +56,4 @@ async def score_targets(call: Call, body: ScoreBody) -> ScoreResult:
     )
 
 
-ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=(*TASK_ERRORS, "unsupported_parameter")),)
+ENDPOINTS = (Endpoint("POST", "/v1/score", score_targets, ScoreResult, errors=PARAMETER_ERRORS),)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 from typing_extensions import TypedDict
 
 from service import __version__
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, ModelInQuery
+from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
 from service.bundle import Manifest, Task
 from service.compat.common import manifest_of_query
 from service.compat.tei import embed, predict, rerank_texts, tag_tokens
@@ -240,7 +240,7 @@ ENDPOINTS = (
         | list[TokenEntity]
         | list[list[TokenEntity]]
         | list[list[float]],
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
+        errors=OUTPUT_ERRORS,
         media_types=(JSON, EVENTS),
         error_format=ERRORS,
     ),

@@ -6,7 +6,17 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from service import __version__
-from service.api.endpoint import JSON, NDJSON, TASK_ERRORS, UNTYPED_JSON, Call, Endpoint, EventStream, line_of
+from service.api.endpoint import (
+    JSON,
+    NDJSON,
+    OUTPUT_ERRORS,
+    PARAMETER_ERRORS,
+    UNTYPED_JSON,
+    Call,
+    Endpoint,
+    EventStream,
+    line_of,
+)
 from service.api.messages import prompt_of
 from service.bundle import ChatTemplate, Manifest, Task
 from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
@@ -249,19 +259,12 @@ def nanoseconds(milliseconds: float) -> int:
 
 
 _POST: dict[str, Any] = {"error_format": SENTENCE_ERRORS, "body_format": UNTYPED_JSON}
-_STREAMED = {**_POST, "errors": (*TASK_ERRORS, "unsupported_parameter"), "media_types": (JSON, NDJSON)}
+_STREAMED = {**_POST, "errors": PARAMETER_ERRORS, "media_types": (JSON, NDJSON)}
 PREFIX = "/api/"
 ENDPOINTS = (
     Endpoint("POST", "/api/generate", generate_text, GeneratedPart, **_STREAMED),
     Endpoint("POST", "/api/chat", chat, DialoguePart, **_STREAMED),
-    Endpoint(
-        "POST",
-        "/api/embed",
-        embed,
-        Embeddings,
-        errors=(*TASK_ERRORS, "unsupported_parameter", "response_too_large"),
-        **_POST,
-    ),
+    Endpoint("POST", "/api/embed", embed, Embeddings, errors=OUTPUT_ERRORS, **_POST),
     Endpoint("GET", "/api/tags", tags, Tags, errors=("loading",), error_format=SENTENCE_ERRORS),
     Endpoint("POST", "/api/show", show, Shown, errors=("model_not_found", "loading"), **_POST),
     Endpoint("GET", "/api/version", version, Version, error_format=SENTENCE_ERRORS),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint, ModelInQuery
+from service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
 from service.bundle import Task
 from service.compat.common import check_dimensions, manifest_of_query, model_of_query, typed_errors
 from service.compat.tei_schemas import (
@@ -177,15 +177,13 @@ async def decode(call: Call, body: DecodeBody, model: ModelInQuery) -> list[str]
 
 _JOINING: tuple[ErrorCode, ...] = ("model_not_found", "response_too_large")
 _SPLITTING: tuple[ErrorCode, ...] = (*_JOINING, "empty_input", "unsupported_parameter")
-_CLASSIFYING: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
-_ENCODING: tuple[ErrorCode, ...] = (*_CLASSIFYING, "response_too_large")
 _PREDICTIONS = list[Prediction] | list[list[Prediction]]
 ENDPOINTS = (
-    Endpoint("POST", "/embed", embed, list[list[float]], errors=_ENCODING, error_format=ERRORS),
-    Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=_ENCODING, error_format=ERRORS),
-    Endpoint("POST", "/similarity", similarity, list[float], errors=_ENCODING, error_format=ERRORS),
-    Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=_CLASSIFYING, error_format=ERRORS),
-    Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=_CLASSIFYING, error_format=ERRORS),
+    Endpoint("POST", "/embed", embed, list[list[float]], errors=OUTPUT_ERRORS, error_format=ERRORS),
+    Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=OUTPUT_ERRORS, error_format=ERRORS),
+    Endpoint("POST", "/similarity", similarity, list[float], errors=OUTPUT_ERRORS, error_format=ERRORS),
+    Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=PARAMETER_ERRORS, error_format=ERRORS),
+    Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=PARAMETER_ERRORS, error_format=ERRORS),
     Endpoint("POST", "/tokenize", tokenize_texts, list[list[SimpleToken]], errors=_SPLITTING, error_format=ERRORS),
     Endpoint("POST", "/decode", decode, list[str], errors=_JOINING, error_format=ERRORS),
 )

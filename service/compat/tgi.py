@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from service.api.endpoint import EVENTS, JSON, TASK_ERRORS, Call, Endpoint, EventStream, ModelInQuery, event_of
+from service.api.endpoint import EVENTS, JSON, PARAMETER_ERRORS, Call, Endpoint, EventStream, ModelInQuery, event_of
 from service.compat.common import (
     DataEventEncoder,
     blank_before,
@@ -19,7 +19,6 @@ from service.compat.tgi_schemas import (
     TextGenerationResponse,
     TextGenerationToken,
 )
-from service.errors import ErrorCode
 from service.fields import Texts
 from service.inference.generate import GenerateOutput, generate, parameters_for
 from service.inference.languages import generating_model
@@ -127,16 +126,17 @@ class Generation(DataEventEncoder):
         return [self._token(one) for one in alternatives_of(token)]
 
 
-_ERRORS: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
 ENDPOINTS = (
     Endpoint(
         "POST",
         "/generate",
         generate_text,
         TextGenerationResponse,
-        errors=_ERRORS,
+        errors=PARAMETER_ERRORS,
         media_types=(JSON, EVENTS),
         error_format=ERRORS,
     ),
-    Endpoint("POST", "/generate_stream", stream_text, errors=_ERRORS, media_types=(EVENTS,), error_format=ERRORS),
+    Endpoint(
+        "POST", "/generate_stream", stream_text, errors=PARAMETER_ERRORS, media_types=(EVENTS,), error_format=ERRORS
+    ),
 )

@@ -8,7 +8,7 @@ from service.api.endpoint import (
     ENGINE_ERRORS,
     EVENTS,
     JSON,
-    TASK_ERRORS,
+    PARAMETER_ERRORS,
     UNAVAILABLE_ERRORS,
     UNTYPED_JSON,
     BodyFormat,
@@ -31,7 +31,6 @@ _INFERRING: tuple[ErrorCode, ...] = (
     *("model_not_found", "input_too_long", *ENGINE_ERRORS),
     *("unsupported_parameter", "response_too_large"),
 )
-_GENERATING: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
 
 
 async def check_version(model_version: Annotated[Version, described("Version of the model; there is only 1.")]) -> None:
@@ -69,12 +68,12 @@ OF_MODEL = (
     _get(f"{MODEL}/config", models.model_config, schemas.ModelConfig, _OF_MODEL),
     _get(f"{MODEL}/stats", models.model_statistics, schemas.ModelStatistics, _OF_MODEL),
     _post(f"{MODEL}/infer", infer, schemas.InferResponse, _INFERRING, body_format=TENSORS, media_types=(JSON, BINARY)),
-    _post(f"{MODEL}/generate", generate, schemas.GenerateTextResponse, _GENERATING),
+    _post(f"{MODEL}/generate", generate, schemas.GenerateTextResponse, PARAMETER_ERRORS),
     _post(
         f"{MODEL}/generate_stream",
         generate_stream,
         schemas.GenerateTextResponse,
-        _GENERATING,
+        PARAMETER_ERRORS,
         media_types=(JSON, EVENTS),
     ),
 )

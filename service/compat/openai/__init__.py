@@ -4,26 +4,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from service.api.endpoint import EVENTS, JSON, NATIVE_ERRORS, TASK_ERRORS, Endpoint
+from service.api.endpoint import EVENTS, JSON, NATIVE_ERRORS, OUTPUT_ERRORS, PARAMETER_ERRORS, Endpoint
 from service.compat.openai.chat import chat_completions
 from service.compat.openai.chat_schemas import ChatCompletion
 from service.compat.openai.completions import completions
 from service.compat.openai.embeddings import embeddings
 from service.compat.openai.schemas import Completion, EmbeddingList
-from service.errors import ErrorCode
 
-_ERRORS: tuple[ErrorCode, ...] = (*TASK_ERRORS, "unsupported_parameter")
 ERRORS = replace(NATIVE_ERRORS, invalid_status=400)
-_TEXT: Mapping[str, Any] = {"errors": _ERRORS, "media_types": (JSON, EVENTS), "error_format": ERRORS}
+_TEXT: Mapping[str, Any] = {"errors": PARAMETER_ERRORS, "media_types": (JSON, EVENTS), "error_format": ERRORS}
 ENDPOINTS = (
     Endpoint("POST", "/v1/completions", completions, Completion, **_TEXT),
     Endpoint("POST", "/v1/chat/completions", chat_completions, ChatCompletion, **_TEXT),
-    Endpoint(
-        "POST",
-        "/v1/embeddings",
-        embeddings,
-        EmbeddingList,
-        errors=(*_ERRORS, "response_too_large"),
-        error_format=ERRORS,
-    ),
+    Endpoint("POST", "/v1/embeddings", embeddings, EmbeddingList, errors=OUTPUT_ERRORS, error_format=ERRORS),
 )
