@@ -38,10 +38,10 @@ def load_fake(settings: Settings, observer_of: Callable[[str], EngineObserver]) 
         observer=observer_of(manifest.name),
     )
     model = ServedModel(manifest.name, manifest, tokenizer, tokenizer, "cpu", HIDDEN, max_rows, threads={})
-    engines = {manifest.name: engine}
     gc.collect()
     gc.freeze()  # as the service does after loading
-    return Backend({manifest.name: model}, engines, Worker(engines), NoRepository())
+    loaded = {manifest.name: LoadedModel(model, engine)}
+    return Backend(loaded, max_rows, Worker({manifest.name: engine}), NoRepository())
 
 
 class NoRepository:

@@ -102,13 +102,8 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
 
 async def _load_and_watch(service: Service, load: Load, end_process: Callable[[int], None]) -> None:
     """Load the models, serve them, and end the process if it can no longer serve."""
-    observers: dict[str, ModelMetrics] = {}
-
-    def observer_of(model: str) -> ModelMetrics:
-        return observers.setdefault(model, service.metrics.for_model(model))
-
     try:
-        backend = await run_in_daemon_thread(functools.partial(load, service.settings, observer_of))
+        backend = await run_in_daemon_thread(functools.partial(load, service.settings, service.metrics.for_model))
     except INTERRUPTIONS:
         raise
     except BaseException as error:
@@ -118,7 +113,7 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
         return
     worker = backend.worker
     worker.start()
-    service.attach(backend, observer_of)
+    service.attach(backend)
     del backend  # a model that is unloaded must have no other reference
     log_ready(service)
     # A step longer than the request timeout has outlived every request, and delays all new ones.
@@ -136,7 +131,8 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
 
 def log_ready(service: Service) -> None:
     """Log a line for each model, then one for the process."""
-    models, lazy = service.models, list(service.lazy_models)
+    models = {name: one.loaded.model for name, one in service.models.items() if one.loaded is not None}
+    lazy = [name for name in service.models if name not in models]
     width = max(map(len, models), default=0)
     for model in models.values():
         fields = {

@@ -36,7 +36,7 @@ from service.engine.request import (
 from service.engine.worker import Worker
 from service.errors import INTERRUPTIONS
 from service.inference.dense import read_dense
-from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel, default_models, state_bytes
+from service.inference.service import Backend, LoadedModel, ServedModel, default_models, state_bytes
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
@@ -113,7 +113,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
     backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
     failed = dict(sorted(failed.items()))
-    served = set() if backend is None else {*backend.models, *backend.lazy}
+    served = {} if backend is None else backend.manifests
     if backend is None or not served:
         raise BundleError("; ".join(failed.values()))
     for name in settings.default_model_names:
@@ -132,8 +132,7 @@ def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend, c
     """Log a warning for tasks whose default model is another one, or missing, because a bundle
     failed.
     """
-    served: dict[str, LazyModel | ServedModel] = {**backend.lazy, **backend.models}
-    defaults = default_models((model.manifest for model in served.values()), chosen)
+    defaults = default_models(backend.manifests.values(), chosen)
     expected = default_models(manifests, chosen)
     changes: dict[str, list[str]] = {}  # tasks by effect
     for task in dict.fromkeys([*expected, *defaults]):
@@ -180,7 +179,7 @@ def load_bundles(
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
     settings = settings.model_copy(update={"max_rows": max_rows})
-    lazy = {one.name: LazyModel(one, max_rows) for one in bundles.values() if settings.is_lazy(one.name)}
+    lazy = {one.name: one for one in bundles.values() if settings.is_lazy(one.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [
@@ -190,22 +189,21 @@ def load_bundles(
     opened_bundles = run_in_threads(loads, usable_threads())
     trim_heap()  # opening took more memory than the open graphs need
     run_graphs = partial(_run_graphs, settings=settings, observer_of=observer_of)
-    loaded: list[LoadedModel] = []
+    loaded: dict[str, LoadedModel] = {}
     for folder, opened in zip(bundles, opened_bundles, strict=True):
         result = opened if isinstance(opened, BundleError) else _attempt(folder, settings, partial(run_graphs, opened))
         if isinstance(result, BundleError):
             on_failure(folder, result)
         else:
-            loaded.append(result)
-    engines = {one.model.name: one.engine for one in loaded}
-    logger.debug("loaded %d bundles in %.2f s", len(engines), time.perf_counter() - started)
+            loaded[result.model.name] = result
+    logger.debug("loaded %d bundles in %.2f s", len(loaded), time.perf_counter() - started)
     # The loaded objects stay until the end. Without this the garbage collector would walk all of
     # them, for some ten milliseconds, in the middle of a request.
     gc.collect()
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
-    models = {one.model.name: one.model for one in loaded}
-    return Backend(models, engines, Worker(engines), repository, lazy=lazy)
+    worker = Worker({name: one.engine for name, one in loaded.items()})
+    return Backend(loaded, max_rows, worker, repository, lazy=lazy)
 
 
 class BundleRepository:

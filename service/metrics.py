@@ -5,6 +5,7 @@ metric.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import Literal, get_args
 
 from prometheus_client import (
@@ -66,6 +67,8 @@ class Metrics:
     def __init__(self, version: str) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # rarely used, and they double the page
         self.registry = CollectorRegistry()
+        # Returns the metrics of a model by its name; they stay when it is unloaded.
+        self.for_model: Callable[[str], ModelMetrics] = cache(partial(ModelMetrics, self))
         self.gauges = {name: self._gauge(name, text) for name, text in MODEL_GAUGES.items()}
         self.counters = {
             name: self._counter(name, text)
@@ -159,9 +162,6 @@ class Metrics:
     def count_limit(self, limit: Limit) -> None:
         """Count one connection or body that was rejected because of a limit."""
         self._limits_reached.labels(limit=limit).inc()
-
-    def for_model(self, name: str) -> "ModelMetrics":
-        return ModelMetrics(self, name)
 
     def total(self, histogram: str, model: str) -> tuple[int, float]:
         """Return the number of values in a model's histogram, and their sum."""

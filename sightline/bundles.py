@@ -1,13 +1,23 @@
-"""The bundle that a command uses: the one that its user names, or one of the folder of bundles."""
+"""The bundle that a command runs: the one that its user names, or one of the folder of bundles."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from service import __version__
 from service.bundle import BundleError, Manifest, read_manifest
 from service.discovery import find_bundles
+from service.inference.service import ServedModel, Service
+from service.metrics import Metrics
 from service.settings import Settings
 from sightline.errors import UsageError
+from sightline.parser import Parser
+
+
+def add_bundle_option(parser: Parser, able: str) -> None:
+    """Add the option that names the bundle; `able` says which of several bundles is meant."""
+    text = f"Bundle to use. Default: the default model of --bundles, or its only bundle {able}"
+    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help=text)
 
 
 def choose_bundle(
@@ -49,3 +59,19 @@ def choose_bundle(
         )
     folder = able[chosen[0]]
     return folder, found[folder]
+
+
+def load_service(folder: Path, manifest: Manifest, settings: Settings) -> tuple[Service, ServedModel]:
+    """Return a service with one bundle, and its model; the caller starts and stops the worker.
+
+    Raises:
+        BundleError: the bundle cannot be loaded.
+        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    """
+    from service.loading import load_bundles  # imports ONNX Runtime
+
+    settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
+    service = Service(settings, Metrics(__version__))
+    backend = load_bundles({folder: manifest}, settings, service.metrics.for_model)
+    service.attach(backend)
+    return service, backend.loaded[manifest.name].model

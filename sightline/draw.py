@@ -9,19 +9,16 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from service import __version__
 from service.bundle import BundleError, Manifest
 from service.errors import ApiError, complete_message
 from service.fields import Texts
 from service.inference.attention import AttentionOutput, attention
 from service.inference.call import Call
 from service.inference.picture import View, draw, selection_to_draw
-from service.inference.service import Service
-from service.metrics import Metrics, ModelMetrics
 from service.parameters import AttentionSelection
 from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
-from sightline.bundles import choose_bundle
+from sightline.bundles import add_bundle_option, choose_bundle, load_service
 from sightline.errors import UsageError, exit_status
 from sightline.extras import install_command
 from sightline.parser import EXIT_FAILED, EXIT_USAGE, Parser
@@ -52,12 +49,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     parser.epilog = 'example: %(prog)s "A dog runs on the beach." --bundle bundles/multi30k-en-de --out attention.svg'
     parser.add_argument("text", metavar="TEXT", help="Text that the model reads.")
     parser.add_argument("--out", type=_picture_file, required=True, metavar="FILE", help="File to write: .svg or .png")
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        metavar="FOLDER",
-        help="Bundle to use. Default: the default model of --bundles, or its only bundle with attention",
-    )
+    add_bundle_option(parser, "with attention")
     parser.add_argument(
         "--view",
         choices=VIEWS,
@@ -104,7 +96,6 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         folder, manifest = choose_bundle(
             parsed.bundle, settings, lambda one: bool(one.attention), "has no attention maps"
         )
-        settings = settings.model_copy(update={"default_model": manifest.name})
         output, svg = asyncio.run(make_picture(folder, manifest, settings, parsed))
         write_picture(parsed.out, svg, parsed.scale)
     except RuntimeUnavailableError as error:
@@ -156,21 +147,14 @@ async def make_picture(
         ApiError: the text, the selection or the target does not fit the model.
         BundleError: the bundle cannot be loaded.
     """
-    from service.loading import load_bundles  # imports ONNX Runtime
-
-    metrics = Metrics(__version__)
-    observer: ModelMetrics = metrics.for_model(manifest.name)
-    backend = load_bundles({folder: manifest}, settings, lambda _: observer)
-    model = backend.models[manifest.name]
-    service = Service(settings, metrics)
+    service, model = load_service(folder, manifest, settings)
     selection = AttentionSelection(
         kinds=None if options.kind is None else [options.kind],
         layers=None if options.layer is None else [options.layer],
         heads=None if options.head is None else [options.head],
         units=options.units,
     )
-    backend.worker.start()
-    service.attach(backend, lambda _: observer)
+    service.worker.start()
     call = Call(service, "draw")
     try:
         selection = selection_to_draw(manifest, selection, options.view)
@@ -179,7 +163,7 @@ async def make_picture(
         return result.outputs[0], draw(model.name, result.outputs[0], selection, options.view)
     finally:
         call.close()
-        await backend.worker.stop(0.0)
+        await service.worker.stop(0.0)
 
 
 def write_picture(path: Path, svg: str, scale: float) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from service import __version__
 from service.bundle import MAX_BEAMS, BundleError, Manifest
 from service.errors import ApiError
 from service.fields import MAX_INPUTS, Texts
@@ -19,12 +18,11 @@ from service.inference.call import Call
 from service.inference.generate import check_parameters, generate
 from service.inference.sentences import generate_by_sentence
 from service.inference.service import ServedModel, Service
-from service.metrics import Metrics, ModelMetrics
 from service.parameters import GenerateParameters
 from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import Settings, SettingsError, add_flags, make_settings
 from service.text.sentences import split_sentences
-from sightline.bundles import choose_bundle
+from sightline.bundles import add_bundle_option, choose_bundle, load_service
 from sightline.errors import UsageError, exit_status
 from sightline.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
 from sightline.parser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
@@ -69,12 +67,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
     parser.epilog = "example: %(prog)s text.en --bundle bundles/multi30k-en-de --out text.de"
     parser.add_argument("file", metavar="FILE", help="File with one text on each line, in UTF-8; - is standard input.")
     parser.add_argument("--out", type=Path, metavar="FILE", help="File to write. Default: standard output")
-    parser.add_argument(
-        "--bundle",
-        type=Path,
-        metavar="FOLDER",
-        help="Bundle to use. Default: the default model of --bundles, or its only bundle that translates",
-    )
+    add_bundle_option(parser, "that translates")
     parser.add_argument(
         "--beams", type=_num_beams, default=1, metavar="N", help=f"Beams of each line, 1 to {MAX_BEAMS}. Default: 1"
     )
@@ -187,32 +180,24 @@ def translate_into(
         UsageError: the model rejects a parameter.
         RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
-    from service.loading import load_bundles  # imports ONNX Runtime
-
     num_left = len(source.lines) - output.num_done
-    metrics = Metrics(__version__)
-    observer: ModelMetrics = metrics.for_model(manifest.name)
-    settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
-    backend = load_bundles({folder: manifest}, settings, lambda _: observer)
-    model = backend.models[manifest.name]
+    service, model = load_service(folder, manifest, settings)
     try:
         check_parameters(model, parameters, 1)
     except ApiError as error:
         raise UsageError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
     check_lengths(source, model, output.num_done, parameters)
-    service = Service(settings, metrics)
     bar = ProgressBar(len(source.lines), output.num_done, sys.stderr)
 
     async def drive() -> None:
-        backend.worker.start()
-        service.attach(backend, lambda _: observer)
+        service.worker.start()
         try:
             bar.update(output.num_done)
             async for lines in translated(service, model, source.lines[output.num_done :], parameters):
                 output.write(lines)
                 bar.update(output.num_done)
         finally:
-            await backend.worker.stop(0.0)
+            await service.worker.stop(0.0)
 
     started = time.monotonic()
     try:

@@ -204,18 +204,17 @@ async def list_models(call: Call) -> ModelList:
 
 async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     """Describe one model: its limits, its attention, its memory, and the provider that runs it."""
-    service, manifest = call.service, call.service.find_manifest(model_id)
-    model, limits = service.models.get(manifest.name), manifest.limits
-    memory = NO_MEMORY
-    if model is not None:
-        found = model.memory(service.engines[model.name])
+    manifest = call.service.find_manifest(model_id)
+    model, limits, memory = call.service.models[manifest.name], manifest.limits, NO_MEMORY
+    if model.loaded is not None:
+        found = model.loaded.memory()
         memory = MemoryUse(found.weights, model.max_rows, found.state_per_row, found.max_state, found.state_in_use)
     return ModelDetails(
-        **vars(card_of(manifest, service.state_of(manifest.name))),
+        **vars(card_of(manifest, model.state)),
         license=manifest.license,
         parameters=manifest.parameters,
         dtype=manifest.dtype,
-        provider=None if model is None else model.provider,
+        provider=None if model.loaded is None else model.loaded.model.provider,
         limits=ModelLimits(limits.max_source_tokens, limits.max_target_tokens, limits.vocabulary),
         memory=memory,
         labels=list(manifest.labels),

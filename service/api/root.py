@@ -64,7 +64,7 @@ def root_of(service: Service) -> Root:
         openapi="/openapi.json",
         default_model=service.default_model or None,
         default_models=dict(sorted(service.default_models.items())),
-        models=[summary_of(manifest, service.state_of(name)) for name, manifest in service.manifests.items()],
+        models=[summary_of(one.manifest, one.state) for one in service.models.values()],
         failed_models=service.failed_models,
     )
 

@@ -38,7 +38,7 @@ async def model_of_body(
     Raises:
         ApiError: see `Call.model`.
     """
-    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.manifests
+    is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
     return await call.model(None if is_placeholder else name, task, default_for)
 
 
@@ -66,7 +66,7 @@ def manifest_of_query(
     try:
         return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
-        able = models_by_task(call.service.manifests.values()).get(default_for or task)
+        able = models_by_task(call.service.manifests).get(default_for or task)
         if error.code not in ("unsupported_task", "invalid_parameter") or not able:
             raise
         advice = "Choose a model in the URL: ?model=NAME."

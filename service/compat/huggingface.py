@@ -195,7 +195,7 @@ async def info(call: Call, model: ModelInQuery) -> Info:
         model_dtype=manifest.dtype,
         model_type=_type_of(manifest),
         model_pipeline_tag=_pipeline_tag(manifest),
-        max_concurrent_requests=call.service.max_rows_of(manifest.name) + settings.max_waiting_sequences,
+        max_concurrent_requests=call.service.models[manifest.name].max_rows + settings.max_waiting_sequences,
         max_input_length=max_input_tokens,
         max_input_tokens=max_input_tokens,
         max_total_tokens=max_input_tokens + manifest.max_new_tokens_for(max_input_tokens),

@@ -220,7 +220,7 @@ async def version(call: Call) -> Version:
 
 def name_of(call: Call, name: str) -> str:
     """Return the name of a served model for a name that may have the tag `:latest`."""
-    return name if name in call.service.manifests else name.removesuffix(LATEST)
+    return name if name in call.service.models else name.removesuffix(LATEST)
 
 
 def family_of(manifest: Manifest) -> str:

@@ -90,7 +90,7 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
 
     An input is a text or a pair of texts. A reranker has one label.
     """
-    able = models_by_task(call.service.manifests.values())
+    able = models_by_task(call.service.manifests)
     default_for: Task = "rerank" if "rerank" in able and "classify" not in able else "classify"
     manifest = manifest_of_query(call, model, default_for=default_for)
     served = await model_of_query(call, manifest.name, "rerank" if "rerank" in manifest.tasks else "classify")

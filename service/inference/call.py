@@ -1,72 +1,33 @@
-"""One call of a client: its deadline, reservations, engine requests and timings."""
+"""One call of a client: its deadline, reservations, texts and timings."""
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from service.bundle import Task
-from service.engine.request import (
-    Cancelled,
-    Compared,
-    Encoded,
-    Event,
-    Failed,
-    FailureCode,
-    Generated,
-    Request,
-    Timings,
-    TokenEvent,
-)
-from service.engine.throughput import Throughput
-from service.engine.worker import RequestFuture
+from service.engine.request import Request, Timings
 from service.errors import ApiError, ClientGoneError
 from service.fields import IdLists, Texts
 from service.inference.admission import AdmissionController, Reservation, ResponseReservation
 from service.inference.lazy import load_on_first_use
-from service.inference.results import MAX_NUMBERS, TimingsMs
+from service.inference.results import TimingsMs
 from service.inference.service import DefaultTask, ServedModel, Service
+from service.inference.submission import Submission
 from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
 Ids = tuple[int, ...]
 AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids
 T = TypeVar("T")
-Result = TypeVar("Result", Generated, Encoded, Compared)
-Submission = tuple[Request, Callable[[Event], None]]  # a request and its listener
 
-# The engine fails expired requests at its next step. If a step hangs, the call ends this much
-# later.
-DEADLINE_SLACK_S = 0.5
 # At most a quarter of the sequences that may wait for a model are those of one call, or 32 if that
 # is more.
 SLICES, LEAST_SLICE = 4, 32
 # Tokenizing this many characters takes about ten milliseconds. Longer texts are tokenized in a
 # thread.
 INLINE_CHARACTERS = 16_384
-# Messages of the failures with which the engine stops a generation whose attention maps exceed a
-# limit.
-MAP_ERRORS: Mapping[FailureCode, str] = {
-    "overloaded": (
-        "The responses in progress leave too little memory for the attention maps of this call "
-        "(SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
-    ),
-    "response_too_large": (
-        f"The attention maps have more than {MAX_NUMBERS} numbers, the maximum of a response. Select fewer kinds, "
-        "layers or heads, or reduce the heads."
-    ),
-}
-
-
-class Arrival(NamedTuple):
-    """An event of a streamed call with its arrival time."""
-
-    number: int  # index of the request
-    event: TokenEvent | Generated
-    time: float  # in seconds of time.monotonic
 
 
 class Call:
@@ -82,16 +43,11 @@ class Call:
         self.model_name: str | None = None
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
         self.response_memory = ResponseReservation(service.response_memory)
-        self.controller: AdmissionController | None = None  # of the model, once the call is admitted
-        # Measured speed of the engine, once the call is admitted. It outlives the model.
-        self.throughput: Throughput | None = None
+        # Of the model, once the call is admitted. It outlives the model.
+        self.controller: AdmissionController | None = None
         self.reservation: Reservation | None = None  # of the controller
-        self._unsubmitted: Iterator[Submission] = iter(())  # requests that wait for others of this call
-        self._futures: list[RequestFuture] = []
-        self._waiter: asyncio.Future[None] | None = None  # of `gather` or `next_arrivals`
-        self._failure: Exception | None = None
-        self._arrived: deque[Arrival] = deque()
-        self._expiry: asyncio.TimerHandle | None = None
+        self._submission: Submission | None = None  # the last one
+        self._is_client_gone = False
         self._tokenize_s = 0.0
         # Records the latency of the response, once it can no longer fail.
         self.observe_latency: Callable[[], None] = lambda: None
@@ -102,14 +58,8 @@ class Call:
 
     def close(self) -> None:
         """Cancel unfinished engine requests and release all reservations."""
-        self._unsubmitted = iter(())
-        for future in self._futures:
-            if not future.is_done:
-                future.cancel()
-        self._futures.clear()  # whose listeners hold this call
-        self._failure = None  # its traceback holds this call
-        if self._expiry is not None:
-            self._expiry.cancel()
+        if self._submission is not None:
+            self._submission.close()
         if self.controller is not None and self.reservation is not None:
             self.controller.release(self.reservation)
         self.response_memory.release()
@@ -128,12 +78,13 @@ class Call:
         """
         service = self.service
         requested = service.default_name(default_for or task) if name is None else name
-        model = service.models.get(requested or "")
+        listed = service.models.get(requested or "")
         # Usually the model is loaded and can do the task: then `find_manifest` would say the same.
-        if model is None or (task is not None and task not in model.manifest.tasks):
-            requested = service.find_manifest(name, task, default_for).name
-            model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
-            service.find_manifest(requested, task)  # the bundle may have changed since the service started
+        if listed is not None and listed.loaded is not None and (task is None or task in listed.manifest.tasks):
+            return listed.loaded.model
+        requested = service.find_manifest(name, task, default_for).name
+        model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
+        service.find_manifest(requested, task)  # the bundle may have changed since the service started
         return model
 
     def reserve(
@@ -173,11 +124,10 @@ class Call:
             assert self.model_name == model.name, "a call uses one model"
             self.controller.resize(self.reservation, sequences, units, seconds_left)
             return
-        if self.service.models.get(model.name) is not model:  # it was unloaded in the meantime
+        listed = self.service.models.get(model.name)
+        if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
-        # A call that goes on after its model is unloaded keeps the controller.
-        self.model_name, self.controller = model.name, self.service.admissions[model.name]
-        self.throughput = self.controller.throughput
+        self.model_name, self.controller = model.name, listed.admission
         self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left)
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
@@ -203,125 +153,26 @@ class Call:
 
     # The engine
 
-    async def gather(
-        self,
-        model: ServedModel,
-        requests: Sequence[Request],
-        kind: type[Result],
-        convert: Callable[[int, Result], T],
-    ) -> tuple[list[T], list[Timings]]:
-        """Run requests and convert each result as soon as it arrives, while others still run.
-
-        Args:
-            model: the model.
-            requests: one or more requests for its engine.
-            kind: type of the results.
-            convert: called with the index of a request and its result; returns an output.
-
-        Returns:
-            The outputs and the durations, both in the order of the requests.
+    def submit(self, model: ServedModel, requests: Sequence[Request]) -> Submission:
+        """Submit requests to the engine of a model; `close` cancels those that have not finished.
 
         Raises:
-            ApiError: a request failed, or the call's deadline has passed. The first failure is
-                raised immediately.
+            ApiError: `model_not_found` if the model was unloaded.
             ClientGoneError: the client closed the connection.
         """
-        outputs = self._submit(model, requests, kind, convert)
-        while len(outputs) < len(requests):
-            if self._failure is not None:
-                raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        ordered = [outputs[index] for index in range(len(requests))]
-        return [output for output, _ in ordered], [times for _, times in ordered]
-
-    def start_stream(self, model: ServedModel, requests: Sequence[Request]) -> None:
-        """Submit requests; `next_arrivals` returns their events."""
-        self._submit(model, requests, Generated, None)
-
-    def _submit(
-        self,
-        model: ServedModel,
-        requests: Sequence[Request],
-        kind: type[Result],
-        convert: Callable[[int, Result], T] | None,
-    ) -> dict[int, tuple[T, Timings]]:
-        """Submit requests to the engine; `close` cancels those that have not finished.
-
-        At most as many requests as the call has reserved sequences are in the engine at once. The
-        others follow as soon as earlier ones have succeeded.
-
-        Returns:
-            The outputs and durations by the index of their request, added as they arrive; none if
-            `convert` is None, because `next_arrivals` returns the events then.
-        """
-        if self._failure is not None:
-            raise self._failure
-        reservation, worker = self.reservation, self.service.worker
-        assert reservation is not None, "a call must be admitted before it submits requests"
-        if self.controller is None or self.controller.is_closed:
+        if self._is_client_gone:
+            raise ClientGoneError
+        assert self.controller is not None and self.reservation is not None, "submitted before the call is admitted"
+        if self.controller.is_closed:
             raise ApiError("model_not_found", field="model")
-        units = reservation.units / len(requests)
-        outputs: dict[int, tuple[T, Timings]] = {}
-
-        def listen(index: int, event: Event) -> None:
-            if not isinstance(event, TokenEvent):
-                reservation.units -= units
-            if isinstance(event, Failed | Cancelled):
-                self._fail(error_of(event))
-                return
-            if convert is None:
-                assert isinstance(event, TokenEvent | Generated)
-                self._arrived.append(Arrival(index, event, time.monotonic()))
-            elif self._failure is None:
-                assert isinstance(event, kind)
-                try:
-                    outputs[index] = convert(index, event), event.timings
-                except Exception as error:
-                    self._fail(error)
-            has_news = bool(self._arrived) or len(outputs) == len(requests)
-            if has_news and (waiter := self._waiter) is not None and not waiter.done():
-                waiter.set_result(None)
-            if not isinstance(event, TokenEvent):
-                for following in islice(self._unsubmitted, 1):
-                    self._futures.append(worker.submit(model.name, *following))
-
-        self._unsubmitted = ((request, partial(listen, index)) for index, request in enumerate(requests))
-        for submission in islice(self._unsubmitted, reservation.num_sequences):
-            self._futures.append(worker.submit(model.name, *submission))
-        if self._expiry is not None:
-            self._expiry.cancel()
-        timeout = self.deadline - time.monotonic() + DEADLINE_SLACK_S
-        self._expiry = asyncio.get_running_loop().call_later(timeout, self._expire)
-        return outputs
-
-    async def next_arrivals(self) -> list[Arrival]:
-        """Wait for events of the requests of `start_stream` and return at least one.
-
-        Raises:
-            ApiError: a request failed, or the call's deadline has passed.
-            ClientGoneError: the client closed the connection.
-        """
-        while not self._arrived:
-            if self._failure is not None:
-                raise self._failure
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        arrived = list(self._arrived)
-        self._arrived.clear()
-        return arrived
-
-    def _expire(self) -> None:
-        self._fail(ApiError("deadline_exceeded"))
+        self._submission = Submission(self.service.worker, model.name, requests, self.reservation, self.deadline)
+        return self._submission
 
     def on_client_gone(self) -> None:
         """End the call with `ClientGoneError`, because the client closed its connection."""
-        self._fail(ClientGoneError())
-
-    def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._is_client_gone = True
+        if self._submission is not None:
+            self._submission.fail(ClientGoneError())
 
     # The end
 
@@ -360,7 +211,7 @@ class Call:
             "encode_ms": timings.encode,
             "decode_ms": timings.decode,
         }
-        histogram = self.service.model_metrics[model.name].call_seconds
+        histogram = self.service.metrics.for_model(model.name).call_seconds
         self.observe_latency = partial(histogram.observe, timings.total / 1000)
 
 
@@ -409,11 +260,11 @@ def encode_texts(
         if truncate:
             sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
             continue
-        parts = [one for one in (text, second) if one and len(one) >= LONG_TEXT]
-        check_characters(sum(map(len, parts)), max_tokens, field, texts.index(index))
-        least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
-        if least > max_tokens:
-            raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
+        if parts := [one for one in (text, second) if one and len(one) >= LONG_TEXT]:
+            check_characters(sum(map(len, parts)), max_tokens, field, texts.index(index))
+            least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
+            if least > max_tokens:
+                raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
         if second is None:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
@@ -478,8 +329,3 @@ def check_characters(num_characters: int, max_tokens: int, field: str, index: in
 def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
     message = f"It must have at most {max_tokens} tokens for this model, got {num_tokens}; shorten or split it."
     return ApiError("input_too_long", message, field=field, index=index)
-
-
-def error_of(event: Failed | Cancelled) -> Exception:
-    """Return the error of a call whose request failed or was cancelled."""
-    return ApiError(event.code, MAP_ERRORS.get(event.code)) if isinstance(event, Failed) else ClientGoneError()

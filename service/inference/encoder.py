@@ -75,7 +75,7 @@ async def run_encoder(
     assert call.reservation is not None
     at_once = sorted(map(len, sources))[-call.reservation.num_sequences :]  # inputs in the engine, at most
     call.response_memory.reserve(FLOAT_BYTES * model.hidden_size * sum(at_once))
-    outputs, times = await call.gather(model, requests, Encoded, convert)
+    outputs, times = await call.submit(model, requests).gather(convert)
     timings = call.timings(times)
     call.record_usage(model, timings, usage.input_tokens, 0)
     return outputs, usage, timings

@@ -325,7 +325,7 @@ class Decoding:
                 hidden, or the attention maps are certain to be too large.
         """
         call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
-        throughput = call.throughput or call.service.admissions[model.name].throughput
+        throughput = (call.controller or call.service.models[model.name].admission).throughput
         units = expected_work(throughput, self.parameters)[1]
         count = len(inputs) * num_samples
         field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
@@ -464,7 +464,7 @@ class Decoding:
                 num_output_tokens += len(target.tokens) - num_known
             return convert(index, result)
 
-        outputs, times = await call.gather(self.model, self.requests, Generated, convert_and_count)
+        outputs, times = await call.submit(self.model, self.requests).gather(convert_and_count)
         timings = call.timings(times)
         ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
         call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)

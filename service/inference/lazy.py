@@ -12,7 +12,7 @@ from functools import partial
 
 from service.bundle import BundleError
 from service.errors import INTERRUPTIONS, ApiError
-from service.inference.service import LazyModel, LoadedModel, ServedModel, Service
+from service.inference.service import ListedModel, LoadedModel, ServedModel, Service
 from service.threads import run_in_daemon_thread
 
 RETRY_DELAY_S = 30.0  # time after a failed load before a call starts the next one
@@ -35,8 +35,8 @@ async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds
             has failed within the last `RETRY_DELAY_S`; `overloaded` if too many calls wait for it;
             `model_not_found` if the model is unloaded meanwhile.
     """
-    lazy, waiting = service.lazy_models[name], service.admissions[name]
-    reservation = waiting.reserve(1, num_bytes)
+    lazy = service.models[name]
+    reservation = lazy.admission.reserve(1, num_bytes)
     try:
         if lazy.load is None:
             _check_retry(name, lazy)
@@ -47,15 +47,15 @@ async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds
         message = f"{name} is loaded on its first use, and its load has not finished in time. Retry later."
         raise ApiError("loading", message) from None
     finally:
-        waiting.release(reservation)
+        lazy.admission.release(reservation)
     model = service.models.get(name)
-    if model is None:
+    if model is None or model.loaded is None:
         _check_retry(name, lazy)
         raise ApiError("model_not_found", field="model")
-    return model
+    return model.loaded.model
 
 
-def _check_retry(name: str, lazy: LazyModel) -> None:
+def _check_retry(name: str, lazy: ListedModel) -> None:
     """Reject a call within `RETRY_DELAY_S` after a failed load.
 
     Raises:
@@ -67,11 +67,11 @@ def _check_retry(name: str, lazy: LazyModel) -> None:
         raise ApiError("internal", message)
 
 
-async def _load(service: Service, name: str, lazy: LazyModel) -> None:
+async def _load(service: Service, name: str, lazy: ListedModel) -> None:
     """Load a lazy model. A failure is recorded in `lazy`, from which each call makes its error."""
     try:
         async with service.model_locks[name]:
-            if service.lazy_models.get(name) is lazy:  # otherwise a request has loaded or unloaded it
+            if service.models.get(name) is lazy:  # otherwise a request has loaded or unloaded it
                 await attach_loaded(service, await load_from_repository(service, name))
     except ApiError:
         lazy.retry_at = time.monotonic() + RETRY_DELAY_S

@@ -52,7 +52,7 @@ async def list_repository(call: Call, *, only_ready: bool) -> list[RepositoryEnt
 
 
 def _entry(service: Service, name: str) -> RepositoryEntry:
-    state = service.state_of(name) if name in service.manifests else "unloaded"
+    state = service.state_of(name)
     if state == "ready":
         return RepositoryEntry(name, "READY", "")
     return RepositoryEntry(name, "LOADING" if state == "loading" else "UNAVAILABLE", REASONS[state])
@@ -71,14 +71,14 @@ async def load_model(call: Call, name: str) -> RepositoryEntry:
     _check_allowed(service)
     async with service.repository_lock, service.model_locks[name]:
         manifest = await _find(service, name)
-        old = service.models.get(name)
-        if old is not None and old.manifest == manifest:
+        is_loaded = service.state_of(name) == "ready"
+        if is_loaded and service.models[name].manifest == manifest:
             return RepositoryEntry(name, "READY", "")
         loaded = await load_from_repository(service, name)
-        if old is not None:
+        if is_loaded:
             service.replaced_models.add(name)
         try:
-            if old is not None:
+            if is_loaded:
                 await _unload(service, name)
             await attach_loaded(service, loaded)
         finally:
@@ -98,10 +98,10 @@ async def unload_model(call: Call, name: str) -> RepositoryEntry:
     service = call.service
     _check_allowed(service)
     async with service.model_locks[name]:
-        if name in service.models:
+        if service.state_of(name) == "ready":
             await _unload(service, name)
-        elif name in service.lazy_models:
-            service.remove_lazy_model(name)
+        elif name in service.models:
+            service.detach_model(name)
         else:
             await _find(service, name)
             return RepositoryEntry(name, "UNAVAILABLE", "unloaded")

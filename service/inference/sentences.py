@@ -49,7 +49,7 @@ async def generate_by_sentence(
         return await generate_without_blanks(call, model, inputs, parameters, generate_by_sentence)
     decoding = begin(call, model, inputs, parameters)
     assert isinstance(inputs, Texts)  # models that translate have no prompts
-    _, units = expected_work(call.service.admissions[model.name].throughput, parameters)
+    _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
     num_samples, languages = decoding.num_samples, decoding.languages
     count = len(inputs) * num_samples  # each input has a sentence or more; `Decoding.read` counts them all
     call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")

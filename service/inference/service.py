@@ -2,9 +2,9 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal, Protocol
 
 from service.bundle import GenerationDefaults, Manifest, Task
@@ -15,7 +15,7 @@ from service.errors import ApiError, ErrorCode
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
 from service.inference.dense import DenseLayer
 from service.machine import usable_memory
-from service.metrics import Metrics, ModelMetrics
+from service.metrics import Metrics
 from service.runtime.memory import ModelMemory, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
@@ -48,37 +48,41 @@ class ServedModel:
         """Size of a pooled vector."""
         return len(self.dense[-1].weight) if self.dense else self.hidden_size
 
-    def memory(self, engine: Engine) -> ModelMemory:
-        """Return the memory of the model; `engine` is its engine."""
-        row = row_bytes(self.manifest)
-        return ModelMemory(self.manifest.weight_bytes, row, self.max_rows * row, engine.num_rows_in_use * row)
-
 
 ModelState = Literal["ready", "loading", "unloaded", "failed"]
 
 
-@dataclass(eq=False)
-class LazyModel:
-    """A model that is loaded on its first use (`lazy_models`)."""
+@dataclass(frozen=True)
+class LoadedModel:
+    """A loaded bundle with its engine."""
 
-    manifest: Manifest  # as it was when the service started
+    model: ServedModel
+    engine: Engine
+
+    def memory(self) -> ModelMemory:
+        """Return the memory of the model."""
+        model, row = self.model, row_bytes(self.model.manifest)
+        return ModelMemory(model.manifest.weight_bytes, row, model.max_rows * row, self.engine.num_rows_in_use * row)
+
+
+@dataclass(eq=False)
+class ListedModel:
+    """A model that clients can name: it is loaded, or will be on its first use (`lazy_models`)."""
+
+    manifest: Manifest
     max_rows: int  # rows for which memory for decoder state is reserved
+    admission: AdmissionController  # of the calls that use the model, or that wait for its load
+    loaded: LoadedModel | None = None
     load: asyncio.Task[None] | None = None  # the load in progress, for which all first calls wait
     retry_at: float | None = None  # time of `time.monotonic` before which a failed load is not repeated
 
     @property
     def state(self) -> ModelState:
+        if self.loaded is not None:
+            return "ready"
         if self.load is not None:
             return "loading"
         return "unloaded" if self.retry_at is None else "failed"
-
-
-@dataclass(frozen=True)
-class LoadedModel:
-    """A model that was loaded while the service runs, with its engine."""
-
-    model: ServedModel
-    engine: Engine
 
 
 class ModelRepository(Protocol):
@@ -103,14 +107,19 @@ class ModelRepository(Protocol):
 
 @dataclass(frozen=True)
 class Backend:
-    """The models and engines by name, and the worker that runs the engines."""
+    """The models by name, and the worker that runs their engines."""
 
-    models: Mapping[str, ServedModel]
-    engines: Mapping[str, Engine]
+    loaded: Mapping[str, LoadedModel]
+    max_rows: int  # rows of each model
     worker: Worker
     repository: ModelRepository
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
-    lazy: Mapping[str, LazyModel] = field(default_factory=dict)  # models that the repository loads on their first use
+    lazy: Mapping[str, Manifest] = field(default_factory=dict)  # models that the repository loads on their first use
+
+    @property
+    def manifests(self) -> dict[str, Manifest]:
+        """The manifests of all models."""
+        return {**self.lazy, **{name: one.model.manifest for name, one in self.loaded.items()}}
 
 
 def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
@@ -166,16 +175,10 @@ class Service:
         self.rejection_pacer = RejectionPacer()
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
         self.unavailable_code: ErrorCode | None = "loading"  # None while the service is ready
-        self.models: dict[str, ServedModel] = {}  # loaded models, sorted by name
-        self.lazy_models: dict[str, LazyModel] = {}  # models that are loaded on their first use, until then
-        self.manifests: dict[str, Manifest] = {}  # of the loaded and the lazy models, sorted by name
+        self.models: dict[str, ListedModel] = {}  # sorted by name
         self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
         self.default_model: str | None = None  # model of requests that name none and have no task of their own
         self.failed_models: list[str] = []  # folder names of the bundles that failed to load
-        self.engines: dict[str, Engine] = {}  # by model name
-        # By model name. That of a lazy model limits the calls that wait for its load.
-        self.admissions: dict[str, AdmissionController] = {}
-        self.model_metrics: dict[str, ModelMetrics] = {}
         self.is_loaded = False  # True from the end of loading on
         self.worker: Worker  # set when the models are loaded
         self.repository: ModelRepository  # set when the models are loaded
@@ -183,27 +186,16 @@ class Service:
         # Held while a model is loaded or unloaded, by its name.
         self.model_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.replaced_models: set[str] = set()  # names of unloaded models that will be back soon
-        self._observer_of: Callable[[str], ModelMetrics]  # set when the models are loaded
 
-    def attach(self, backend: Backend, observer_of: Callable[[str], ModelMetrics]) -> None:
-        """Start to serve the models of a backend.
-
-        Args:
-            backend: the models and their worker.
-            observer_of: returns the metrics of a model, which observe its engine.
-        """
-        listed: list[ServedModel | LazyModel] = [*backend.models.values(), *backend.lazy.values()]
-        max_rows = max(model.max_rows for model in listed)  # equal for all models at start
-        self.metrics.set_limits({"max_rows": max_rows, "max_state_bytes": state_bytes(self.settings)})
-        self.worker, self.repository, self._observer_of = backend.worker, backend.repository, observer_of
-        for name, model in backend.models.items():
-            self.attach_model(LoadedModel(model, backend.engines[name]))
-        for name, lazy in backend.lazy.items():
-            self.admissions[name] = self._admission_controller(0, Throughput())
-            self.model_metrics[name] = observer_of(name)
-            self.model_metrics[name].unwatch()  # the gauges are 0 until the model is loaded
-            self.lazy_models[name] = lazy
-        self._list_manifests()
+    def attach(self, backend: Backend) -> None:
+        """Start to serve the models of a backend."""
+        self.metrics.set_limits({"max_rows": backend.max_rows, "max_state_bytes": state_bytes(self.settings)})
+        self.worker, self.repository = backend.worker, backend.repository
+        for loaded in backend.loaded.values():
+            self.attach_model(loaded)
+        for manifest in backend.lazy.values():
+            self.metrics.for_model(manifest.name).unwatch()  # the gauges are 0 until the model is loaded
+            self._list(ListedModel(manifest, backend.max_rows, self._admission_controller(0, Throughput())))
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
         backend.worker.on_close = self._set_unavailable
@@ -214,13 +206,9 @@ class Service:
     def attach_model(self, loaded: LoadedModel) -> None:
         """Start to serve one model, whose engine the worker has."""
         model, engine = loaded.model, loaded.engine
-        self.models = dict(sorted({**self.models, model.name: model}.items()))
-        self.lazy_models.pop(model.name, None)
-        self._list_manifests()
-        self.engines[model.name] = engine
-        self.admissions[model.name] = self._admission_controller(model.max_rows, engine.throughput)
-        observer = self.model_metrics[model.name] = self._observer_of(model.name)
-        observer.watch(engine, partial(model.memory, engine), model.load_seconds)
+        admission = self._admission_controller(model.max_rows, engine.throughput)
+        self._list(ListedModel(model.manifest, model.max_rows, admission, loaded))
+        self.metrics.for_model(model.name).watch(engine, loaded.memory, model.load_seconds)
 
     def _admission_controller(self, max_rows: int, throughput: Throughput) -> AdmissionController:
         settings = self.settings
@@ -232,46 +220,41 @@ class Service:
             settings.queue_timeout_s,
         )
 
-    def _list_manifests(self) -> None:
-        self.manifests = {name: model.manifest for name, model in sorted(self._listed.items())}
+    def _list(self, model: ListedModel) -> None:
+        self.models = dict(sorted({**self.models, model.manifest.name: model}.items()))
+        self._choose_defaults()
+
+    def _choose_defaults(self) -> None:
         chosen = self.settings.default_model_names
-        self.default_models = default_models(self.manifests.values(), chosen)
-        only = next(iter(self.manifests)) if len(self.manifests) == 1 and not chosen else None
+        self.default_models = default_models(self.manifests, chosen)
+        only = next(iter(self.models)) if len(self.models) == 1 and not chosen else None
         self.default_model = chosen[0] if chosen else only
 
     @property
-    def _listed(self) -> dict[str, ServedModel | LazyModel]:
-        return {**self.lazy_models, **self.models}
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all models, sorted by name."""
+        return [model.manifest for model in self.models.values()]
 
     def detach_model(self, name: str) -> AdmissionController:
         """Reject new calls of a model from now on; return the controller of its calls in progress.
 
         The metrics of the model stay, and its gauges become 0.
         """
-        del self.models[name], self.engines[name]
-        self._list_manifests()
-        self.model_metrics[name].unwatch()
-        return self.admissions.pop(name)
-
-    def remove_lazy_model(self, name: str) -> None:
-        """Stop serving a model that is loaded on its first use and has not been used yet."""
-        del self.lazy_models[name], self.admissions[name]
-        self._list_manifests()
+        model = self.models.pop(name)
+        self._choose_defaults()
+        self.metrics.for_model(name).unwatch()
+        return model.admission
 
     def state_of(self, name: str) -> ModelState:
-        """Return the state of a loaded or lazy model."""
-        return "ready" if name in self.models else self.lazy_models[name].state
-
-    def max_rows_of(self, name: str) -> int:
-        """Return the number of rows of a loaded or lazy model."""
-        return self._listed[name].max_rows
+        """Return the state of a model; "unloaded" if there is none of this name."""
+        return self.models[name].state if name in self.models else "unloaded"
 
     def reserved_bytes(self, name: str) -> int:
         """Return the decoder state in bytes of all models except one, in all their rows.
 
         Memory of lazy models is reserved before they are loaded.
         """
-        return sum(one.max_rows * row_bytes(one.manifest) for other, one in self._listed.items() if other != name)
+        return sum(one.max_rows * row_bytes(one.manifest) for other, one in self.models.items() if other != name)
 
     def drain(self) -> None:
         """Reject new calls from now on."""
@@ -300,7 +283,7 @@ class Service:
         """
         if not self.is_loaded:
             raise ApiError("loading")
-        return list(self.manifests.values())
+        return self.manifests
 
     def find_manifest(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
@@ -320,15 +303,15 @@ class Service:
         """
         if name is None:
             name = self._default_name(default_for or task)
-        manifest = self.manifests.get(name)
-        if manifest is None:
+        model = self.models.get(name)
+        if model is None:
             self._check_loaded(name)
             raise ApiError("model_not_found", f"There is no model of this name; {self._names_text()}.", field="model")
-        if task is not None and task not in manifest.tasks:
-            able = models_by_task(self.manifests.values()).get(task)
+        if task is not None and task not in model.manifest.tasks:
+            able = models_by_task(self.manifests).get(task)
             advice = f"the models that can are {', '.join(able)}" if able else "no model of this service can"
             raise ApiError("unsupported_task", f"{name} cannot do the task {task}; {advice}.", field="model")
-        return manifest
+        return model.manifest
 
     def default_name(self, task: DefaultTask | None) -> str | None:
         """Return the model of requests that name none; None if they must name one."""
@@ -342,18 +325,18 @@ class Service:
                 `unsupported_task` if no model can do the task; `invalid_parameter` if several can.
         """
         name = self.default_name(task)
-        if name is not None and name in self.manifests:
+        if name is not None and name in self.models:
             return name
         for chosen in self.settings.default_model_names:
-            if chosen not in self.manifests:
+            if chosen not in self.models:
                 self._check_loaded(chosen)
                 raise ApiError(
                     "model_not_found", f"The default model {chosen} is not loaded; {self._names_text()}.", field="model"
                 )
         self._check_loaded("")
-        if not self.manifests:
+        if not self.models:
             raise ApiError("model_not_found", "No model is loaded.", field="model")
-        able = models_by_task(self.manifests.values()).get(task)
+        able = models_by_task(self.manifests).get(task)
         if able is None:
             message = f"No model of this service can do the task {task}; GET /v1/models lists the tasks of each model."
             raise ApiError("unsupported_task", message, field="model")
@@ -373,13 +356,13 @@ class Service:
             raise ApiError("loading")
 
     def _names_text(self) -> str:
-        return f"the models are {', '.join(self.manifests)}" if self.manifests else "no model is loaded"
+        return f"the models are {', '.join(self.models)}" if self.models else "no model is loaded"
 
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""
-        for lazy in list(self.lazy_models.values()):
-            if lazy.load is not None:
-                lazy.load.cancel()
-                await asyncio.wait([lazy.load])
+        for model in list(self.models.values()):
+            if model.load is not None:
+                model.load.cancel()
+                await asyncio.wait([model.load])
         if self.is_loaded:
             await self.worker.stop(self.settings.shutdown_timeout_s)

@@ -68,7 +68,7 @@ async def similar(
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
     engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline)
-    (found,), _ = await call.gather(model, [engine_request], Compared, convert)
+    (found,), _ = await call.submit(model, [engine_request]).gather(convert)
     return found
 
 

@@ -4,11 +4,12 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
 from service.engine.request import Generated, Token, TokenEvent
-from service.inference.call import AnyInputs, Arrival, Call
+from service.inference.call import AnyInputs, Call
 from service.inference.generate import Decoding, FinishReason, begin, output_token, without_forced
 from service.inference.maps import TargetAttention
 from service.inference.results import OutputToken, TimingsMs, Usage
 from service.inference.service import ServedModel
+from service.inference.submission import Arrival, Submission
 from service.parameters import GenerateParameters
 from service.text.stream import TextStream
 
@@ -41,9 +42,10 @@ class StreamEnd:
 class Stream:
     """The events of a streamed generation."""
 
-    def __init__(self, decoding: Decoding, arrived: list[Arrival]) -> None:
-        """Create a stream; `arrived` are the first events, already taken from the call."""
+    def __init__(self, decoding: Decoding, submission: Submission, arrived: list[Arrival]) -> None:
+        """Create a stream; `arrived` are the first events, already taken from the submission."""
         self._call = decoding.call
+        self._submission = submission
         self._arrived = arrived
         self.sequences = [StreamedSequence(decoding, index) for index in range(len(decoding.requests))]
         self.num_input_tokens = decoding.num_input_tokens
@@ -62,7 +64,7 @@ class Stream:
         """
         try:
             while not all(sequence.has_ended for sequence in self.sequences):
-                arrived = self._arrived or await self._call.next_arrivals()
+                arrived = self._arrived or await self._submission.next_arrivals()
                 self._arrived = []
                 yield self._take(arrived)
         finally:
@@ -92,7 +94,7 @@ class StreamedSequence:
         self._model = decoding.model
         self._decoding = decoding
         self._call = decoding.call
-        self._metrics = self._call.service.model_metrics[self._model.name]
+        self._metrics = self._call.service.metrics.for_model(self._model.name)
         max_target_tokens = self._model.manifest.max_new_tokens_for(len(request.source_ids))
         self._max_tokens = min(max_target_tokens - len(request.target_prefix), request.parameters.num_new_tokens)
         self.index, self.rank = divmod(index, decoding.num_samples)
@@ -171,5 +173,5 @@ async def stream(call: Call, model: ServedModel, inputs: AnyInputs, parameters: 
     """
     decoding = begin(call, model, inputs, parameters, stream=True)
     await decoding.read(inputs, stream=True)
-    call.start_stream(model, decoding.requests)
-    return Stream(decoding, await call.next_arrivals())
+    submission = call.submit(model, decoding.requests)
+    return Stream(decoding, submission, await submission.next_arrivals())

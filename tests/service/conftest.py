@@ -24,8 +24,8 @@ from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
 from service.http.application import EndpointRoute
-from service.inference.call import Arrival, Call
-from service.inference.service import Backend, LazyModel, LoadedModel, ServedModel
+from service.inference.service import Backend, LoadedModel, ServedModel
+from service.inference.submission import Arrival, Submission
 from service.runtime.protocol import Runner
 from service.server import DrainingServer
 from service.settings import Settings
@@ -83,17 +83,12 @@ class FakeBackend:
             self.wait_for.wait()
         if self.error is not None:
             raise self.error
-        served: dict[str, ServedModel] = {}
-        engines: dict[str, Engine] = {}
-        lazy: dict[str, LazyModel] = {}
-        for manifest in self.manifests:
-            if settings.is_lazy(manifest.name):
-                lazy[manifest.name] = LazyModel(manifest, settings.max_rows or FAKE_ROWS)
-                continue
-            loaded = self.load_model(manifest, settings, observer_of)
-            engines[manifest.name], served[manifest.name] = loaded.engine, loaded.model
+        lazy = {one.name: one for one in self.manifests if settings.is_lazy(one.name)}
+        eager = [one for one in self.manifests if one.name not in lazy]
+        loaded = {one.name: self.load_model(one, settings, observer_of) for one in eager}
+        worker = Worker({name: one.engine for name, one in loaded.items()})
         self.repository = FakeRepository(self, settings, observer_of)
-        return Backend(served, engines, Worker(engines), self.repository, self.failed, lazy)
+        return Backend(loaded, settings.max_rows or FAKE_ROWS, worker, self.repository, self.failed, lazy)
 
     def load_model(
         self, manifest: Manifest, settings: Settings, observer_of: Callable[[str], EngineObserver]
@@ -248,13 +243,13 @@ async def running(start: Start) -> AsyncIterator[Running]:
 @pytest.fixture(params=[0, 0.1], ids=["as they come", "many at once"])
 def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliver the events of streams one by one, or many at once."""
-    next_arrivals = Call.next_arrivals
+    next_arrivals = Submission.next_arrivals
 
-    async def wait(call: Call) -> list[Arrival]:
+    async def wait(submission: Submission) -> list[Arrival]:
         await asyncio.sleep(request.param)
-        return await next_arrivals(call)
+        return await next_arrivals(submission)
 
-    monkeypatch.setattr(Call, "next_arrivals", wait)
+    monkeypatch.setattr(Submission, "next_arrivals", wait)
 
 
 def add_endpoint(app: FastAPI, endpoint: Endpoint) -> None:

@@ -23,7 +23,7 @@ from service.bundle import ChatTemplate
 from service.errors import ERRORS, ApiError, ErrorCode
 from service.http.application import EndpointRoute
 from service.http.openapi import HEAD_ERRORS
-from service.inference import call, results, tokens
+from service.inference import results, submission, tokens
 from service.loading import load_backend
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
@@ -172,10 +172,10 @@ async def rejected_body(code: ErrorCode) -> AsyncIterator[bytes]:
 async def full(running: Running) -> AsyncIterator[None]:
     """Reserve the capacity of every admission controller."""
     service = running.app.state.service
-    reservations = {name: admission.reserve(10**6, 0) for name, admission in service.admissions.items()}
+    reservations = {name: model.admission.reserve(10**6, 0) for name, model in service.models.items()}
     yield
     for name, reservation in reservations.items():
-        service.admissions[name].release(reservation)
+        service.models[name].admission.release(reservation)
 
 
 @contextlib.asynccontextmanager
@@ -191,7 +191,7 @@ async def busy(running: Running) -> AsyncIterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "encode", wait_and_encode)
-        patch.setattr(call, "DEADLINE_SLACK_S", 0.0)  # otherwise each call waits for the engine that long
+        patch.setattr(submission, "DEADLINE_SLACK_S", 0.0)  # otherwise each call waits for the engine that long
         work = asyncio.ensure_future(running.post("/v1/encode", {"model": "fake", "inputs": "x"}))
         await until(begun.is_set)
         try:

@@ -152,7 +152,7 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         for response in responses[3:]:
             check(response, "overloaded")
         assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
-        assert running.app.state.service.admissions["fake"].num_sequences == 0
+        assert running.app.state.service.models["fake"].admission.num_sequences == 0
 
 
 async def test_a_call_that_would_wait_too_long_is_rejected_at_once_and_an_admitted_one_never(

@@ -121,8 +121,9 @@ class Service:
     def check_released(self) -> None:
         """Check that all reservations are released."""
         service = self.running.app.state.service
-        assert service.admissions
-        for admission in service.admissions.values():
+        assert service.models
+        for model in service.models.values():
+            admission = model.admission
             assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
         assert service.response_memory.num_bytes == 0
 

@@ -70,8 +70,8 @@ def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:
     (folder / "README.md").write_text("not a bundle")
     (folder / "empty").mkdir()
     backend = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
-    assert list(backend.models) == list(backend.engines) == ["toy"]
-    model = backend.models["toy"]
+    assert list(backend.loaded) == ["toy"]
+    model = backend.loaded["toy"].model
     assert model.provider == "cpu"
     assert model.source_tokenizer is model.target_tokenizer
 
@@ -87,8 +87,8 @@ def test_rows_follow_from_the_memory_for_states_unless_they_are_set(folder: Path
         (Settings(bundles=folder, threads=1, max_state_bytes=MAX_BEAMS * row_bytes(manifest)), MAX_BEAMS),
         (Settings(bundles=folder, threads=1, max_state_bytes=1, max_rows=1), 1),
     ):
-        models = load_backend(settings, observer_of).models
-        assert [model.max_rows for model in models.values()] == [rows, rows]
+        models = load_backend(settings, observer_of).loaded
+        assert [one.model.max_rows for one in models.values()] == [rows, rows]
 
 
 def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(folder: Path) -> None:
@@ -107,16 +107,16 @@ def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pyt
     monkeypatch.setattr("service.runtime.threads.MIN_SECONDS", 0.0)
     monkeypatch.setattr("service.runtime.threads.MIN_SPEEDUP", 0.0)  # so that every measurement chooses more threads
     for threads, chosen in ((0, 2), (1, 1)):
-        models = load_backend(Settings(bundles=folder, threads=threads, max_rows=2), observer_of).models
-        assert models["toy"].threads == {"encoder": chosen, "decoder": chosen}
+        models = load_backend(Settings(bundles=folder, threads=threads, max_rows=2), observer_of).loaded
+        assert models["toy"].model.threads == {"encoder": chosen, "decoder": chosen}
 
 
 def test_bundles_with_equal_tokenizers_share_one(folder: Path) -> None:
     manifest = read_manifest(folder / "toy")
     shutil.copytree(folder / "toy", folder / "other")
     write_manifest(folder / "other", manifest.model_copy(update={"name": "other"}))
-    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).models
-    assert models["toy"].source_tokenizer is models["other"].source_tokenizer
+    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).loaded
+    assert models["toy"].model.source_tokenizer is models["other"].model.source_tokenizer
 
 
 def test_bundles_with_different_tokenizers_each_have_their_own(folder: Path) -> None:
@@ -126,16 +126,16 @@ def test_bundles_with_different_tokenizers_each_have_their_own(folder: Path) -> 
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     files = manifest.files | record_files(folder / "other", [path.name])
     write_manifest(folder / "other", manifest.model_copy(update={"name": "other", "files": files}))
-    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).models
-    assert models["toy"].source_tokenizer is not models["other"].source_tokenizer
+    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).loaded
+    assert models["toy"].model.source_tokenizer is not models["other"].model.source_tokenizer
 
 
 def generate(backend: Backend, name: str) -> list[int]:
     results: list[Event] = []
     request = GenerateRequest("r", (11, 52, 90, 2), 1e9, GenerateParameters(max_new_tokens=8))
-    backend.engines[name].submit(request, results.append)
-    while backend.engines[name].has_work:
-        backend.engines[name].step()
+    backend.loaded[name].engine.submit(request, results.append)
+    while backend.loaded[name].engine.has_work:
+        backend.loaded[name].engine.step()
     (result,) = results
     assert isinstance(result, Generated)
     return [token.id for token in result.targets[0].tokens]
@@ -147,20 +147,20 @@ def test_the_service_never_uses_the_name_of_an_architecture(folder: Path) -> Non
     changes = {"name": "other", "architecture": secrets.token_hex()}
     write_manifest(folder / "other", manifest.model_copy(update=changes))
     backend = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
-    assert backend.models["other"].manifest.architecture != manifest.architecture
+    assert backend.loaded["other"].model.manifest.architecture != manifest.architecture
     assert generate(backend, "other") == generate(backend, "toy")
 
 
 def test_a_float16_bundle_is_served_on_the_cpu(bundle: Path, tmp_path: Path) -> None:
     half_bundle(bundle, tmp_path / "half", None)
     backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=2), observer_of)
-    assert (backend.models["half"].provider, backend.models["half"].manifest.dtype) == ("cpu", "float16")
+    assert (backend.loaded["half"].model.provider, backend.loaded["half"].model.manifest.dtype) == ("cpu", "float16")
     requests = [GenerateRequest(name, (11, 52, 90, 2), 1e9, GenerateParameters(max_new_tokens=4)) for name in "abc"]
     results: list[Event] = []
     for request in requests:
-        backend.engines["half"].submit(request, results.append)
-    while backend.engines["half"].has_work:
-        backend.engines["half"].step()
+        backend.loaded["half"].engine.submit(request, results.append)
+    while backend.loaded["half"].engine.has_work:
+        backend.loaded["half"].engine.step()
     targets = [result.targets[0].tokens for result in results if isinstance(result, Generated)]
     assert len(targets) == 3 and targets[0] == targets[1] == targets[2]
 
@@ -170,7 +170,7 @@ def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
 ) -> None:
     monkeypatch.setattr("service.loading.choose_provider", lambda _: "cuda")
     settings = Settings(bundles=folder, threads=1, max_rows=2)
-    assert load_backend(settings, observer_of).models["toy"].provider == "cpu"
+    assert load_backend(settings, observer_of).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
         BundleError, match="toy is float32, but CUDA needs a float16 bundle; `python -m export half` writes one"
     ):
@@ -257,7 +257,7 @@ def test_a_bundle_that_fails_to_load_is_logged_with_its_reason_and_the_others_ar
     add_another(folder, "other")
     damage(folder)
     backend = load(folder)
-    assert list(backend.models) == list(backend.engines) == ["other"]
+    assert list(backend.loaded) == ["other"]
     assert list(backend.failed) == ["toy"]
     assert backend.failed["toy"].startswith(f"{folder}/{reason}")
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -270,7 +270,7 @@ def test_a_bundle_that_fails_to_load_is_logged_with_its_reason_and_the_others_ar
 def test_a_default_model_that_fails_to_load_is_an_error_though_others_would_load(folder: Path) -> None:
     add_another(folder, "other")
     truncate_weights(folder)
-    assert list(load(folder, default_model="other").models) == ["other"]
+    assert list(load(folder, default_model="other").loaded) == ["other"]
     with pytest.raises(
         BundleError, match=r"^the default model toy failed to load: .*toy/weights\.bin does not match the SHA-256"
     ):
@@ -327,7 +327,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_named_in_ascii(folder: Path) -> Non
 def test_the_first_of_two_bundles_with_one_name_is_served(folder: Path) -> None:
     add_a_twin(folder)
     backend = load(folder)
-    assert list(backend.models) == ["toy"]
+    assert list(backend.loaded) == ["toy"]
     assert backend.failed == {
         "twin": f"two bundles in {folder} are named toy: toy and twin; remove one of them, because requests choose "
         "models by name"
@@ -340,7 +340,7 @@ def test_a_damaged_copy_is_reported_and_the_good_bundle_of_the_same_name_is_serv
     weights = folder / copy / "weights.bin"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     backend = load(folder)
-    assert list(backend.models) == ["toy"] and list(backend.failed) == [copy]
+    assert list(backend.loaded) == ["toy"] and list(backend.failed) == [copy]
     reason = "does not match the SHA-256" if copy == "a copy" else "two bundles in .* are named toy: toy and z copy"
     assert re.search(reason, backend.failed[copy])
 
@@ -501,7 +501,7 @@ def test_a_tokenizer_that_panics_or_explodes_is_the_failure_of_its_bundle_only(
     damage(add_another(folder, "damaged"))
     record_again(folder / "damaged")
     backend = load(folder, lazy_models="damaged" if is_lazy else "")
-    assert list(backend.models) == ["toy"]
+    assert list(backend.loaded) == ["toy"]
     assert set(backend.failed) == (set() if is_lazy else {"damaged"})
     with pytest.raises(BundleError, match=f"{folder}/damaged/tokenizer.json {reason}"):
         backend.repository.load("damaged", 0)
@@ -522,7 +522,7 @@ def test_a_bundle_that_does_not_load_in_time_is_left_out(folder: Path, monkeypat
         backend = load(folder, load_timeout_s=1.0)
     finally:
         release.set()
-    assert list(backend.models) == ["toy"]
+    assert list(backend.loaded) == ["toy"]
     assert backend.failed == {
         "endless": f"{folder}/endless did not load within 1 seconds; remove it, or set SIGHTLINE_LOAD_TIMEOUT_S to more"
     }
@@ -611,7 +611,7 @@ def test_bundles_are_opened_at_the_same_time_and_run_one_after_another(
     monkeypatch.setattr("service.loading.usable_threads", lambda: 2)
     monkeypatch.setattr("service.loading.check_files", check_files)
     monkeypatch.setattr("service.loading._check_known_inputs", check_known_inputs)
-    assert list(load(folder).models) == names
+    assert list(load(folder).loaded) == names
 
 
 def test_failures_are_reported_in_the_order_of_the_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,7 +630,7 @@ def test_failures_are_reported_in_the_order_of_the_folders(folder: Path, monkeyp
     monkeypatch.setattr("service.loading.usable_threads", lambda: 3)
     monkeypatch.setattr("service.loading.check_files", check_files)
     backend = load(folder)
-    assert list(backend.models) == ["b"]
+    assert list(backend.loaded) == ["b"]
     assert list(backend.failed.items()) == [(name, f"{name} is damaged") for name in ("a", "c", "toy")]
     with pytest.raises(BundleError, match=r"^a is damaged$"):
         load(folder, strict_loading=True)
@@ -662,9 +662,9 @@ def test_a_later_load_checks_the_bundle_as_the_start_does(folder: Path, caplog: 
     shutil.move(added, folder / "elsewhere")  # the name is in the manifest, not that of the folder
     assert list(repository.find()) == ["other", "toy"]
     loaded = repository.load("other", 0)
-    assert loaded.model.source_tokenizer is backend.models["toy"].source_tokenizer
-    engines = {**backend.engines, "again": loaded.engine}
-    assert generate(dataclasses.replace(backend, engines=engines), "again") == generate(backend, "toy")
+    assert loaded.model.source_tokenizer is backend.loaded["toy"].model.source_tokenizer
+    again = dataclasses.replace(backend, loaded={"again": loaded})
+    assert generate(again, "again") == generate(backend, "toy")
     with pytest.raises(BundleError, match=r"no bundle in .* is named elsewhere"):
         repository.load("elsewhere", 0)
     truncate_weights(folder)
@@ -701,8 +701,8 @@ async def test_unloading_returns_memory_to_the_system(tmp_path: Path, bundle: Pa
     backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=400), observer_of)
     service = Service(Settings(bundles=tmp_path, model_control="explicit"), Metrics("0"))
     backend.worker.start()
-    service.attach(backend, service.metrics.for_model)
-    (states,) = backend.engines["toy"]._runner._groups[:1]  # type: ignore[attr-defined]
+    service.attach(backend)
+    (states,) = backend.loaded["toy"].engine._runner._groups[:1]  # type: ignore[attr-defined]
     states._rows[:] = 1
     num_bytes = states._rows.nbytes
     del backend, states
@@ -726,13 +726,13 @@ def test_a_lazy_bundle_is_not_opened_at_start(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("service.loading.check_files", check)
     backend = load(folder, lazy_models="toy", strict_loading=True)
-    assert (list(backend.models), list(backend.lazy), backend.failed, opened) == (["other"], ["toy"], {}, ["other"])
-    assert backend.lazy["toy"].manifest == read_manifest(folder / "toy")
+    assert (list(backend.loaded), list(backend.lazy), backend.failed, opened) == (["other"], ["toy"], {}, ["other"])
+    assert backend.lazy["toy"] == read_manifest(folder / "toy")
     with pytest.raises(BundleError, match=r"toy/weights\.bin does not match the SHA-256"):
         backend.repository.load("toy", 0)
     assert list(load(folder, lazy_models=" toy , other").lazy) == ["other", "toy"]
     backend = load(folder, lazy_models="*", default_model="toy")
-    assert (list(backend.models), list(backend.lazy)) == ([], ["other", "toy"])
+    assert (list(backend.loaded), list(backend.lazy)) == ([], ["other", "toy"])
 
 
 def test_memory_for_states_is_reserved_for_lazy_models(folder: Path) -> None:
@@ -741,9 +741,9 @@ def test_memory_for_states_is_reserved_for_lazy_models(folder: Path) -> None:
         add_another(folder, name)
     settings = Settings(bundles=folder, threads=1, max_state_bytes=3 * 10 * row, lazy_models="a,b")
     backend = load_backend(settings, observer_of)
-    assert [backend.models["toy"].max_rows, *(one.max_rows for one in backend.lazy.values())] == [10, 10, 10]
+    assert [backend.loaded["toy"].model.max_rows, backend.max_rows] == [10, 10]
     service = Service(settings, Metrics("0"))
-    service.attach(backend, service.metrics.for_model)
+    service.attach(backend)
     for name in ("a", "b"):
         assert service.reserved_bytes(name) == 2 * 10 * row
         loaded = backend.repository.load(name, service.reserved_bytes(name))
@@ -767,5 +767,5 @@ def test_a_load_reports_its_duration(folder: Path) -> None:
     add_another(folder, "other")
     started = time.perf_counter()
     backend = load(folder, lazy_models="other")
-    assert 0 < backend.models["toy"].load_seconds < time.perf_counter() - started
+    assert 0 < backend.loaded["toy"].model.load_seconds < time.perf_counter() - started
     assert backend.repository.load("other", 0).model.load_seconds > 0

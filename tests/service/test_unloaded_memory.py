@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from service.bundle import Graph, Manifest, read_manifest, record_files, write_manifest
+from service.engine.engine import Engine
 from service.engine.observer import NullObserver
 from service.inference.call import Call
 from service.inference.repository import load_model, unload_model
@@ -118,7 +119,7 @@ async def service(bundles: Path) -> Service:
     backend = load_backend(settings, lambda model: NullObserver())
     service = Service(settings, Metrics("0"))
     backend.worker.start()
-    service.attach(backend, service.metrics.for_model)
+    service.attach(backend)
     return service
 
 
@@ -156,7 +157,7 @@ async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Se
     await call.model("toy")
     before = resident_bytes()
     await call.model("large")
-    kept = service.engines["large"]
+    kept = engine_of(service, "large")
     await unload_model(call, "large")
     assert resident_bytes() - before > LOADED
     del kept
@@ -182,7 +183,13 @@ async def test_states_use_no_memory_after_the_unload(service: Service) -> None:
     await service.stop()
 
 
+def engine_of(service: Service, name: str) -> Engine:
+    loaded = service.models[name].loaded
+    assert loaded is not None
+    return loaded.engine
+
+
 def runner_of(service: Service, name: str) -> OnnxRunner:
-    runner = service.engines[name]._runner
+    runner = engine_of(service, name)._runner
     assert isinstance(runner, OnnxRunner)
     return runner

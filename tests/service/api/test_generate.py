@@ -108,7 +108,7 @@ async def test_every_reservation_is_released_after_any_outcome(start: Start, mak
         for body in ({"inputs": "x"}, {"inputs": "x", "stream": True}, {"inputs": "x" * 70}, {"inputs": "ok"}):
             await running.post("/v1/generate", body)
         service = running.app.state.service
-        admission = service.admissions["fake"]
+        admission = service.models["fake"].admission
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 

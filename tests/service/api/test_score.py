@@ -97,7 +97,7 @@ async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
         assert response.json()["error"]["code"] == "deadline_exceeded"
         await until(lambda: running.backend.num_busy == 0)
         service = running.app.state.service
-        assert service.admissions["fake"].num_sequences == 0
+        assert service.models["fake"].admission.num_sequences == 0
 
 
 async def test_scored_tokens_are_reported_but_not_counted_as_generated(

@@ -173,7 +173,7 @@ def test_a_client_that_disconnects_frees_its_rows_within_a_step(
         # machine, of 60.
         assert runner.num_steps - steps <= 5
         service = wire.server._service
-        wait_until(lambda: service.admissions["fake"].num_sequences == 0)
+        wait_until(lambda: service.models["fake"].admission.num_sequences == 0)
         assert b'sightline_request_failure_total{code="client_closed_request"} 1.0' in wire.get("/metrics")[1]
 
 
@@ -263,7 +263,7 @@ def assert_is_whole(response: bytes) -> None:
 def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(), write_timeout_s=30) as wire, large_response(wire) as client:
         service = wire.server._service
-        admission = service.admissions["fake"]
+        admission = service.models["fake"].admission
         wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
         wire.wait_idle()
         time.sleep(0.3)

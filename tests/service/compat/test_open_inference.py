@@ -195,7 +195,7 @@ async def test_the_tasks_of_a_call_share_one_reservation(start: Start) -> None:
     async with start(max_rows=1, max_waiting_sequences=1) as running:
         outputs = await infer(running, TEXTS, "embedding", "text_output")
         assert outputs["embedding"].shape == (2, 4)
-        admission = running.app.state.service.admissions["fake"]
+        admission = running.app.state.service.models["fake"].admission
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 

@@ -110,9 +110,9 @@ async def test_decode_reverses_tokenize(running: Running) -> None:
 
 
 async def test_tokenize_and_decode_use_the_tokens_of_the_encoder(running: Running) -> None:
-    models = running.app.state.service.models
-    other = TextTokenizer(byte_level_tokenizer([]))
-    models["fake"] = dataclasses.replace(models["fake"], target_tokenizer=other)
+    listed, other = running.app.state.service.models["fake"], TextTokenizer(byte_level_tokenizer([]))
+    model = dataclasses.replace(listed.loaded.model, target_tokenizer=other)
+    listed.loaded = dataclasses.replace(listed.loaded, model=model)
     (tokens,) = await ask(running, "/tokenize", inputs="a dog")
     assert await ask(running, "/decode", ids=[token["id"] for token in tokens]) == ["a dog"]
 
@@ -227,7 +227,7 @@ async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tei(
         held = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 1)
         late = asyncio.ensure_future(running.post("/embed", {"inputs": "x"}, **{"x-request-timeout-ms": "500"}))
-        await until(lambda: running.app.state.service.admissions["fake"].num_sequences == 2)
+        await until(lambda: running.app.state.service.models["fake"].admission.num_sequences == 2)
         full = await running.post("/embed", {"inputs": "x"})
         assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (503, "Overloaded", "1")
         response = await late

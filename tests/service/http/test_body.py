@@ -83,7 +83,7 @@ def test_a_bomb_is_never_decompressed_beyond_the_limit() -> None:
 
 async def test_admission_counts_the_decompressed_size_of_a_body(start: Start) -> None:
     async with start(max_body_bytes=5000, max_waiting_bytes=5000) as running:
-        admission = running.app.state.service.admissions["fake"]
+        admission = running.app.state.service.models["fake"].admission
         reserved: list[int] = []
         reserve = admission.reserve
 

@@ -166,7 +166,7 @@ async def test_a_load_that_fails_is_an_error_and_is_repeated_after_a_delay(
         assert (index[1]["state"], index[1]["reason"]) == ("UNAVAILABLE", "failed to load; the log has the reason")
         assert (await generate(running, "eager")).status_code == 200
         assert (await running.client.get("/health/ready")).status_code == 200
-        lazy_model = running.app.state.service.lazy_models["lazy"]
+        lazy_model = running.app.state.service.models["lazy"]
         monkeypatch.setattr(lazy_model, "retry_at", lazy_model.retry_at - lazy.RETRY_DELAY_S)
         assert error(await generate(running)) == failed
         assert repository.loads == ["lazy", "lazy"]
@@ -181,13 +181,13 @@ async def test_calls_that_wait_for_a_load_are_limited(start: Start, make_backend
         repository = repository_of(running)
         repository.wait_for = may_load = threading.Event()
         waiting = [generate(running) for _ in range(2)]
-        await until(lambda: running.app.state.service.admissions["lazy"].num_calls == 2)
+        await until(lambda: running.app.state.service.models["lazy"].admission.num_calls == 2)
         status, code, message = error(await generate(running))
         assert (status, code) == (503, "overloaded")
         assert message.startswith("The queue is full: 2 of 2 sequences are running or waiting")
         may_load.set()
         assert [(await call).status_code for call in waiting] == [200, 200]
-        assert running.app.state.service.admissions["lazy"].num_calls == 0
+        assert running.app.state.service.models["lazy"].admission.num_calls == 0
 
 
 async def test_calls_that_the_manifest_excludes_do_not_load_the_model(start: Start, make_backend: MakeBackend) -> None:
@@ -287,7 +287,7 @@ async def test_a_first_use_during_a_load_by_request_waits_for_it(start: Start, m
         load = asyncio.create_task(running.post("/v2/repository/models/lazy/load", {}))
         await until(lambda: bool(repository.loads))
         first_use = generate(running)
-        await until(lambda: running.app.state.service.admissions["lazy"].num_calls == 1)
+        await until(lambda: running.app.state.service.models["lazy"].admission.num_calls == 1)
         may_load.set()
         assert ((await load).status_code, (await first_use).status_code) == (200, 200)
         assert repository.loads == ["lazy"]
@@ -311,7 +311,7 @@ async def test_the_end_of_the_service_ends_a_load(start: Start, make_backend: Ma
         repository.wait_for = may_load
         call = generate(running)
         await until(lambda: bool(repository.loads))
-        lazy_model = running.app.state.service.lazy_models["lazy"]
+        lazy_model = running.app.state.service.models["lazy"]
         await running.app.state.service.stop()
         assert lazy_model.load is None
         assert error(await call)[:2] == (503, "draining")

@@ -290,7 +290,7 @@ async def test_500_sentences_are_translated_while_few_of_them_are_in_the_engine(
         assert output["text"] == expected
         assert reservations == [1]
         assert (len(in_engine), max(in_engine)) == (500, 64)  # a quarter of the sequences that may wait
-        admission = running.app.state.service.admissions["fake"]
+        admission = running.app.state.service.models["fake"].admission
         assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (0, 0, 0)
 
 
@@ -301,7 +301,7 @@ async def test_a_long_text_leaves_capacity_in_the_queue(start: Start, translatin
         body = {"inputs": "A dog.\n" * 40, "parameters": {"split_sentences": True, "max_new_tokens": 2}}
         long = asyncio.ensure_future(running.post("/v1/generate", body))
         await until(lambda: running.backend.num_busy == 2)
-        assert running.app.state.service.admissions["fake"].num_sequences == 2
+        assert running.app.state.service.models["fake"].admission.num_sequences == 2
         short = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "a"}))
         await until(lambda: running.backend.num_busy == 3)
         rejected = await running.post("/v1/generate", {"inputs": ["a", "b"]})
@@ -318,7 +318,7 @@ async def test_a_sentence_that_fails_ends_the_call(
         body = {"inputs": "A dog.\n~\n" + "A man.\n" * 60, "parameters": {"split_sentences": True}}
         assert (await running.post("/v1/generate", body)).json()["error"]["code"] == "internal"
         await until(lambda: running.backend.num_busy == 0)
-        admission = running.app.state.service.admissions["fake"]
+        admission = running.app.state.service.models["fake"].admission
         assert (admission.num_calls, admission.num_sequences, admission.num_tokens) == (0, 0, 0)
 
 

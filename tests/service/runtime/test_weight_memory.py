@@ -38,7 +38,7 @@ loading.usable_threads = lambda: 2
 before = read("VmRSS")
 settings = Settings(bundles=Path(sys.argv[1]), max_batch_tokens=16)
 backend = loading.load_backend(settings, lambda model: NullObserver())
-print(backend.models["large"].threads["encoder"], read("VmHWM") - before, read("VmRSS") - before)
+print(backend.loaded["large"].model.threads["encoder"], read("VmHWM") - before, read("VmRSS") - before)
 """
 
 
