@@ -157,6 +157,11 @@ def test_without_a_bundle_the_first_with_attention_is_used(drawn: Draw, bundle: 
     assert code == 0 and texts(picture)[0].startswith("toy: ")
 
 
+def test_lazy_models_are_drawn_too(drawn: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_LAZY_MODELS", "*")
+    assert drawn()[0] == 0
+
+
 def test_a_model_without_attention_is_an_error(drawn: Draw, bundle: Path, tmp_path: Path) -> None:
     only = tmp_path / "toy"
     shutil.copytree(bundle, only)
