@@ -40,8 +40,10 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.
     from service.server import serve
+    from service.workers.supervisor import max_workers, supervise
 
-    return serve(settings)
+    num_workers = max_workers(settings)
+    return serve(settings) if num_workers == 1 else supervise(settings, num_workers)
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ from service.errors import INTERRUPTIONS
 from service.http import docs, page
 from service.http.application import Application
 from service.http.dispatch import CallLog, Dispatcher
+from service.inference.changes import NoPeers
 from service.inference.service import Backend, ServedModel, Service, state_bytes
 from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
@@ -47,7 +48,12 @@ NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, simi
 logger = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, load: Load, end_process: Callable[[int], None] | None = None) -> FastAPI:
+def create_app(
+    settings: Settings,
+    load: Load,
+    end_process: Callable[[int], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
+) -> FastAPI:
     """Create the application. It starts to load the models when its lifespan starts.
 
     Args:
@@ -55,13 +61,14 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
         load: loads the models, in a thread of its own.
         end_process: called once with an exit code if the process cannot serve: no model can be
             loaded, or the engine has died.
+        on_ready: called when the models are loaded.
     """
-    service = Service(settings, Metrics(__version__))
+    service = Service(settings, Metrics(__version__), NoPeers())
     service.metrics.set_limits(settings.limits | {"max_response_bytes": service.response_memory.limit})
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(_load_and_watch(service, load, end_process or (lambda code: None)))
+        running = asyncio.create_task(_load_and_watch(service, load, end_process, on_ready))
         try:
             yield
         finally:
@@ -100,8 +107,11 @@ def create_app(settings: Settings, load: Load, end_process: Callable[[int], None
     return app
 
 
-async def _load_and_watch(service: Service, load: Load, end_process: Callable[[int], None]) -> None:
+async def _load_and_watch(
+    service: Service, load: Load, end_process: Callable[[int], None] | None, on_ready: Callable[[], None] | None
+) -> None:
     """Load the models, serve them, and end the process if it can no longer serve."""
+    end_process = end_process or (lambda code: None)
     try:
         backend = await run_in_daemon_thread(functools.partial(load, service.settings, service.metrics.for_model))
     except INTERRUPTIONS:
@@ -116,6 +126,8 @@ async def _load_and_watch(service: Service, load: Load, end_process: Callable[[i
     service.attach(backend)
     del backend  # a model that is unloaded must have no other reference
     log_ready(service)
+    if on_ready is not None:
+        on_ready()
     # A step longer than the request timeout has outlived every request, and delays all new ones.
     while worker.is_alive and worker.step_seconds <= service.settings.request_timeout_s:
         await asyncio.sleep(WATCH_INTERVAL_S)

@@ -517,6 +517,17 @@ class Manifest(_Part):
         return sum(record.bytes for name, record in self.files.items() if name not in tokenizers)
 
     @property
+    def loaded_bytes(self) -> int:
+        """Memory that a process needs to load the model, without rows of its decoder, in bytes.
+
+        This is an upper bound that was measured (`docs/how-to/tune.md`): 20 MB, and 1.5 times the
+        files. Files with float16 weights count twice, because processors compute with float32.
+        """
+        size = sum(record.bytes for record in self.files.values())
+        is_half = self.dtype == "float16" or (self.dtype == "float32" and self.half_weights)
+        return round(20_000_000 + 1.5 * size * (2 if is_half else 1))
+
+    @property
     def encoder_graph(self) -> Graph:
         """The encoder graph of a model that is known to have one."""
         assert self.encoder is not None, "a decoder-only model has no encoder graph"

@@ -153,11 +153,11 @@ class ApiError(Exception):
         """
         self.code = code
         self.kind = ERRORS[code]
-        self._message = message or self.kind.message
+        self.text = message or self.kind.message
         self.field = field
         self.index = index
         self._path = path
-        super().__init__(f"{code}: {self._message}")
+        super().__init__(f"{code}: {self.text}")
 
     def param(self, names: Mapping[str, str]) -> str | None:
         """Return the path of the invalid value.
@@ -174,7 +174,7 @@ class ApiError(Exception):
 
     def message(self, names: Mapping[str, str]) -> str:
         """Return the message; `names` maps canonical names to an API's own."""
-        return self._message if self.field is None else self._message.format_map(_Names(names))
+        return self.text if self.field is None else self.text.format_map(_Names(names))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the response, except its request id and length."""

@@ -43,6 +43,7 @@ from service.runtime.device import DeviceRunner
 from service.runtime.memory import row_bytes, rows_within, trim_heap
 from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
+from service.runtime.threads import ThreadPlan
 from service.settings import ALL_MODELS, Settings
 from service.text.tokenizer import TextTokenizer, read_tokenizer
 from service.threads import run_in_threads, run_within
@@ -85,7 +86,9 @@ class _OpenedBundle:
     runner: OnnxRunner | DeviceRunner
 
 
-def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver]) -> Backend:
+def load_backend(
+    settings: Settings, observer_of: Callable[[str], EngineObserver], plan: ThreadPlan | None = None
+) -> Backend:
     """Load the bundles of a folder. The worker is not started yet.
 
     A bundle that fails to load is logged and left out, unless the settings ask for strict loading.
@@ -94,6 +97,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
     Args:
         settings: settings of the process.
         observer_of: returns the observer of a model's engine.
+        plan: numbers of threads of the graphs; by default, they are measured.
 
     Raises:
         BundleError: no bundle can be served, the default model is missing or fails to load, or any
@@ -111,7 +115,7 @@ def load_backend(settings: Settings, observer_of: Callable[[str], EngineObserver
         bundles = find_bundles(settings.bundles, settings.default_model_names, on_failure)
     except BundleError as error:
         raise BundleError("; ".join(dict.fromkeys([str(error), *failed.values()]))) from None
-    backend = load_bundles(bundles, settings, observer_of, on_failure) if bundles else None
+    backend = load_bundles(bundles, settings, observer_of, on_failure, plan) if bundles else None
     failed = dict(sorted(failed.items()))
     served = {} if backend is None else backend.manifests
     if backend is None or not served:
@@ -156,6 +160,7 @@ def load_bundles(
     settings: Settings,
     observer_of: Callable[[str], EngineObserver],
     on_failure: OnFailure = raise_failure,
+    plan: ThreadPlan | None = None,
 ) -> Backend:
     """Load bundles by their folders, except those that are loaded on their first use. The worker is
     not started yet.
@@ -168,13 +173,15 @@ def load_bundles(
         settings: settings of the process.
         observer_of: returns the observer of a model's engine.
         on_failure: called for each bundle that fails to load; raises by default.
+        plan: numbers of threads of the graphs; by default, they are measured.
 
     Raises:
         RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
     """
     started = time.perf_counter()
     provider, tokenizers = choose_provider(settings.provider), TokenizerCache()
-    repository = BundleRepository(settings, provider, tokenizers, observer_of)
+    plan = plan or ThreadPlan(usable_threads())
+    repository = BundleRepository(settings, provider, tokenizers, observer_of, plan)
     if not settings.max_rows:
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
@@ -188,7 +195,7 @@ def load_bundles(
     ]
     opened_bundles = run_in_threads(loads, usable_threads())
     trim_heap()  # opening took more memory than the open graphs need
-    run_graphs = partial(_run_graphs, settings=settings, observer_of=observer_of)
+    run_graphs = partial(_run_graphs, settings=settings, observer_of=observer_of, plan=plan)
     loaded: dict[str, LoadedModel] = {}
     for folder, opened in zip(bundles, opened_bundles, strict=True):
         result = opened if isinstance(opened, BundleError) else _attempt(folder, settings, partial(run_graphs, opened))
@@ -215,11 +222,13 @@ class BundleRepository:
         provider: Provider,
         tokenizers: TokenizerCache,
         observer_of: Callable[[str], EngineObserver],
+        plan: ThreadPlan,
     ) -> None:
         self._settings = settings
         self._provider = provider
         self._tokenizers = tokenizers
         self._observer_of = observer_of
+        self._plan = plan
 
     def find(self) -> Mapping[str, Manifest]:
         """See `ModelRepository.find`."""
@@ -244,7 +253,7 @@ class BundleRepository:
 
         def load() -> LoadedModel:
             opened = _open_bundle(folder, manifest, self._provider, settings, self._tokenizers)
-            return _run_graphs(opened, settings, self._observer_of)
+            return _run_graphs(opened, settings, self._observer_of, self._plan)
 
         loaded = _attempt(folder, settings, load)
         if isinstance(loaded, BundleError):
@@ -351,8 +360,10 @@ def _open_bundle(
     return _OpenedBundle(folder, model, runner)
 
 
-def _run_graphs(bundle: _OpenedBundle, settings: Settings, observer_of: Callable[[str], EngineObserver]) -> LoadedModel:
-    """Measure the number of threads of each graph, run it with its largest shapes, and check it.
+def _run_graphs(
+    bundle: _OpenedBundle, settings: Settings, observer_of: Callable[[str], EngineObserver], plan: ThreadPlan
+) -> LoadedModel:
+    """Choose the number of threads of each graph, run it with its largest shapes, and check it.
 
     Raises:
         BundleError: a run fails, or gives numbers that are not finite.
@@ -360,7 +371,7 @@ def _run_graphs(bundle: _OpenedBundle, settings: Settings, observer_of: Callable
     started = time.perf_counter()
     runner = bundle.runner
     if not settings.threads and runner.provider == "cpu":
-        runner.choose_threads(bundle.folder, usable_threads())
+        runner.choose_threads(bundle.folder, plan)
     runner.warm_up(settings.max_batch_tokens)
     _check_known_inputs(bundle.folder, runner)
     seconds = bundle.model.load_seconds + time.perf_counter() - started

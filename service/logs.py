@@ -13,7 +13,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Literal
 
@@ -41,12 +41,18 @@ class JsonFormatter(logging.Formatter):
     orjson escapes control characters, so no value can forge a line.
     """
 
+    def __init__(self, worker: int | None) -> None:
+        """`worker` is the number of the worker process in each line; None leaves it out."""
+        super().__init__()
+        self._fields = {} if worker is None else {"worker": worker}
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **self._fields,
         }
         line |= getattr(record, FIELDS, {})
         if record.exc_info:
@@ -63,9 +69,11 @@ class TextFormatter(logging.Formatter):
     Control characters are escaped, so that no value can forge a line or control the terminal.
     """
 
-    def __init__(self, *, has_colors: bool) -> None:
+    def __init__(self, *, has_colors: bool, worker: int | None) -> None:
+        """`worker` is the number of the worker process before each message; None leaves it out."""
         super().__init__()
         self._has_colors = has_colors
+        self._worker = "" if worker is None else f"[{worker}] "
 
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, Any] = getattr(record, FIELDS, {})
@@ -77,7 +85,7 @@ class TextFormatter(logging.Formatter):
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")[11:23]
         level = self._paint(f"{record.levelname.lower():<7}", COLORS.get(record.levelname, ""))
         message = (record.getMessage() if text is None else text).translate(CONTROLS)
-        line = f"{self._paint(clock, DIM)} {level} {message}"
+        line = f"{self._paint(clock, DIM)} {level} {self._worker}{message}"
         shown = " ".join(f"{name}={_written(value)}" for name, value in fields.items() if value is not None)
         if shown:
             line += "  " + self._paint(shown.translate(CONTROLS), DIM)
@@ -171,7 +179,8 @@ class QueuedHandler(logging.Handler):
             lines = [item for item in items if isinstance(item, logging.LogRecord)]
             if lines:
                 try:
-                    self._write(b"".join([self._encode(line) for line in lines]))
+                    for part in _atomic_parts([self._encode(line) for line in lines]):
+                        self._write(part)
                 except (OSError, ValueError):
                     # The reader has closed its end, the disk is full, or the stream is closed.
                     self._num_failed += len(lines)
@@ -199,6 +208,20 @@ class QueuedHandler(logging.Handler):
                 line = line[num_written:]
 
 
+def _atomic_parts(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """Join lines to parts that a pipe takes as a whole.
+
+    Otherwise the lines of several processes would mix.
+    """
+    part = b""
+    for line in lines:
+        if part and len(part) + len(line) > select.PIPE_BUF:
+            yield part
+            part = b""
+        part += line
+    yield part
+
+
 def open_missing_streams() -> None:
     """Open /dev/null in place of each standard stream that the parent process has closed.
 
@@ -216,6 +239,8 @@ def configure_logging(
     stream: BinaryIO | None = None,
     log_format: LogFormat = "auto",
     environment: Mapping[str, str] = os.environ,
+    *,
+    worker: int | None = None,
 ) -> QueuedHandler:
     """Send all logs of this process to a stream.
 
@@ -224,14 +249,15 @@ def configure_logging(
         stream: unbuffered stream, by default standard output.
         log_format: `auto` writes text to a terminal and JSON to anything else.
         environment: environment variables; NO_COLOR disables colors (https://no-color.org).
+        worker: number of the worker process in each line; None leaves it out.
     """
     # No line shows these, and each costs a little time for every line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     stream = stream or io.FileIO(1, "w", closefd=False)
     is_terminal = stream.isatty()
-    formatter: logging.Formatter = JsonFormatter()
+    formatter: logging.Formatter = JsonFormatter(worker)
     if log_format == "text" or (log_format == "auto" and is_terminal):
-        formatter = TextFormatter(has_colors=is_terminal and not environment.get("NO_COLOR"))
+        formatter = TextFormatter(has_colors=is_terminal and not environment.get("NO_COLOR"), worker=worker)
     handler = QueuedHandler(stream, formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -4,9 +4,10 @@ The names after the prefix `sightline_` and their meanings follow vLLM where bot
 metric.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Literal, get_args
+from itertools import chain
+from typing import Any, Literal, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -163,20 +164,9 @@ class Metrics:
         """Count one connection or body that was rejected because of a limit."""
         self._limits_reached.labels(limit=limit).inc()
 
-    def total(self, histogram: str, model: str) -> tuple[int, float]:
-        """Return the number of values in a model's histogram, and their sum."""
-        (metric,) = self.histograms[histogram].labels(model).collect()
-        samples = {sample.name: sample.value for sample in metric.samples}
-        return int(samples[f"{PREFIX}{histogram}_count"]), samples[f"{PREFIX}{histogram}_sum"]
-
-    def render(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
-        return b"".join(self.render_parts())
-
-    def render_parts(self) -> Iterator[bytes]:
-        """Yield the text of one metric at a time, so that a caller can do other work in between."""
-        for metric in self.registry.collect():
-            yield generate_latest(OneMetric(metric))
+    def collect(self) -> "Families":
+        """Yield the metrics of this process."""
+        return self.registry.collect()
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, text, labels or (MODEL,), registry=self.registry)
@@ -186,6 +176,91 @@ class Metrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(PREFIX + name, text, (MODEL,), registry=self.registry, buckets=buckets)
+
+
+Families = Iterable[Metric]
+# Gauges of which the service as a whole has the largest value of its workers, not the sum.
+LARGEST = frozenset(
+    PREFIX + name
+    for name in (
+        "build_info",
+        "limit",
+        "models_failed",
+        "model_load_seconds",
+        "model_weight_bytes",
+        "model_state_bytes_per_row",
+        "process_start_time_seconds",
+        "process_max_fds",
+    )
+)
+# Settings that the workers share out among them: the values of their gauges add up.
+SHARED_SETTINGS = frozenset(
+    (
+        "max_rows",
+        "max_state_bytes",
+        "max_response_bytes",
+        "max_waiting_sequences",
+        "max_waiting_bytes",
+        "max_waiting_tokens",
+    )
+)
+
+
+def render(family: Metric) -> bytes:
+    """Return one metric in the Prometheus text format."""
+    return generate_latest(OneMetric(family))
+
+
+def sums(families: Families) -> dict[tuple[str, str], float]:
+    """Return the values of all metrics of models, by sample and name of the model."""
+    return {
+        (sample.name.removeprefix(PREFIX), sample.labels[MODEL]): sample.value
+        for family in families
+        for sample in family.samples
+        if MODEL in sample.labels and "le" not in sample.labels
+    }
+
+
+def pack(families: Families, *, is_final: bool = False) -> list[Any]:
+    """Return metrics as values of JSON; `is_final` leaves out gauges, because the process ends."""
+    return [
+        [one.name, one.documentation, one.type, [[sample.name, sample.labels, sample.value] for sample in one.samples]]
+        for one in families
+        if not is_final or one.type != "gauge"
+    ]
+
+
+def unpack(packed: Iterable[Any]) -> list[Metric]:
+    """Return the metrics of `pack`."""
+    families = []
+    for name, text, kind, samples in packed:
+        family = Metric(name, text, kind)
+        for sample in samples:
+            family.add_sample(*sample)
+        families.append(family)
+    return families
+
+
+def merge(packed: Iterable[Iterable[Any]]) -> list[Any]:
+    """Return the metrics of several processes as those of one, all as values of JSON.
+
+    Values are added, except those of `LARGEST`.
+    """
+    merged: dict[str, Any] = {}
+    values: dict[tuple[str, ...], Any] = {}  # samples by name and labels
+    for name, text, kind, samples in chain.from_iterable(packed):
+        family = merged.setdefault(name, [name, text, kind, []])
+        for sample, labels, value in samples:
+            key = (sample, *chain.from_iterable(sorted(labels.items())))
+            found = values.get(key)
+            if found is None:
+                values[key] = one = [sample, labels, value]
+                family[3].append(one)
+            elif name in LARGEST and labels.get("setting") not in SHARED_SETTINGS:
+                found[2] = max(found[2], value)
+            else:
+                found[2] += value
+    return list(merged.values())
 
 
 class LogCollector(Collector):

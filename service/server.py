@@ -63,6 +63,7 @@ class DrainingServer(uvicorn.Server):
             bodies=self.bodies,
             on_rejection=rejection_logger(metrics),
         )
+        self._protocol = protocol
         super().__init__(
             uvicorn.Config(
                 app,
@@ -105,10 +106,8 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        url = url_of(self._settings.host, self.port)
-        text = f"Sightline {__version__} listens on {url} (documentation: {url}/docs) and loads its models"
-        fields = {"host": self._settings.host, "port": self.port, "url": url, "version": __version__}
-        logger.info("listening", extra={"fields": fields, "text": text})
+        if self.servers:  # a worker has none
+            log_listening(self._settings.host, self.port)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Start to drain; end at the second signal.
@@ -121,11 +120,11 @@ class DrainingServer(uvicorn.Server):
             return
         has_window = sig != signal.SIGINT and self._service.unavailable_code != "loading"
         self._service.drain()
-        self._loop.call_soon_threadsafe(self._begin_drain, self._settings.drain_s if has_window else 0.0)
+        drain_s = self._settings.drain_s if has_window else 0.0
+        self._loop.call_soon_threadsafe(log_draining, self._settings, drain_s)
+        self._loop.call_soon_threadsafe(self._begin_drain, drain_s)
 
     def _begin_drain(self, drain_s: float) -> None:
-        fields = {"drain_s": drain_s, "shutdown_timeout_s": self._settings.shutdown_timeout_s}
-        logger.info("draining; a second signal ends at once", extra={"fields": fields})
         assert self._loop is not None
         self._loop.call_later(drain_s, setattr, self, "should_exit", True)
 
@@ -146,6 +145,20 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def log_listening(host: str, port: int) -> None:
+    """Log the address of the service."""
+    url = url_of(host, port)
+    text = f"Sightline {__version__} listens on {url} (documentation: {url}/docs) and loads its models"
+    fields = {"host": host, "port": port, "url": url, "version": __version__}
+    logger.info("listening", extra={"fields": fields, "text": text})
+
+
+def log_draining(settings: Settings, drain_s: float) -> None:
+    """Log the start of a drain."""
+    fields = {"drain_s": drain_s, "shutdown_timeout_s": settings.shutdown_timeout_s}
+    logger.info("draining; a second signal ends at once", extra={"fields": fields})
+
+
 def log_end(exit_code: int) -> None:
     """Log the exit code of the process."""
     level = logging.WARNING if exit_code else logging.INFO
@@ -155,7 +168,7 @@ def log_end(exit_code: int) -> None:
 
 
 def serve(settings: Settings) -> NoReturn:
-    """Serve until the server ends, then exit the process."""
+    """Serve in this process until the server ends, then exit the process."""
     server: DrainingServer
 
     def end(exit_code: int) -> None:

@@ -28,6 +28,7 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
     }
 )
 
+MAX_WORKERS = 256
 ALL_MODELS = "*"  # value of `lazy_models`
 
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
@@ -55,6 +56,14 @@ class Settings(BaseModel):
         "of its own (DNS rebinding), and others answer any host.",
     )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free port and logs it.")
+    workers: str = Field(
+        default="auto",
+        coerce_numbers_to_str=True,
+        description="Worker processes that serve the port together: a number from 1 to 256, or auto for one for each "
+        "core that the process may use, if the memory suffices; 1 on a GPU. The limits hold for all workers "
+        "together: each has an equal share of `max_rows`, `max_state_bytes`, `max_waiting_*` and "
+        "`max_response_bytes`.",
+    )
     bundles: Path = Field(
         default=Path("bundles"),
         description="Folder of the bundles to serve, one subfolder each; hidden subfolders are ignored.",
@@ -264,6 +273,8 @@ class Settings(BaseModel):
                 f"({self.max_waiting_bytes}): "
                 "the largest body could never wait; lower the first or raise the second"
             )
+        if self.workers != "auto" and not (self.workers.isdecimal() and 1 <= int(self.workers) <= MAX_WORKERS):
+            raise ValueError(f"workers: it must be auto or a number from 1 to {MAX_WORKERS}, got {self.workers!r}")
         for name in self.api_names:
             if name not in COMPATIBLE_APIS:
                 raise ValueError(f"compatible_apis: unknown API {name!r}; the APIs are {', '.join(COMPATIBLE_APIS)}")

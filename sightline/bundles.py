@@ -7,6 +7,7 @@ from pathlib import Path
 from service import __version__
 from service.bundle import BundleError, Manifest, read_manifest
 from service.discovery import find_bundles
+from service.inference.changes import NoPeers
 from service.inference.service import ServedModel, Service
 from service.metrics import Metrics
 from service.settings import Settings
@@ -71,7 +72,7 @@ def load_service(folder: Path, manifest: Manifest, settings: Settings) -> tuple[
     from service.loading import load_bundles  # imports ONNX Runtime
 
     settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
-    service = Service(settings, Metrics(__version__))
+    service = Service(settings, Metrics(__version__), NoPeers())
     backend = load_bundles({folder: manifest}, settings, service.metrics.for_model)
     service.attach(backend)
     return service, backend.loaded[manifest.name].model

@@ -16,8 +16,6 @@ from service.settings import SettingsError, add_flags, make_settings
 from sightline.errors import exit_status
 from sightline.parser import EXIT_FAILED, Parser
 
-MODEL_BYTES, WEIGHTS_FACTOR = 20_000_000, 1.5  # of `memory_of`
-
 
 @dataclass(frozen=True)
 class Listing:
@@ -26,7 +24,7 @@ class Listing:
     name: str
     task: str
     bytes: int  # size of all files
-    memory_bytes: int  # see `memory_of`
+    memory_bytes: int  # see `Manifest.loaded_bytes`
     parameters: int
     precision: str
     languages: tuple[str, str] | None  # source and target, as ISO 639-1 codes
@@ -128,23 +126,13 @@ def listing_of(folder: Path, manifest: Manifest) -> Listing:
         manifest.name,
         task_of(manifest),
         sum(record.bytes for record in manifest.files.values()),
-        memory_of(manifest),
+        manifest.loaded_bytes,
         manifest.parameters,
         precision_of(manifest),
         (languages.source, languages.target) if languages else None,
         str(folder),
         manifest.description,
     )
-
-
-def memory_of(manifest: Manifest) -> int:
-    """Return the bytes of memory that a service needs to load a model, without rows of its decoder.
-
-    This is an upper bound that was measured (`docs/how-to/tune.md`): 20 MB, and 1.5 times the
-    files. Files with float16 weights count twice, because processors compute with float32.
-    """
-    size = sum(record.bytes for record in manifest.files.values())
-    return round(MODEL_BYTES + WEIGHTS_FACTOR * size * (2 if precision_of(manifest) == "float16" else 1))
 
 
 def precision_of(manifest: Manifest) -> str:

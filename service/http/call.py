@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import os
 import re
 import secrets
 import zlib
@@ -24,7 +25,8 @@ from service.inference.service import Service
 
 # New request ids have a random part for the process and a counter. Random bytes for each id would
 # release the interpreter lock, which the event loop must wait for under load.
-_PROCESS_ID, _numbers = secrets.token_hex(8), itertools.count()
+_numbers = itertools.count()
+_process_id = secrets.token_hex(8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NO_ROUTE = "none"
 Body = TypeVar("Body", bound=BaseModel)
@@ -32,6 +34,14 @@ Body = TypeVar("Body", bound=BaseModel)
 MAX_FORM_FIELDS = 64
 # Supported content codings, with the `wbits` argument of zlib.
 CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+def _renew_process_id() -> None:
+    global _process_id
+    _process_id = secrets.token_hex(8)
+
+
+os.register_at_fork(after_in_child=_renew_process_id)
 
 
 class HttpCall(Call):
@@ -42,7 +52,7 @@ class HttpCall(Call):
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))
         own_id = self.headers.get(b"x-request-id", b"").decode("latin-1")
         is_usable = own_id and REQUEST_ID.fullmatch(own_id)
-        super().__init__(service, own_id if is_usable else f"{_PROCESS_ID}{next(_numbers) % 2**32:08x}")
+        super().__init__(service, own_id if is_usable else f"{_process_id}{next(_numbers) % 2**32:08x}")
         self.scope = scope
         self.receive = receive  # `exchange.rejection` says if the connection has rejected the body
         self._send = send
@@ -80,6 +90,8 @@ class HttpCall(Call):
             # Browsers must not guess another type, such as HTML for a text of a client in JSON.
             own = (b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")
             message["headers"] = [*message["headers"], *own]
+            if self.service.is_retiring:
+                message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
     def error_body(self, error: ApiError) -> bytes:

@@ -37,19 +37,26 @@ class ConnectionLimits:
         self.num_open = 0
         self.num_lingering = 0  # rejected connections whose clients have not read the response yet
 
-    def admit(self, address: str, descriptor: int) -> None:
+    def admit(self, address: str, descriptor: int, elsewhere: tuple[int, int] = (0, 0)) -> None:
         """Count a connection until `release`.
+
+        Args:
+            address: address of the client.
+            descriptor: descriptor of the connection.
+            elsewhere: number of connections of other processes of the service: of all clients, and
+                of this one.
 
         Raises:
             ApiError: `overloaded`; the connection is not counted.
         """
-        if self.num_open >= self._max_total:
+        num_elsewhere, num_of_address_elsewhere = elsewhere
+        if self.num_open + num_elsewhere >= self._max_total:
             raise self._error(
                 "connections",
                 f"The service has {self._max_total} open connections, which is the limit (SIGHTLINE_MAX_CONNECTIONS).",
             )
         network = network_of(address)
-        if self._of_network[network] >= self._max_per_address:
+        if self._of_network[network] + num_of_address_elsewhere >= self._max_per_address:
             message = (
                 f"{'This address' if network == address else f'The network {network}'} has "
                 f"{self._max_per_address} open connections, which is the limit "

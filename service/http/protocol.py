@@ -12,7 +12,7 @@ import socket
 import struct
 import termios
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -139,10 +139,25 @@ class GuardedProtocol(HttpToolsProtocol):
         connections: ConnectionLimits,
         bodies: IncomingBodies,
         on_rejection: OnRejection,
+        on_end: Callable[[], None] | None = None,
+        elsewhere: tuple[int, int] = (0, 0),
         **options: Any,
     ) -> None:
-        """`on_rejection` is called for each request that fails before it reaches an endpoint."""
+        """Create the protocol of one connection.
+
+        Args:
+            arguments: arguments of uvicorn's protocol.
+            settings: settings of the process.
+            connections: limits of connections.
+            bodies: limit of arriving bodies.
+            on_rejection: called for each request that fails before it reaches an endpoint.
+            on_end: called when the connection is no longer counted, or was rejected.
+            elsewhere: see `ConnectionLimits.admit`.
+            options: arguments of uvicorn's protocol.
+        """
         super().__init__(*arguments, **options)
+        self._on_end = on_end
+        self._elsewhere = elsewhere
         self._settings = settings
         self._connections = connections
         self._bodies = bodies
@@ -168,9 +183,11 @@ class GuardedProtocol(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         address = self.client[0] if self.client else ""
         try:
-            self._connections.admit(address, sock.fileno())
+            self._connections.admit(address, sock.fileno(), self._elsewhere)
         except ApiError as error:
             self._is_rejected = True
+            if self._on_end is not None:
+                self._on_end()
             self.transport.write(error_response(error, secrets.token_hex(12)))
             if self._connections.may_linger(sock.fileno()):
                 self._linger()
@@ -187,6 +204,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_write_timer()
         if self._address is not None:
             self._connections.release(self._address)
+            if self._on_end is not None:
+                self._on_end()
         if self._is_lingering:
             self._connections.num_lingering -= 1
         # uvicorn notifies only the newest request of the disconnect; with pipelining another one

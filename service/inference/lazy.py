@@ -5,18 +5,12 @@ meanwhile. The bundle is loaded in a thread of its own, so that other models are
 """
 
 import asyncio
-import logging
+import contextlib
 import math
 import time
-from functools import partial
 
-from service.bundle import BundleError
-from service.errors import INTERRUPTIONS, ApiError
-from service.inference.service import ListedModel, LoadedModel, ServedModel, Service
-from service.threads import run_in_daemon_thread
-
-RETRY_DELAY_S = 30.0  # time after a failed load before a call starts the next one
-logger = logging.getLogger(__name__)
+from service.errors import ApiError
+from service.inference.service import ListedModel, ServedModel, Service
 
 
 async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:
@@ -32,7 +26,7 @@ async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds
 
     Raises:
         ApiError: `loading` if the load takes longer than `seconds_left`; `internal` if it fails, or
-            has failed within the last `RETRY_DELAY_S`; `overloaded` if too many calls wait for it;
+            has failed within the last 30 seconds; `overloaded` if too many calls wait for it;
             `model_not_found` if the model is unloaded meanwhile.
     """
     lazy = service.models[name]
@@ -56,7 +50,7 @@ async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds
 
 
 def _check_retry(name: str, lazy: ListedModel) -> None:
-    """Reject a call within `RETRY_DELAY_S` after a failed load.
+    """Reject a call too soon after a failed load.
 
     Raises:
         ApiError: `internal`.
@@ -70,35 +64,7 @@ def _check_retry(name: str, lazy: ListedModel) -> None:
 async def _load(service: Service, name: str, lazy: ListedModel) -> None:
     """Load a lazy model. A failure is recorded in `lazy`, from which each call makes its error."""
     try:
-        async with service.model_locks[name]:
-            if service.models.get(name) is lazy:  # otherwise a request has loaded or unloaded it
-                await attach_loaded(service, await load_from_repository(service, name))
-    except ApiError:
-        lazy.retry_at = time.monotonic() + RETRY_DELAY_S
+        with contextlib.suppress(ApiError):
+            await service.peers.load(service, name, only_if_lazy=True)
     finally:
         lazy.load = None
-
-
-async def load_from_repository(service: Service, name: str) -> LoadedModel:
-    """Load a bundle in a thread of its own; the caller holds the lock of the model.
-
-    Raises:
-        ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
-    """
-    load = partial(service.repository.load, name, service.reserved_bytes(name))
-    try:
-        loaded = await run_in_daemon_thread(load)
-    except INTERRUPTIONS:
-        raise
-    except BaseException as error:
-        is_expected = isinstance(error, BundleError)
-        logger.error("%s is not loaded: %s", name, error, exc_info=None if is_expected else error)
-        raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None
-    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
-    return loaded
-
-
-async def attach_loaded(service: Service, loaded: LoadedModel) -> None:
-    """Start to serve a loaded model."""
-    await service.worker.add(loaded.model.name, loaded.engine)
-    service.attach_model(loaded)

@@ -15,7 +15,7 @@ from service.errors import ApiError, ErrorCode
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
 from service.inference.dense import DenseLayer
 from service.machine import usable_memory
-from service.metrics import Metrics
+from service.metrics import Families, Metrics
 from service.runtime.memory import ModelMemory, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
@@ -105,6 +105,30 @@ class ModelRepository(Protocol):
         ...
 
 
+class Peers(Protocol):
+    """The processes of the service, this one included, for all that concerns them together."""
+
+    async def metrics(self, service: "Service") -> Families:
+        """Return the metrics of all processes."""
+        ...
+
+    async def load(self, service: "Service", name: str, *, only_if_lazy: bool) -> None:
+        """Load or replace a model in all processes or in none, see `ModelLoad`.
+
+        Raises:
+            ApiError: `model_not_found`; `internal` if the bundle cannot be loaded.
+        """
+        ...
+
+    async def unload(self, service: "Service", name: str) -> None:
+        """Unload a model in all processes.
+
+        Raises:
+            ApiError: `model_not_found` if the bundles folder has no such model.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Backend:
     """The models by name, and the worker that runs their engines."""
@@ -169,9 +193,12 @@ def state_bytes(settings: Settings) -> int:
 class Service:
     """State that all calls share. It is used only on the event loop's thread."""
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, peers: Peers) -> None:
         self.settings = settings
         self.metrics = metrics
+        self.peers = peers
+        self.are_peers_ready = True  # False until all workers serve
+        self.is_retiring = False  # a new worker replaces this one: connections close after their next response
         self.rejection_pacer = RejectionPacer()
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
         self.unavailable_code: ErrorCode | None = "loading"  # None while the service is ready
@@ -272,6 +299,8 @@ class Service:
         """
         if self.unavailable_code is not None:
             raise ApiError(self.unavailable_code)
+        if not self.are_peers_ready:
+            raise ApiError("loading")
 
     def all_manifests(self) -> list[Manifest]:
         """Return the manifests of all models, also of those that are loaded on their first use.

@@ -11,7 +11,7 @@ import onnxruntime
 from service.bundle import Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
 from service.runtime.provider import Provider, load_optional_session, load_session, session_options
-from service.runtime.threads import shortest_run, tune_threads
+from service.runtime.threads import ThreadPlan, shortest_run, tune_threads
 
 # A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
 # more.
@@ -180,12 +180,12 @@ class SessionRunner(ABC):
         self._only_requested = onnxruntime.RunOptions()
         self._only_requested.only_execute_path_to_fetches = True
 
-    def choose_threads(self, folder: Path, max_threads: int) -> None:
-        """Measure and set the number of threads of encoder and decoder; results do not change.
+    def choose_threads(self, folder: Path, plan: ThreadPlan) -> None:
+        """Set the number of threads of encoder and decoder; results do not change.
 
         Args:
             folder: folder of the bundle.
-            max_threads: maximum number of threads.
+            plan: numbers of threads that are known, and the maximum of those that are measured.
         """
 
         def load_encoder(threads: int) -> None:
@@ -200,10 +200,18 @@ class SessionRunner(ABC):
 
         name = self.manifest.name
         self._bindings.clear()  # they keep their session
-        if self._encoder is not None:
-            tune_threads(f"{name}, encoder", load_encoder, self._seconds_of_encoder, max_threads)
-        if self._decoder is not None:
-            tune_threads(f"{name}, decoder", load_decoder, self._seconds_of_decoder, max_threads)
+        graphs = {
+            "encoder": (self._encoder, load_encoder, self._seconds_of_encoder),
+            "decoder": (self._decoder, load_decoder, self._seconds_of_decoder),
+        }
+        for graph, (session, load, seconds_of_run) in graphs.items():
+            known = plan.known.get(name, {}).get(graph)
+            if session is None or known == self.threads[graph]:
+                continue
+            if known is not None:
+                load(known)
+            else:
+                tune_threads(f"{name}, {graph}", load, seconds_of_run, plan.max_threads)
 
     def _seconds_of_encoder(self) -> float:
         length = min(SAMPLE_TOKENS, self._sizes["source"])

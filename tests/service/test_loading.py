@@ -39,6 +39,7 @@ from service.discovery import find_bundles
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.request import Event, Generated, GenerateRequest
 from service.inference.call import Call
+from service.inference.changes import NoPeers
 from service.inference.repository import load_model, unload_model
 from service.inference.service import Backend, Service
 from service.loading import load_backend
@@ -699,7 +700,7 @@ async def test_unloading_returns_memory_to_the_system(tmp_path: Path, bundle: Pa
         copied = Path(shutil.copytree(bundle, tmp_path / name))
         write_manifest(copied, read_manifest(copied).model_copy(update={"name": name}))
     backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=400), observer_of)
-    service = Service(Settings(bundles=tmp_path, model_control="explicit"), Metrics("0"))
+    service = Service(Settings(bundles=tmp_path, model_control="explicit"), Metrics("0"), NoPeers())
     backend.worker.start()
     service.attach(backend)
     (states,) = backend.loaded["toy"].engine._runner._groups[:1]  # type: ignore[attr-defined]
@@ -742,7 +743,7 @@ def test_memory_for_states_is_reserved_for_lazy_models(folder: Path) -> None:
     settings = Settings(bundles=folder, threads=1, max_state_bytes=3 * 10 * row, lazy_models="a,b")
     backend = load_backend(settings, observer_of)
     assert [backend.loaded["toy"].model.max_rows, backend.max_rows] == [10, 10]
-    service = Service(settings, Metrics("0"))
+    service = Service(settings, Metrics("0"), NoPeers())
     service.attach(backend)
     for name in ("a", "b"):
         assert service.reserved_bytes(name) == 2 * 10 * row

@@ -34,6 +34,7 @@ def folder(bundle: Path, tmp_path: Path) -> Path:
 @contextlib.contextmanager
 def process(*arguments: str, program: Sequence[str] = ("-m", "service")) -> Iterator[subprocess.Popen[str]]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
+    environment["SIGHTLINE_WORKERS"] = "1"
     command = [sys.executable, *program, *arguments]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -234,6 +235,7 @@ def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_ro
     terminal, end = pty.openpty()
     settings = ("--bundles", str(folder), "--port", "0", "--drain-s", "0", "--threads", "1", "--max-rows", "4")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
+    environment["SIGHTLINE_WORKERS"] = "1"
     command = [sys.executable, "-m", "service", *settings]
     with subprocess.Popen(command, env=environment | {"NO_COLOR": "1"}, stdout=end) as running:
         os.close(end)

@@ -9,7 +9,7 @@ from prometheus_client import generate_latest
 from starlette.types import Message
 
 from service.machine import usable_memory
-from service.metrics import PREFIX, Metrics
+from service.metrics import PREFIX, Metrics, merge, pack, render, unpack
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Start, until
 
@@ -24,12 +24,16 @@ KNOWN = {
 }
 
 
+def rendered(metrics: Metrics) -> bytes:
+    return b"".join(map(render, metrics.collect()))
+
+
 def metric_names(text: str) -> set[str]:
     return {name.removeprefix(PREFIX) for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)}
 
 
 def test_every_metric_has_the_prefix_and_the_suffixes_of_vllm_exist() -> None:
-    text = Metrics("1.2.3").render().decode()
+    text = rendered(Metrics("1.2.3")).decode()
     assert metric_names(text) >= KNOWN
     assert all(line.startswith((f"# HELP {PREFIX}", f"# TYPE {PREFIX}", PREFIX)) for line in text.splitlines())
     assert 'sightline_build_info{version="1.2.3"} 1.0' in text
@@ -44,9 +48,9 @@ async def test_the_text_equals_that_of_the_library_while_values_and_samples_chan
         for inputs in ("x", 'a "dog"\\', "", "Hund"):
             await running.post("/v1/generate", {"inputs": inputs})
             await running.client.get(f"/v1/models/{inputs or 'none'}")
-            assert lines(metrics.render()) == lines(generate_latest(metrics.registry))
+            assert lines(rendered(metrics)) == lines(generate_latest(metrics.registry))
         metrics.for_model('one\n"more"')
-        assert lines(metrics.render()) == lines(generate_latest(metrics.registry))
+        assert lines(rendered(metrics)) == lines(generate_latest(metrics.registry))
 
 
 async def test_limits_are_gauges_by_the_names_of_their_settings(start: Start) -> None:
@@ -202,3 +206,35 @@ async def test_gauges_follow_the_engine(start: Start, make_backend: MakeBackend)
         await call
         await until(lambda: running.backend.num_busy == 0)
         assert await running.metric('sightline_num_requests_running{model_name="fake"}') == 0
+
+
+def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all() -> None:
+    pages = []
+    for count, load_seconds in ((2, 3.0), (5, 1.0)):
+        metrics = Metrics("1.2.3")
+        metrics.set_limits({"max_connections": 100, "max_waiting_bytes": 50})
+        metrics.set_failed_models(1)
+        metrics.for_model("toy")
+        metrics.gauges["model_load_seconds"].labels("toy").set(load_seconds)
+        metrics.gauges["num_requests_running"].labels("toy").set(count)
+        for _ in range(count):
+            metrics.call_counter("/v1/generate", 200, None)()
+            metrics.histograms["batch_size_rows"].labels("toy").observe(3)
+        pages.append(orjson.loads(orjson.dumps(pack(metrics.collect()))))
+    last = pack(metrics.collect(), is_final=True)
+    assert {kind for _, _, kind, _ in last} == {"counter", "histogram"}
+    text = b"".join(map(render, unpack(merge([*pages, last])))).decode()
+    for sample, expected in {
+        'http_requests_total{route="/v1/generate",status="200"}': 12,
+        'batch_size_rows_bucket{le="4.0",model_name="toy"}': 12,
+        'batch_size_rows_count{model_name="toy"}': 12,
+        'batch_size_rows_sum{model_name="toy"}': 36,
+        'num_requests_running{model_name="toy"}': 7,
+        'model_load_seconds{model_name="toy"}': 3,
+        'limit{setting="max_connections"}': 100,
+        'limit{setting="max_waiting_bytes"}': 100,
+        "models_failed": 1,
+        'build_info{version="1.2.3"}': 1,
+    }.items():
+        assert f"sightline_{sample} {float(expected)}\n" in text
+    assert text.count("# TYPE sightline_http_requests_total") == 1

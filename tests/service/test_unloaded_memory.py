@@ -15,6 +15,7 @@ from service.bundle import Graph, Manifest, read_manifest, record_files, write_m
 from service.engine.engine import Engine
 from service.engine.observer import NullObserver
 from service.inference.call import Call
+from service.inference.changes import NoPeers
 from service.inference.repository import load_model, unload_model
 from service.inference.service import Service
 from service.loading import load_backend
@@ -117,7 +118,7 @@ async def service(bundles: Path) -> Service:
         max_batch_tokens=16,  # larger runs would take long
     )
     backend = load_backend(settings, lambda model: NullObserver())
-    service = Service(settings, Metrics("0"))
+    service = Service(settings, Metrics("0"), NoPeers())
     backend.worker.start()
     service.attach(backend)
     return service

@@ -7,7 +7,7 @@ import pytest
 from bench.server import serving
 from service.bundle import ChatTemplate, read_manifest, write_manifest
 from sightline.__main__ import main
-from sightline.models import memory_of, precision_of, task_of
+from sightline.models import precision_of, task_of
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_bundles_are_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         "name": "toy",
         "task": "translation",
         "bytes": sum((folder / "toy" / name).stat().st_size for name in manifest.files),
-        "memory_bytes": memory_of(manifest),
+        "memory_bytes": manifest.loaded_bytes,
         "parameters": manifest.parameters,
         "precision": "float32",
         "languages": ["en", "de"],
@@ -99,10 +99,10 @@ def test_weights_that_were_rounded_to_float16_are_listed_as_such(bundle: Path) -
 def test_the_listed_memory_is_more_than_a_service_needs_to_load_the_shipped_bundles() -> None:
     manifests = [read_manifest(path.parent) for path in Path("bundles").glob("*/manifest.json")]
     with serving(Path("bundles")) as server:
-        assert 1e6 * server.memory_mb("VmHWM") <= 160_000_000 + sum(map(memory_of, manifests))
+        assert 1e6 * server.memory_mb("VmHWM") <= 160_000_000 + sum(manifest.loaded_bytes for manifest in manifests)
 
 
 def test_files_with_float16_weights_count_twice(bundle: Path) -> None:
     manifest = read_manifest(bundle)
     half = manifest.model_copy(update={"half_weights": True})
-    assert memory_of(half) - 20_000_000 == pytest.approx(2 * (memory_of(manifest) - 20_000_000), abs=1)
+    assert half.loaded_bytes - 20_000_000 == pytest.approx(2 * (manifest.loaded_bytes - 20_000_000), abs=1)

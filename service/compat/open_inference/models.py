@@ -1,5 +1,6 @@
 """Endpoints of the Open Inference Protocol for metadata, health, statistics and the repository."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from service import __version__
@@ -10,6 +11,7 @@ from service.compat.open_inference.outputs import outputs_of
 from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
 from service.inference import repository
 from service.inference.repository import RepositoryEntry
+from service.metrics import sums
 
 EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
 TYPES: dict[Datatype, Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]] = {
@@ -83,20 +85,27 @@ def _tensors(manifest: Manifest) -> tuple[Tensors, Tensors]:
 
 async def model_statistics(call: Call, model_name: PathModel) -> schemas.ModelStatistics:
     """Return the statistics of a model."""
-    return {"model_stats": [_stats(call, call.service.find_manifest(model_name).name)]}
+    name = call.service.find_manifest(model_name).name
+    return {"model_stats": [_stats(await _sums(call), name)]}
 
 
 async def all_statistics(call: Call) -> schemas.ModelStatistics:
     """Return the statistics of all models."""
-    return {"model_stats": [_stats(call, manifest.name) for manifest in call.service.all_manifests()]}
+    names = [manifest.name for manifest in call.service.all_manifests()]
+    found = await _sums(call)
+    return {"model_stats": [_stats(found, name) for name in names]}
 
 
-def _stats(call: Call, name: str) -> schemas.ModelStats:
+async def _sums(call: Call) -> Mapping[tuple[str, str], float]:
+    return sums(await call.service.peers.metrics(call.service))
+
+
+def _stats(found: Mapping[tuple[str, str], float], name: str) -> schemas.ModelStats:
     """Return the statistics of a model, from the sums of its metrics."""
 
     def total(histogram: str) -> schemas.Duration:
-        count, seconds = call.service.metrics.total(histogram, name)
-        return {"count": count, "ns": round(1e9 * seconds)}
+        count, seconds = (found.get((f"{histogram}_{part}", name), 0.0) for part in ("count", "sum"))
+        return {"count": int(count), "ns": round(1e9 * seconds)}
 
     queue = total("request_queue_time_seconds")
     encoder, decoder = total("request_prefill_time_seconds"), total("request_decode_time_seconds")

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from service.bundle import BundleError, Languages
-from service.inference import lazy
+from service.inference.changes import RETRY_DELAY_S
 from service.logs import FIELDS, TEXT
 from tests.service.conftest import FAKE_LOAD_SECONDS, FAKE_ROWS, FakeRepository, MakeBackend, Running, Start, until
 from tests.support.fake_runner import fake_classifier_manifest
@@ -167,10 +167,10 @@ async def test_a_load_that_fails_is_an_error_and_is_repeated_after_a_delay(
         assert (await generate(running, "eager")).status_code == 200
         assert (await running.client.get("/health/ready")).status_code == 200
         lazy_model = running.app.state.service.models["lazy"]
-        monkeypatch.setattr(lazy_model, "retry_at", lazy_model.retry_at - lazy.RETRY_DELAY_S)
+        monkeypatch.setattr(lazy_model, "retry_at", lazy_model.retry_at - RETRY_DELAY_S)
         assert error(await generate(running)) == failed
         assert repository.loads == ["lazy", "lazy"]
-        lazy_model.retry_at -= lazy.RETRY_DELAY_S
+        lazy_model.retry_at -= RETRY_DELAY_S
         repository.error = None
         assert (await generate(running)).status_code == 200
         assert await state(running) == "ready"

@@ -1,0 +1,566 @@
+"""The supervisor: it owns the port, starts the workers and hands connections over to them.
+
+It is a single thread on an event loop and runs no graph. A worker is a fork of it, so that all
+processes share the memory of the imported libraries. See docs/adr/0032-workers.md.
+"""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from service.bundle import BundleError
+from service.discovery import find_bundles
+from service.errors import ApiError
+from service.http.connections import network_of
+from service.inference.service import response_bytes, state_bytes
+from service.machine import available_memory, usable_memory, usable_threads
+from service.metrics import merge
+from service.runtime.threads import ThreadPlan
+from service.server import EXIT_CUT_SHORT, RESPONSE_S, log_draining, log_end, log_listening
+from service.settings import Settings
+from service.workers.channel import Channel, ChannelClosedError
+from service.workers.handover import connected_pair, ended_connections, send_connection
+from service.workers.worker import run_worker
+
+PROCESS_BYTES = 160_000_000  # a worker without models; measured, see docs/how-to/tune.md
+BACKLOG = 2048
+ACCEPTED_AT_ONCE = 32  # connections, before other work of the supervisor has its turn
+RETRY_S = 0.01  # pause of the listener while no worker can take a connection
+NO_DESCRIPTOR_S = 0.5  # pause of the listener if the process has no descriptor left
+REAP_S = 0.005
+END_S = 2.0  # time in which a worker must end after it has closed its channel
+MAX_FAILED_STARTS = 3
+EXIT_NO_WORKER = 1
+EXIT_CANNOT_LISTEN = 3
+FINAL_CODES = (2, 3)  # exit codes of a worker that no restart can change
+MIN_SHARE = {"max_waiting_sequences": 32, "max_waiting_tokens": 4096, "max_rows": 8}
+logger = logging.getLogger(__name__)
+
+
+def max_workers(settings: Settings) -> int:
+    """Return the largest useful number of worker processes.
+
+    It is the number of the setting, or that of the cores, divided by the threads of a graph if they
+    are set, if the memory suffices. A GPU is used by one process.
+    """
+    if settings.workers != "auto":
+        return int(settings.workers)
+    cores = usable_threads() // max(1, settings.threads)
+    if cores <= 1 or settings.provider == "cuda":
+        return 1
+    try:
+        manifests = list(find_bundles(settings.bundles, on_failure=lambda folder, error: None).values())
+    except BundleError:  # the one process reports it
+        return 1
+    if any(manifest.rows is not None for manifest in manifests):
+        return 1
+    memory = available_memory()
+    if memory is None:
+        return cores
+    one = PROCESS_BYTES + sum(manifest.loaded_bytes for manifest in manifests)
+    return max(1, min(cores, memory // (2 * one)))  # the other half is for states and responses
+
+
+def share_of(settings: Settings, num_workers: int) -> Settings:
+    """Return the settings of one worker, whose limits are its share of those of the service."""
+
+    def share(name: str, limit: int) -> int:
+        return max(-(-limit // num_workers), min(limit, MIN_SHARE.get(name, 0)))
+
+    shares = {name: share(name, getattr(settings, name)) for name in ("max_waiting_sequences", "max_waiting_tokens")}
+    shares["max_waiting_bytes"] = max(share("", settings.max_waiting_bytes), settings.max_body_bytes)
+    shares["max_state_bytes"] = share("", state_bytes(settings))
+    shares["max_response_bytes"] = share("", settings.max_response_bytes or response_bytes(usable_memory()))
+    if settings.max_rows:
+        shares["max_rows"] = share("max_rows", settings.max_rows)
+    return settings.model_copy(update=shares)
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A running worker, as the supervisor sees it."""
+
+    slot: int  # index of the worker, from 0
+    pid: int
+    channel: Channel
+    handover: socket.socket
+    state: Literal["starting", "ready", "retiring"] = "starting"
+    networks: dict[int, str] = field(default_factory=dict)  # client's network by number of the connection
+    num_of_network: Counter[str] = field(default_factory=Counter)
+    is_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    exit_code: int | None = None  # negative: the number of the signal that has ended it
+
+    @property
+    def name(self) -> str:
+        return f"worker {self.slot + 1}"
+
+
+class Supervisor:
+    """Runs the workers of one service until a signal."""
+
+    def __init__(self, settings: Settings, num_workers: int) -> None:
+        """`num_workers` is their largest number; fewer run if graphs get several threads."""
+        self._settings = settings
+        self._num_workers = num_workers
+        # Graphs that several workers may run with more than one thread are measured by the first
+        # worker alone, before the others start.
+        is_auto = settings.workers == "auto"
+        self._plan = ThreadPlan(max(1, usable_threads() // (1 if is_auto else num_workers)))
+        self._is_measuring = settings.threads == 0 and self._plan.max_threads > 1
+        self._workers: list[WorkerProcess] = []  # all that run, retiring ones included
+        self._failed_starts: Counter[int] = Counter()  # consecutive ones, by slot
+        self._listeners: list[socket.socket] = []
+        self._is_listening = False
+        self._waiting: list[socket.socket] = []  # an accepted connection that no worker has taken yet
+        self._next_connection = 0
+        self._networks: Counter[str] = Counter()  # connections of all workers, by the client's network
+        self._served: dict[str, Any] | None = None  # digest and state of the models, by name
+        self._changes = asyncio.Lock()  # held while the models of the workers change
+        self._have_all_been_ready = False
+        self._ended_metrics: list[Any] = []  # counters of the workers that have ended
+        self._is_draining = False
+        self._drain_code = 0  # largest exit code of the workers that have ended while draining
+        self._exit_code: asyncio.Future[int]
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> int:
+        """Serve until a signal or until no worker can run; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._exit_code = loop.create_future()
+        try:
+            self._listeners = await self._listen()
+        except OSError as error:
+            logger.error(error)
+            return EXIT_CANNOT_LISTEN
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._replace_all()))
+        log_listening(self._settings.host, self._listeners[0].getsockname()[1])
+        for slot in range(1 if self._is_measuring else self._num_workers):
+            self._start(slot)
+        return await self._exit_code
+
+    async def _listen(self) -> list[socket.socket]:
+        """Bind all addresses of the host."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            asyncio.Protocol, self._settings.host, self._settings.port, start_serving=False
+        )
+        listeners = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        server.close()
+        for one in listeners:
+            one.setblocking(False)
+            one.listen(BACKLOG)
+        return listeners
+
+    # Workers
+
+    def _start(self, slot: int, *, is_replacement: bool = False) -> None:
+        self._spawn(self._run_worker(slot, is_replacement=is_replacement))
+
+    async def _run_worker(self, slot: int, *, is_replacement: bool) -> None:
+        """Start a worker, serve its calls until it ends, and start the next one."""
+        worker = await self._fork(slot)
+        self._workers.append(worker)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(worker.handover.fileno(), self._forget_ended, worker)
+        self._update_listening()
+
+        async def ready(models: dict[str, Any], threads: dict[str, dict[str, int]]) -> None:
+            await self._on_ready(worker, models)
+            if self._is_measuring:
+                await self._start_others(threads)
+
+        await worker.channel.run(
+            {
+                "ready": ready,
+                "metrics": self._metrics,
+                "last_metrics": self._keep_metrics,
+                "load": self._load,
+                "unload": self._unload,
+            }
+        )
+        loop.remove_reader(worker.handover.fileno())
+        worker.handover.close()
+        self._workers.remove(worker)
+        self._networks.subtract(worker.num_of_network)
+        self._update_listening()
+        worker.exit_code = await self._reap(worker.pid)
+        worker.has_ended.set()
+        self._on_end(worker, is_replacement=is_replacement)
+
+    async def _fork(self, slot: int) -> WorkerProcess:
+        control, control_of_worker = socket.socketpair()
+        handover, handover_of_worker = connected_pair()
+        pid = os.fork()
+        if pid == 0:
+            share = share_of(self._settings, self._num_workers)
+            run_forked(share, self._plan, slot + 1, control_of_worker, handover_of_worker)
+        for one in (control_of_worker, handover_of_worker):
+            one.close()
+        return WorkerProcess(slot, pid, await Channel.open(control), handover)
+
+    async def _reap(self, pid: int) -> int:
+        """Wait for the end of a process; kill it if it does not end."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + END_S
+        while True:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            if loop.time() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(REAP_S)
+
+    async def _on_ready(self, worker: WorkerProcess, models: dict[str, Any]) -> None:
+        """Give connections to a worker once it serves the same models as the others."""
+        try:
+            async with self._changes:
+                if self._served is None:
+                    self._served = models
+                await self._reconcile(worker, models, self._served)
+        except (ApiError, ChannelClosedError) as error:
+            logger.error("%s cannot serve the models of the others and is ended: %s", worker.name, error)
+            os.kill(worker.pid, signal.SIGKILL)
+            return
+        worker.state = "ready"
+        worker.is_ready.set()
+        self._failed_starts[worker.slot] = 0
+        self._update_listening()
+        self._tell_if_all_are_ready()
+
+    def _tell_if_all_are_ready(self) -> None:
+        """Tell the workers that all of them are ready, once they have been."""
+        num_ready = len({one.slot for one in self._workers if one.state == "ready"})
+        self._have_all_been_ready |= num_ready == self._num_workers and not self._is_measuring
+        if self._have_all_been_ready:
+            for one in self._workers:
+                one.channel.notify("peers_ready")
+
+    async def _start_others(self, threads: Mapping[str, Mapping[str, int]]) -> None:
+        """Start the other workers once the first one has measured the threads of its graphs.
+
+        If graphs get several threads, there are fewer workers: then another one with larger shares
+        of the limits replaces the first.
+        """
+        self._is_measuring = False
+        most = max((number for graphs in threads.values() for number in graphs.values()), default=1)
+        expected = self._num_workers
+        if self._settings.workers == "auto":
+            self._num_workers = max(1, min(expected, usable_threads() // most))
+        self._plan = ThreadPlan(max(1, usable_threads() // self._num_workers), threads)
+        fields = {"workers": self._num_workers, "max_threads": most}
+        logger.info("workers chosen", extra={"fields": fields})
+        if self._num_workers != expected:
+            await self._replace_all()
+        for slot in range(1, self._num_workers):
+            self._start(slot)
+        self._tell_if_all_are_ready()
+
+    async def _reconcile(self, worker: WorkerProcess, models: Mapping[str, Any], served: Mapping[str, Any]) -> None:
+        """Load and unload models of a new worker, as requests did in the other workers."""
+        for name in models.keys() - served.keys():
+            await worker.channel.call("unload", name)
+        for name, (digest, state) in served.items():
+            own_digest, own_state = models.get(name, (None, None))
+            if own_digest is None or (state == "ready" and own_state != "ready"):
+                own_digest = await worker.channel.call("prepare_load", name, False)
+                await worker.channel.call("finish_load", name, True)
+            if own_digest != digest:
+                logger.warning(
+                    "%s serves another version of %s than the other workers, because its bundle has changed; send "
+                    "SIGHUP to replace all workers",
+                    worker.name,
+                    name,
+                )
+
+    def _on_end(self, worker: WorkerProcess, *, is_replacement: bool) -> None:
+        """Start the next worker of a slot, unless it was retired or cannot start."""
+        code = worker.exit_code
+        assert code is not None
+        if self._is_draining:
+            self._drain_code = max(self._drain_code, EXIT_CUT_SHORT if code < 0 else code)
+            if not self._workers:
+                self._finish(self._drain_code)
+            return
+        if worker.state == "retiring" or (is_replacement and worker.state == "starting"):
+            return
+        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        if worker.state == "starting":
+            self._failed_starts[worker.slot] += 1
+            if code in FINAL_CODES and self._served is None:
+                self._finish(code)
+                return
+            if self._failed_starts[worker.slot] >= MAX_FAILED_STARTS:
+                logger.error(
+                    "%s has ended at its start %d times in a row (%s) and is not started again",
+                    worker.name,
+                    MAX_FAILED_STARTS,
+                    reason,
+                )
+                if not self._workers:
+                    self._finish(code if code > 0 else EXIT_NO_WORKER)
+                return
+        logger.error("%s has ended (%s); a new one starts", worker.name, reason)
+        self._start(worker.slot)
+
+    def _finish(self, code: int) -> None:
+        """End the supervisor; its workers end with it."""
+        if not self._exit_code.done():
+            for one in self._workers:
+                os.kill(one.pid, signal.SIGKILL)
+            self._exit_code.set_result(code)
+
+    async def _replace_all(self) -> None:
+        """Replace the workers one after another, each after its successor is ready."""
+        if self._is_draining:
+            return
+        logger.info("replacing the workers")
+        async with self._changes:
+            self._served = None  # the new workers serve the bundles as they are now
+        for old in [one for one in self._workers if one.state == "ready"]:
+            known = set(self._workers)
+            self._start(old.slot, is_replacement=True)
+            while not (found := [one for one in self._workers if one not in known and one.slot == old.slot]):
+                await asyncio.sleep(RETRY_S)
+            (new,) = found
+            await self._first(new.is_ready, new.has_ended)
+            if not new.is_ready.is_set():
+                logger.error("the new %s did not start; the old one goes on, and no other is replaced", old.name)
+                return
+            old.state = "retiring"
+            old.channel.notify("retire")
+            await old.has_ended.wait()
+        logger.info("replaced the workers")
+
+    async def _first(self, *events: asyncio.Event) -> None:
+        waiting = [asyncio.create_task(one.wait()) for one in events]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for one in waiting:
+            one.cancel()
+
+    # Signals
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """Start to drain; end at the second signal. See `DrainingServer.handle_exit`."""
+        if self._is_draining:
+            self._finish(EXIT_CUT_SHORT)
+            return
+        self._is_draining = True
+        has_window = number == signal.SIGTERM and any(one.state == "ready" for one in self._workers)
+        drain_s = self._settings.drain_s if has_window else 0.0
+        log_draining(self._settings, drain_s)
+        for one in self._workers:
+            one.channel.notify("drain", drain_s)
+        loop = asyncio.get_running_loop()
+        loop.call_later(drain_s, self._close_listeners)
+        loop.call_later(drain_s + self._settings.shutdown_timeout_s + RESPONSE_S + END_S, self._finish, EXIT_CUT_SHORT)
+        if not self._workers:
+            self._finish(0)
+
+    def _close_listeners(self) -> None:
+        self._update_listening(is_possible=False)
+        for one in self._listeners:
+            one.close()
+
+    # Connections
+
+    def _candidates(self) -> list[WorkerProcess]:
+        """Return the workers that can take a connection, the one with the fewest first.
+
+        While no worker is ready, those that start take connections, and say that they load.
+        """
+        ready = [one for one in self._workers if one.state == "ready"]
+        usable = ready or [one for one in self._workers if one.state == "starting"]
+        return sorted(usable, key=lambda one: len(one.networks))
+
+    def _update_listening(self, *, is_possible: bool = True) -> None:
+        """Accept connections while there is a worker for them."""
+        should_listen = is_possible and not self._waiting and bool(self._candidates())
+        if should_listen == self._is_listening:
+            return
+        self._is_listening = should_listen
+        loop = asyncio.get_running_loop()
+        for one in self._listeners:
+            if one.fileno() == -1:  # closed at the end of the drain window
+                continue
+            if should_listen:
+                loop.add_reader(one.fileno(), self._accept, one)
+            else:
+                loop.remove_reader(one.fileno())
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                logger.error("connections cannot be accepted: %s", error.strerror)
+                self._pause(NO_DESCRIPTOR_S)
+                return
+            if not self._hand_over(connection):
+                self._waiting.append(connection)
+                self._pause(RETRY_S)
+                return
+
+    def _pause(self, seconds: float) -> None:
+        self._update_listening(is_possible=False)
+        asyncio.get_running_loop().call_later(seconds, self._continue)
+
+    def _continue(self) -> None:
+        while self._waiting and self._hand_over(self._waiting[0]):
+            del self._waiting[0]
+        if self._waiting:
+            self._pause(RETRY_S)
+        else:
+            self._update_listening()
+
+    def _hand_over(self, connection: socket.socket) -> bool:
+        """Send a connection to the worker with the fewest; return False if none can take it."""
+        try:
+            peer = connection.getpeername()
+        except OSError:  # the client has gone
+            connection.close()
+            return True
+        network = network_of(peer[0])
+        for worker in self._candidates():
+            elsewhere = (
+                self._networks.total() - len(worker.networks),
+                self._networks[network] - worker.num_of_network[network],
+            )
+            with contextlib.suppress(OSError):  # it has just ended
+                if send_connection(worker.handover, connection, self._next_connection, elsewhere):
+                    worker.networks[self._next_connection] = network
+                    worker.num_of_network[network] += 1
+                    self._networks[network] += 1
+                    self._next_connection += 1
+                    connection.close()
+                    return True
+        return False
+
+    def _forget_ended(self, worker: WorkerProcess) -> None:
+        for number in ended_connections(worker.handover):
+            network = worker.networks.pop(number)
+            for counter in (worker.num_of_network, self._networks):
+                counter[network] -= 1
+                if not counter[network]:
+                    del counter[network]
+
+    # Calls of the workers
+
+    async def _gather(
+        self, workers: Sequence[WorkerProcess], name: str, *arguments: Any
+    ) -> list[tuple[WorkerProcess, Any]]:
+        """Call a function of several workers; return the results of those that have not ended.
+
+        An `ApiError` is a result, too.
+        """
+        calls = [one.channel.call(name, *arguments) for one in workers]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return [
+            (worker, result)
+            for worker, result in zip(workers, results, strict=True)
+            if not isinstance(result, ChannelClosedError)
+        ]
+
+    async def _metrics(self) -> list[Any]:
+        pages = await self._gather(self._workers, "metrics")
+        return merge([self._ended_metrics, *(page for _, page in pages if not isinstance(page, ApiError))])
+
+    async def _keep_metrics(self, packed: list[Any]) -> None:
+        self._ended_metrics = merge([self._ended_metrics, packed])
+
+    async def _load(self, name: str, only_if_lazy: bool) -> None:
+        """Load a model in all workers, or in none.
+
+        Raises:
+            ApiError: a worker cannot load it.
+        """
+        async with self._changes:
+            workers = [one for one in self._workers if one.state == "ready"]
+            prepared = await self._gather(workers, "prepare_load", name, only_if_lazy)
+            errors = [result for _, result in prepared if isinstance(result, ApiError)]
+            digests = {result for _, result in prepared if isinstance(result, str)}
+            if not errors and len(digests) > 1:
+                errors.append(ApiError("internal", f"The bundle of {name} has changed while it was loaded. Try again."))
+            loaded = [worker for worker, result in prepared if not isinstance(result, ApiError)]
+            await self._gather(loaded, "finish_load", name, not errors)
+            if errors:
+                raise errors[0]
+            if digests and self._served is not None:
+                self._served[name] = [digests.pop(), "ready"]
+
+    async def _unload(self, name: str) -> None:
+        """Unload a model in all workers.
+
+        Raises:
+            ApiError: `model_not_found`.
+        """
+        async with self._changes:
+            workers = [one for one in self._workers if one.state == "ready"]
+            for _, result in await self._gather(workers, "unload", name):
+                if isinstance(result, ApiError):
+                    raise result
+            if self._served is not None:
+                self._served.pop(name, None)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def run_forked(
+    settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
+) -> NoReturn:
+    """Run a worker in a process that was forked from the supervisor."""
+    try:
+        signal.set_wakeup_fd(-1)
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, signal.SIG_IGN)
+        discard_descriptors({control.fileno(), handover.fileno()})
+        run_worker(settings, plan, number, control, handover)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(EXIT_NO_WORKER)
+
+
+def discard_descriptors(kept: set[int]) -> None:
+    """Replace the inherited descriptors, such as the listeners and the channels of other workers.
+
+    They become /dev/null and are not closed, because objects of the parent process, which this
+    process still has, know their numbers.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor in list(inherited_descriptors()):
+        if descriptor > 2 and descriptor not in kept and descriptor != null:
+            with contextlib.suppress(OSError):  # the one that listed them
+                os.fstat(descriptor)
+                os.dup2(null, descriptor, inheritable=False)
+
+
+def inherited_descriptors() -> Iterator[int]:
+    for name in os.listdir("/proc/self/fd"):
+        yield int(name)
+
+
+def supervise(settings: Settings, num_workers: int) -> NoReturn:
+    """Serve with several workers until a signal, then exit the process."""
+    gc.collect()
+    gc.freeze()  # so that the garbage collector of a worker does not copy shared memory
+    supervisor = Supervisor(settings, num_workers)
+    exit_code = asyncio.run(supervisor.run())
+    log_end(exit_code)
+    os._exit(exit_code)

@@ -1,0 +1,192 @@
+"""A worker: a process that serves the connections that the supervisor hands over.
+
+It is the whole service but for the listener. Signals do not reach it: the supervisor tells it when
+to drain. If the supervisor ends, the worker ends too.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from service.app import create_app
+from service.inference.changes import ModelLoad, unload_here
+from service.inference.service import Service
+from service.loading import load_backend
+from service.logs import configure_logging
+from service.metrics import Families, pack, unpack
+from service.runtime.threads import ThreadPlan
+from service.server import DrainingServer, log_end
+from service.settings import Settings
+from service.workers.channel import Channel, ChannelClosedError
+from service.workers.handover import Handover
+
+EXIT_ORPHANED = 1
+RETIRE_CHECK_S = 0.05
+LAST_METRICS_S = 1.0  # time in which the supervisor must take the last metrics
+logger = logging.getLogger(__name__)
+
+
+class SupervisedPeers:
+    """The other workers, reached through the supervisor. `Peers` describes the methods."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def metrics(self, service: Service) -> Families:
+        return unpack(await self._channel.call("metrics"))
+
+    async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
+        await self._channel.call("load", name, only_if_lazy)
+
+    async def unload(self, service: Service, name: str) -> None:
+        await self._channel.call("unload", name)
+
+
+class WorkerServer(DrainingServer):
+    """Serves the connections that it receives from the supervisor."""
+
+    def __init__(self, settings: Settings, plan: ThreadPlan, handover: Handover, control: socket.socket) -> None:
+        """Create the server, see `run_worker`."""
+        load = functools.partial(load_backend, plan=plan)
+        app = create_app(settings, load, self.end, on_ready=self._report_ready)
+        super().__init__(app, settings)
+        self._handover = handover
+        self._control = control
+        self._channel: Channel
+        self._running: asyncio.Task[None]
+        self._loads: dict[str, ModelLoad] = {}  # loads that wait for the other workers, by model
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._channel = await Channel.open(self._control)
+        self._service.peers = SupervisedPeers(self._channel)
+        self._service.are_peers_ready = False
+        self._running = asyncio.create_task(self._follow_supervisor())
+        await super().startup(sockets=[])
+        self._handover.receive(self._accept)
+
+    async def _follow_supervisor(self) -> None:
+        await self._channel.run(
+            {
+                "drain": self._drain,
+                "retire": self._retire,
+                "peers_ready": self._set_peers_ready,
+                "metrics": self._metrics,
+                "prepare_load": self._prepare_load,
+                "finish_load": self._finish_load,
+                "unload": self._unload,
+            }
+        )
+        if not self.should_exit:
+            logger.error("the supervisor has ended; the worker ends with it")
+            self.end(EXIT_ORPHANED)
+
+    def _accept(self, sock: socket.socket, on_end: Callable[[], None], elsewhere: tuple[int, int]) -> None:
+        """Serve a connection.
+
+        Args:
+            sock: the connection.
+            on_end: tells the supervisor that the connection has ended.
+            elsewhere: number of connections of all other workers, and of the same client to them.
+        """
+        factory = functools.partial(
+            self._protocol,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            on_end=on_end,
+            elsewhere=elsewhere,
+        )
+        task = asyncio.ensure_future(asyncio.get_running_loop().connect_accepted_socket(factory, sock))
+        self.server_state.tasks.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._handover.stop_receiving()
+        await super().shutdown(sockets)
+        with contextlib.suppress(ChannelClosedError, TimeoutError):
+            async with asyncio.timeout(LAST_METRICS_S):
+                await self._channel.call("last_metrics", pack(self._service.metrics.collect(), is_final=True))
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ignore the signals that a terminal or a service manager sends to all processes."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        yield
+
+    # Calls of the supervisor
+
+    def _report_ready(self) -> None:
+        service = self._service
+        self._channel.notify(
+            "ready",
+            {name: [model.manifest.digest, model.state] for name, model in service.models.items()},
+            {name: dict(model.loaded.model.threads) for name, model in service.models.items() if model.loaded},
+        )
+
+    async def _drain(self, drain_s: float) -> None:
+        self._service.drain()
+        self._begin_drain(drain_s)
+
+    async def _retire(self) -> None:
+        """End once each open connection has got its next response, which closes it."""
+        self._service.is_retiring = True
+        deadline = self._now() + self._settings.shutdown_timeout_s
+        while self.server_state.connections and self._now() < deadline:
+            await asyncio.sleep(RETIRE_CHECK_S)
+        self._service.drain()
+        self.should_exit = True
+
+    def _now(self) -> float:
+        assert self._loop is not None
+        return self._loop.time()
+
+    async def _set_peers_ready(self) -> None:
+        self._service.are_peers_ready = True
+
+    async def _metrics(self) -> Any:
+        return pack(self._service.metrics.collect())
+
+    async def _prepare_load(self, name: str, only_if_lazy: bool) -> str | None:
+        one = self._loads[name] = ModelLoad(self._service, name, only_if_lazy=only_if_lazy)
+        try:
+            return await one.prepare()
+        except BaseException:
+            del self._loads[name]
+            raise
+
+    async def _finish_load(self, name: str, is_agreed: bool) -> None:
+        await self._loads.pop(name).finish(is_agreed=is_agreed)
+
+    async def _unload(self, name: str) -> None:
+        await unload_here(self._service, name)
+
+
+def run_worker(
+    settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
+) -> NoReturn:
+    """Run one worker, then exit the process.
+
+    Args:
+        settings: the worker's share of the limits.
+        plan: numbers of threads of the graphs.
+        number: number of the worker in log lines, from 1.
+        control: socket of the channel to the supervisor.
+        handover: socket over which the supervisor sends connections.
+    """
+    configure_logging(settings.log_level, log_format=settings.log_format, worker=number)
+    server = WorkerServer(settings, plan, Handover(handover), control)
+    try:
+        server.run()
+        exit_code = server.exit_code
+    except SystemExit as ended:
+        exit_code = int(ended.code or 0)
+    log_end(exit_code)
+    os._exit(exit_code)

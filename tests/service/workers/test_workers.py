@@ -1,0 +1,242 @@
+"""A service with several workers is one service from outside."""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.conftest import wait_until
+from tests.service.workers.conftest import Load, Run, WorkerService, copy_bundle
+
+GENERATE = {"inputs": "A man sleeps.", "parameters": {"max_new_tokens": 8}}
+
+
+@pytest.fixture(scope="module")
+def two(run: Run) -> Iterator[WorkerService]:
+    """A service with two workers and two models, which is not changed for good."""
+    with run(copies=("one", "two"), default_model="one", model_control="explicit", lazy_models="two") as service:
+        service.wait_ready()
+        yield service
+
+
+def test_every_worker_gives_the_same_bits_and_says_so_in_its_log_lines(two: WorkerService) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(contextlib.closing(two.connect())) for _ in range(8)]
+        before = len(two.logged("request"))
+        responses = []
+        for one in connections:
+            status, body = two.ask("/v1/generate", GENERATE, one)
+            assert status == 200
+            responses.append(json.dumps(body["outputs"]))
+        assert len(set(responses)) == 1
+        wait_until(lambda: len(two.logged("request")) >= before + 8)
+    lines = two.logged("request")[before:]
+    # A new connection goes to the worker with the fewest. An earlier one may not have ended yet.
+    assert 3 <= [line["worker"] for line in lines].count(1) <= 5
+    assert len({line["request_id"] for line in lines}) == 8
+
+
+def test_metrics_and_statistics_are_those_of_all_workers(two: WorkerService) -> None:
+    def counts() -> tuple[float, float, int]:
+        stats = two.ask("/v2/models/one/stats")[1]["model_stats"][0]
+        return (
+            two.metric('sightline_http_requests_total{route="/v1/generate",status="200"}'),
+            two.metric('sightline_engine_step_seconds_count{model_name="one"}'),
+            stats["inference_count"],
+        )
+
+    before = counts()
+    with contextlib.ExitStack() as stack:
+        for one in [stack.enter_context(contextlib.closing(two.connect())) for _ in range(4)]:
+            assert two.ask("/v1/generate", GENERATE, one)[0] == 200
+    after = counts()
+    assert (after[0] - before[0], after[2] - before[2]) == (4, 4)
+    assert after[1] > before[1]
+    assert two.metric("sightline_build_info") == 1
+    assert two.metric('sightline_limit{setting="max_waiting_sequences"}') == 256
+    assert two.metric('sightline_limit{setting="max_connections"}') == 2048
+    pages = [two.ask("/metrics")[1] for _ in range(2)]
+    assert [page.count("# TYPE") for page in pages] == [page.count("# HELP") for page in pages]
+
+
+def states(service: WorkerService, times: int = 4) -> list[dict[str, str]]:
+    """Return what several connections are told of the models."""
+    documents = [service.ask("/v1/models")[1]["data"] for _ in range(times)]
+    return [{model["id"]: model["state"] for model in data} for data in documents]
+
+
+def test_the_first_use_of_a_lazy_model_loads_it_in_all_workers(two: WorkerService) -> None:
+    assert states(two) == [{"one": "ready", "two": "unloaded"}] * 4
+    assert two.ask("/v1/generate", {**GENERATE, "model": "two"})[0] == 200
+    assert states(two) == [{"one": "ready", "two": "ready"}] * 4
+
+
+def change(service: WorkerService, verb: str, name: str) -> tuple[int, Any]:
+    return service.ask(f"/v2/repository/models/{name}/{verb}", {})
+
+
+def test_a_change_of_a_model_reaches_all_workers_before_the_call_returns(two: WorkerService) -> None:
+    for verb, expected in (("unload", ["one"]), ("load", ["one", "two"])):
+        assert change(two, verb, "two")[0] == 200
+        assert [sorted(state) for state in states(two)] == [expected] * 4
+    assert change(two, "load", "nobody")[0] == change(two, "unload", "nobody")[0] == 404
+
+
+def test_a_model_that_cannot_be_loaded_is_loaded_by_no_worker(two: WorkerService, bundle: Path) -> None:
+    copy_bundle(bundle, two.folder, "broken")
+    weights = next(path for path in (two.folder / "broken").iterdir() if path.suffix not in {".json", ".md"})
+    weights.write_bytes(b"damaged")
+    status, body = change(two, "load", "broken")
+    assert (status, body["error"]) == (500, "broken failed to load; the log has the reason.")
+    assert all("broken" not in state for state in states(two))
+    # Another change is not blocked by the failed one.
+    assert change(two, "unload", "two")[0] == change(two, "load", "two")[0] == 200
+
+
+def test_a_bundle_that_only_one_worker_can_load_is_loaded_by_none(two: WorkerService, bundle: Path) -> None:
+    copy_bundle(bundle, two.folder, "late")
+    stopped = two.workers[1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        results: list[tuple[int, Any]] = []
+        # One of two connections is that of the worker that is stopped.
+        connections = [two.connect() for _ in range(2)]
+        threads = [
+            threading.Thread(target=lambda one=one: results.append(two.ask("/v2/repository/models/late/load", {}, one)))
+            for one in connections
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: bool(two.logged("loaded late")), 20)
+        weights = next(path for path in (two.folder / "late").iterdir() if path.suffix not in {".json", ".md"})
+        weights.write_bytes(b"damaged")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    for thread in threads:
+        thread.join(30)
+    for one in connections:
+        one.close()
+    assert [status for status, _ in results] == [500, 500]
+    assert all("late" not in state for state in states(two))
+
+
+def test_limits_of_connections_hold_for_all_workers_together(run: Run) -> None:
+    with run(max_connections=3) as service, contextlib.ExitStack() as stack:
+        service.wait_ready()
+        for _ in range(3):
+            one = stack.enter_context(contextlib.closing(service.connect()))
+            assert service.ask("/health/live", None, one)[0] == 200
+        status, body = service.ask("/health/live")
+        assert (status, body["error"]["code"]) == (503, "overloaded")
+        assert "3 open connections" in body["error"]["message"]
+        one.close()
+        wait_until(lambda: service.ask("/health/live")[0] == 200)
+
+
+def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail(run: Run) -> None:
+    with run() as service:
+        service.wait_ready()
+        with Load(service) as load:
+            wait_until(lambda: len(load.statuses) > 20)
+            victim = service.workers[0]
+            killed = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: len(service.logged("serving")) == 3, 10)
+            replaced_s = time.monotonic() - killed
+            wait_until(lambda: load.times[-1] > killed + replaced_s + 0.2)
+        failures = [status for status in load.statuses if status != 200]
+        assert len(failures) <= load.num_clients  # those in flight in the killed worker
+        assert {"overloaded", 503}.isdisjoint(failures)
+        assert len(service.workers) == 2 and victim not in service.workers
+        assert "SIGKILL" in service.logged("a new one starts")[0]["message"]
+        assert service.ask("/health/ready")[0] == 200
+        assert replaced_s < 5  # two seconds on a machine that does nothing else
+
+
+def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bundles_again(
+    run: Run, bundle: Path
+) -> None:
+    with run(default_model="toy") as service:
+        service.wait_ready()
+        before = service.workers
+        copy_bundle(bundle, service.folder, "new")
+        with Load(service) as load:
+            wait_until(lambda: len(load.statuses) > 20)
+            counted = service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}')
+            service.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: bool(service.logged("replaced the workers")), 30)
+        assert set(load.statuses) == {200}
+        assert not set(before) & set(service.workers) and len(service.workers) == 2
+        assert states(service) == [{"new": "ready", "toy": "ready"}] * 4
+        # The counters of workers that have ended are kept.
+        total = service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}')
+        assert counted > 0 and total == len(load.statuses)
+
+
+def test_sigterm_lets_running_requests_finish_and_ends_with_0(run: Run) -> None:
+    with run(drain_s=0.5) as service:
+        service.wait_ready()
+        with contextlib.closing(service.connect()) as open_before:
+            assert service.ask("/v1/generate", GENERATE, open_before)[0] == 200
+            service.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: bool(service.logged("draining")))
+            for connection in (open_before, None):  # also a new connection, so that it learns why
+                status, body = service.ask("/v1/generate", GENERATE, connection)
+                assert (status, body["error"]["code"]) == (503, "draining")
+        assert service.process.wait(10) == 0
+        assert [line["exit_code"] for line in service.logged("ended")] == [0, 0, 0]
+
+
+def test_a_second_signal_ends_all_processes_at_once(run: Run) -> None:
+    with run(drain_s=60) as service:
+        service.wait_ready()
+        workers = service.workers
+        for _ in range(2):
+            service.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: bool(service.logged("draining")))
+        assert service.process.wait(5) == 1
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+def test_the_workers_end_if_the_supervisor_is_killed(run: Run) -> None:
+    with run() as service:
+        service.wait_ready()
+        workers = service.workers
+        service.process.kill()
+        wait_until(lambda: not any(_runs(pid) for pid in workers))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("problem", ["no bundle", "port"])
+def test_a_service_that_can_never_start_ends_with_3(run: Run, two: WorkerService, problem: str) -> None:
+    settings = {"copies": ()} if problem == "no bundle" else {"port": two.port}
+    with run(**settings) as service:
+        assert service.process.wait(30) == 3
+        wait_until(lambda: bool(service.logged("ended; starting again will not help")))
+        errors = [line["message"] for line in service.lines if line["level"] == "error"]
+        assert any(("bundles" in text) if problem == "no bundle" else ("in use" in text) for text in errors), errors
+
+
+def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others_go_on(run: Run) -> None:
+    with run() as service:
+        service.wait_ready()
+        (service.folder / "toy").rename(service.folder.parent / f"{service.folder.name}-away")
+        os.kill(service.workers[0], signal.SIGKILL)
+        wait_until(lambda: bool(service.logged("is not started again")), 30)
+        assert "3 times in a row" in service.logged("is not started again")[0]["message"]
+        for _ in range(3):
+            assert service.ask("/v1/generate", GENERATE)[0] == 200
+        assert len(service.workers) == 1
