@@ -75,14 +75,27 @@ def run(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a function that starts a service with two workers and waits until it listens."""
 
     @contextlib.contextmanager
-    def start(workers: int = 2, copies: tuple[str, ...] = ("toy",), **settings: Any) -> Iterator[WorkerService]:
+    def start(
+        workers: int | str = 2,
+        copies: tuple[str, ...] = ("toy",),
+        program: tuple[str, ...] = ("-m", "service"),
+        **settings: Any,
+    ) -> Iterator[WorkerService]:
         folder = tmp_path_factory.mktemp("served")
         for name in copies:
             copy_bundle(bundle, folder, name)
-        values = {"bundles": folder, "port": 0, "threads": 1, "drain_s": 0, "workers": workers, **settings}
+        values = {
+            "bundles": folder,
+            "port": 0,
+            "threads": 1,
+            "shutdown_timeout_s": 5,
+            "drain_s": 0,
+            "workers": workers,
+            **settings,
+        }
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_")}
         environment |= {f"SIGHTLINE_{name.upper()}": str(value) for name, value in values.items()}
-        command = [sys.executable, "-m", "service"]
+        command = [sys.executable, *program]
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:

@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from service.inference.service import state_bytes
+from service.settings import Settings, SettingsError, make_settings
+from service.workers import supervisor
+from service.workers.supervisor import max_workers, share_of
 from tests.service.conftest import wait_until
 from tests.service.workers.conftest import Load, Run, WorkerService, copy_bundle
 
@@ -240,3 +244,73 @@ def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others
         for _ in range(3):
             assert service.ask("/v1/generate", GENERATE)[0] == 200
         assert len(service.workers) == 1
+
+
+# `python -m service` on a machine with two cores, where two threads always or never pay.
+WITH_TWO_CORES = """
+import sys
+from service.runtime import threads
+from service.workers import supervisor
+threads.MIN_SECONDS, threads.MIN_SPEEDUP = {limits}
+supervisor.usable_threads = lambda: 2
+from service.__main__ import main
+sys.exit(main([]))
+"""
+
+
+@pytest.mark.parametrize(("limits", "num_workers"), [("0.0, 0.0", 1), ("1e9, 1e9", 2)])
+def test_workers_and_threads_follow_from_one_measurement(run: Run, limits: str, num_workers: int) -> None:
+    program = ("-c", WITH_TWO_CORES.format(limits=limits))
+    with run("auto", program=program, threads=0, max_waiting_sequences=90) as service:
+        service.wait_ready()
+        # The first worker measures alone. If fewer are chosen, another one with a larger share of the
+        # limits replaces it.
+        wait_until(lambda: len(service.logged("serving")) == 2)
+        (chosen,) = service.logged("workers chosen")
+        assert (chosen["workers"], chosen["max_threads"]) == (num_workers, 3 - num_workers)
+        ready = [(line["worker"], line["threads"]) for line in service.logged("ready") if "threads" in line]
+        threads = {"encoder": 3 - num_workers, "decoder": 3 - num_workers}
+        assert ready == [(1, threads), (num_workers, threads)]
+        wait_until(lambda: len(service.workers) == num_workers)
+        assert service.metric('sightline_limit{setting="max_waiting_sequences"}') == 90
+
+
+def test_the_share_of_a_worker_is_large_enough_for_its_largest_call() -> None:
+    settings = Settings(max_rows=8, max_waiting_sequences=100, max_waiting_bytes=1 << 20, max_response_bytes=9)
+    share = share_of(settings, 3)
+    assert (share.max_waiting_sequences, share.max_waiting_bytes, share.max_response_bytes) == (34, 1 << 20, 3)
+    assert share.max_rows == 8  # a search with the largest number of beams
+    assert share.max_state_bytes == -(-state_bytes(settings) // 3)
+    assert (share.max_connections, share.max_inputs) == (settings.max_connections, settings.max_inputs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"workers": 3}, 3),
+        ({}, 4),
+        ({"threads": 2}, 2),
+        ({"threads": 3}, 1),
+        ({"provider": "cuda"}, 1),
+        ({"bundles": "nowhere"}, 1),
+    ],
+)
+def test_workers_are_as_many_as_cores_unless_set(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], expected: int
+) -> None:
+    monkeypatch.setattr(supervisor, "usable_threads", lambda: 4)
+    monkeypatch.setattr(supervisor, "available_memory", lambda: 100 << 30)
+    assert max_workers(Settings(**{"bundles": bundle.parent, **settings})) == expected
+
+
+def test_little_memory_allows_fewer_workers(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "usable_threads", lambda: 64)
+    for memory, expected in ((2 << 30, 5), (1 << 30, 2), (1 << 28, 1)):
+        monkeypatch.setattr(supervisor, "available_memory", lambda memory=memory: memory)
+        assert max_workers(Settings(bundles=bundle.parent)) == expected
+
+
+@pytest.mark.parametrize("workers", ["0", "257", "-1", "two", "1.5", ""])
+def test_a_wrong_number_of_workers_is_an_error(workers: str) -> None:
+    with pytest.raises(SettingsError, match=r"SIGHTLINE_WORKERS \(--workers\).* auto or a number from 1 to 256, got"):
+        make_settings({}, {"SIGHTLINE_WORKERS": workers})
