@@ -222,7 +222,7 @@ def test_models_are_loaded_and_unloaded_by_name(two_models: RunningServer) -> No
 
 
 def test_a_lazy_model_is_ready_and_loaded_by_its_first_request(bundle: Path) -> None:
-    with serving(bundle.parent, lazy_models="*", max_rows=8) as server, connect(server) as client:
+    with serving(bundle.parent, lazy_models="*", max_rows=8, workers=1) as server, connect(server) as client:
         assert client.is_server_ready() and client.is_model_ready("toy")
         assert client.get_model_metadata("toy")["inputs"] and client.get_model_config("toy")
         assert client.get_inference_statistics("toy")["model_stats"][0]["inference_count"] == 0
