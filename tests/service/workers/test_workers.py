@@ -263,8 +263,8 @@ def test_workers_and_threads_follow_from_one_measurement(run: Run, limits: str, 
     program = ("-c", WITH_TWO_CORES.format(limits=limits))
     with run("auto", program=program, threads=0, max_waiting_sequences=90) as service:
         service.wait_ready()
-        # The first worker measures alone. If fewer are chosen, another one with a larger share of the
-        # limits replaces it.
+        # The first worker measures alone. If fewer are chosen, another one with a larger share
+        # replaces it.
         wait_until(lambda: len(service.logged("serving")) == 2)
         (chosen,) = service.logged("workers chosen")
         assert (chosen["workers"], chosen["max_threads"]) == (num_workers, 3 - num_workers)
