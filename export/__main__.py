@@ -133,9 +133,9 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{layer_group}",
             choices=get_args(QuantScheme),
-            default="group-wise",
-            help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static "
-            "(default: group-wise)",
+            default=None if layer_group == "encoder" else "group-wise",
+            help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static (default: "
+            + ("per-token with 8 bits, group-wise with 4)" if layer_group == "encoder" else "group-wise)"),
         )
     parser.add_argument(
         "--calibration",
