@@ -166,7 +166,7 @@ def _write(
             text = _sentences_of_language(float32, exported.manifest)
             print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
             try:
-                quantize_bundle(float32, out, Recipe(bits), text, name=exported.manifest.name)
+                quantize_bundle(float32, out, Recipe(4 if bits == 4 else 8), text, name=exported.manifest.name)
             except VerificationError as error:
                 if arguments.bits is not None:
                     raise VerificationError(

@@ -61,7 +61,8 @@ def after_relu(nodes: Draw) -> Draw:
 def slow_scale(column: Array) -> np.float32:
     """Return the scale with which no two adjacent weights of the same sign exceed 127 steps."""
     pairs = zip(column[0::2], column[1::2], strict=True)
-    return max(max(abs(one), abs(two), abs(one + two)) for one, two in pairs) / np.float32(127)
+    # Weights of different signs have a sum below the larger one.
+    return np.float32(max(max(abs(one), abs(two), abs(one + two)) for one, two in pairs) / np.float32(127))
 
 
 def slow_product(levels: Levels, steps: Array, matrix: Array) -> Array:
