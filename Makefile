@@ -14,6 +14,7 @@ BENCH ?=# sections and options, see: python -m bench --help
 ALLOW_DIRTY ?=# 1 measures with uncommitted changes
 SOAK ?= 30# minutes
 MODEL ?= minilm# see: sightline models get --help
+BITS ?=# bits per weight of MODEL: 8, 4 or 32; 32 by default
 LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
 FUZZ_EXAMPLES ?= 500
 
@@ -42,7 +43,7 @@ serve: $(SERVE)/ready  ## serve the bundles in bundles/ on http://127.0.0.1:8000
 	SIGHTLINE_DEFAULT_MODEL=$${SIGHTLINE_DEFAULT_MODEL-multi30k-en-de} $(SERVE)/bin/python -m service
 
 model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME of a hub, and import it to bundles/
-	$(SERVE)/bin/sightline models get $(MODEL)
+	$(SERVE)/bin/sightline models get $(MODEL) $(if $(BITS),--bits $(BITS))
 
 image:  ## build the image sightline with its version and commit in the labels
 	docker build --target service --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \

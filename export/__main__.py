@@ -12,7 +12,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from export.errors import VerificationError
-from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, MAX_LOSS, MIN_PAIRS
+from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, FLOAT32_BITS, MAX_LOSS, MIN_PAIRS
 from export.sources.checkpoint import Kind
 from model.errors import EXIT_USAGE, exit_status
 from service.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
@@ -72,6 +72,14 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         default="contrib",
         help="operators of the graphs: contrib includes those of ONNX Runtime, which Sightline needs for serving; "
         "standard has only those of ONNX, for other runtimes (default: contrib)",
+    )
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=(*BLOCK_SIZES, FLOAT32_BITS),
+        help="bits per weight: 8 and 4 quantize the verified model and measure the loss, as `sightline quantize` does; "
+        "32 keeps float32 (default: 8 for Firefox models and GGUF files whose weights have 8 bits, unless too much is "
+        "lost; otherwise 32)",
     )
 
 
@@ -133,9 +141,9 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{layer_group}",
             choices=get_args(QuantScheme),
-            default="group-wise",
-            help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static "
-            "(default: group-wise)",
+            default=None if layer_group == "encoder" else "group-wise",
+            help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static (default: "
+            + ("per-token with 8 bits, group-wise with 4)" if layer_group == "encoder" else "group-wise)"),
         )
     parser.add_argument(
         "--calibration",

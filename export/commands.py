@@ -6,7 +6,7 @@ PyTorch is imported only by what needs it: exports of recurrent models, and meas
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +20,7 @@ from export.describe import chat_of
 from export.errors import VerificationError
 from export.options import (
     DEFAULT_SENTENCES,
+    FLOAT32_BITS,
     MAX_LOSS,
     MIN_PAIRS,
     BundleMetadata,
@@ -30,7 +31,7 @@ from export.options import (
 )
 from export.pipeline import Exported, export_checkpoint, verify_bundle
 from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
-from export.writing import clean_up
+from export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
 from model.errors import UsageError
@@ -38,6 +39,7 @@ from model.parts import load_parts
 from service.bundle import (
     Alignment,
     BundleError,
+    Manifest,
     Ops,
     Quantization,
     Verification,
@@ -47,8 +49,8 @@ from service.bundle import (
 )
 
 
-def export(arguments: argparse.Namespace) -> Verification:
-    """Export a training run, or a folder that others wrote.
+def export(arguments: argparse.Namespace) -> Verification | Quantization:
+    """Export a training run, or a folder that others wrote; see `_write` for the result.
 
     Raises:
         UsageError: the bundle would replace its checkpoint.
@@ -65,7 +67,12 @@ def export(arguments: argparse.Namespace) -> Verification:
             return export_folder(arguments, "huggingface", provenance)
     if kind != "training":
         return export_folder(arguments, kind)
-    return _export_run(arguments, arguments.checkpoint, arguments.out, metadata_of(arguments), arguments.ops)
+    metadata = metadata_of(arguments)
+
+    def write(bundle: Path) -> Exported:
+        return _export_run(arguments, arguments.checkpoint, bundle, metadata, arguments.ops)
+
+    return _write(arguments, FLOAT32_BITS, write)
 
 
 def averaged_checkpoint(path: Path) -> Path:
@@ -90,8 +97,8 @@ def export_folder(
     kind: Kind,
     provenance: Provenance = Provenance(),  # noqa: B008 - immutable
     cache: Path | None = None,
-) -> Verification:
-    """Export a folder that others wrote.
+) -> Verification | Quantization:
+    """Export a folder that others wrote; see `_write` for the result.
 
     Args:
         arguments: options of the command `export`; `checkpoint` is the folder.
@@ -105,26 +112,112 @@ def export_folder(
         metadata = dataclasses.replace(metadata, languages=None)
     options = ExportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
     allowed = [cache or hub_cache()]
-    exported = export_checkpoint(
-        arguments.checkpoint, arguments.out, metadata, options, kind=kind, provenance=provenance, allowed=allowed
-    )
-    peaks = (exported.export_peak_bytes / 1e6, exported.check_peak_bytes / 1e6)
-    verification = _report(arguments.out, exported)
-    print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
-    return verification
+
+    def write(bundle: Path) -> Exported:
+        exported = export_checkpoint(
+            arguments.checkpoint, bundle, metadata, options, kind=kind, provenance=provenance, allowed=allowed
+        )
+        peaks = (exported.export_peak_bytes / 1e6, exported.check_peak_bytes / 1e6)
+        print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
+        return exported
+
+    return _write(arguments, 8 if _has_8_bits(kind, provenance) else FLOAT32_BITS, write)
 
 
-def _report(bundle: Path, exported: Exported) -> Verification:
-    """Print the notes and the size of a model, and return the verification."""
+def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
+    """Return True if the matrices of a checkpoint are stored in 8 bits."""
+    encodings = set((provenance.quantized or "").split(", "))
+    return kind == "firefox" or ("Q8_0" in encodings and encodings <= {"Q8_0", "F32", "F16", "BF16"})
+
+
+def _write(
+    arguments: argparse.Namespace, default_bits: int, export: Callable[[Path], Exported]
+) -> Verification | Quantization:
+    """Export a checkpoint to `arguments.out` with the bits per weight of `--bits`.
+
+    Fewer than 32 bits are a conversion of the verified float32 bundle, as by the command
+    `quantize`. By default, a bundle that would lose too much stays float32.
+
+    Args:
+        arguments: options of the command.
+        default_bits: bits per weight without `--bits`.
+        export: exports the float32 bundle to a folder.
+
+    Returns:
+        The verification of a float32 bundle, or the measured loss of a quantized one.
+
+    Raises:
+        UsageError: `--bits` contradicts another option.
+        VerificationError: the bundle loses too much; nothing is written.
+    """
+    out: Path = arguments.out
+    # Imports have no option --half-weights.
+    is_half = getattr(arguments, "half_weights", False)
+    unquantized = "--half-weights" if is_half else "--ops standard" if arguments.ops == "standard" else ""
+    bits = arguments.bits or (FLOAT32_BITS if unquantized else default_bits)
+    if unquantized and bits != FLOAT32_BITS:
+        raise UsageError(f"--bits {bits} cannot be combined with {unquantized}; leave out one of them")
+    with clear_disk_errors(out):
+        if bits == FLOAT32_BITS:
+            return _report(out, export(out))
+        with temporary_sibling(out, "float32") as folder:
+            float32 = folder / out.resolve().name
+            exported = export(float32)
+            text = _sentences_of_language(float32, exported.manifest)
+            print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
+            try:
+                quantize_bundle(float32, out, Recipe(4 if bits == 4 else 8), text, name=exported.manifest.name)
+            except VerificationError as error:
+                if arguments.bits is not None:
+                    raise VerificationError(
+                        f"{error}; nothing was written: --bits {FLOAT32_BITS} imports float32, which `sightline "
+                        "quantize` converts with these options"
+                    ) from None
+                print(
+                    f"note: the bundle is float32: with {bits} bits, {error} (options of `sightline quantize`)",
+                    file=sys.stderr,
+                )
+                with replacing(out) as new:
+                    for file in float32.iterdir():
+                        file.rename(new / file.name)
+        return _report(out, exported)
+
+
+def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
+    """Return texts in the source language of a model that it can read, for measuring the loss.
+
+    Raises:
+        UsageError: all texts are too long.
+    """
+    from export.check.alignment import sentences_of
+
+    is_english = manifest.languages is None or manifest.languages.source == "en"
+    texts: Sequence[str] = sentences_of(manifest)
+    if is_english and DEFAULT_SENTENCES is not None:
+        texts = list(numbered_sentences(DEFAULT_SENTENCES).values())
+    tokenizer, limit = read_tokenizer(bundle / manifest.source_tokenizer), manifest.limits.max_source_tokens
+    encoded = text_ids(manifest, tokenizer, texts)
+    usable = [text for text, ids in zip(texts, encoded, strict=True) if len(ids) <= limit]
+    if not usable:
+        raise UsageError(
+            f"the model reads at most {limit} tokens, too few for the texts that measure the loss of quantization; "
+            f"import it with --bits {FLOAT32_BITS}"
+        )
+    return PlainText(usable)
+
+
+def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
+    """Print the notes and the size of a written bundle, and return the record of its check."""
     for note in exported.notes:
         print(f"note: {note}", file=sys.stderr)
-    manifest = exported.manifest
+    manifest = read_manifest(bundle)
     print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
-    assert manifest.verification is not None
-    return manifest.verification
+    record = manifest.quantization or manifest.verification
+    assert record is not None
+    return record
 
 
-def zoo(arguments: argparse.Namespace) -> Verification:
+def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
     """Export the finished first run of each system, and return the verification of the last one.
 
     A bundle that fails verification does not prevent the export of the others.
@@ -139,7 +232,9 @@ def zoo(arguments: argparse.Namespace) -> Verification:
         label = _zoo_metadata(name)
         checkpoint = arguments.runs / f"{name}-1" / "averaged"
         try:
-            verification = _export_run(arguments, checkpoint, arguments.out / label.name, label)
+            bundle = arguments.out / label.name
+            with clear_disk_errors(bundle):
+                verification = _report(bundle, _export_run(arguments, checkpoint, bundle, label))
         except VerificationError as error:
             failures.append(f"{name}: {error}")
     if failures:
@@ -163,7 +258,7 @@ def _zoo_metadata(name: str) -> BundleMetadata:
 
 def _export_run(
     arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata, ops: Ops = "contrib"
-) -> Verification:
+) -> Exported:
     options = ExportOptions(
         ops=ops,
         shortlist=getattr(arguments, "shortlist", False),
@@ -171,7 +266,7 @@ def _export_run(
         sentences=_sentences_of_run(arguments, checkpoint),
         tolerance=arguments.tolerance,
     )
-    return _report(bundle, export_checkpoint(checkpoint, bundle, metadata, options, kind="training"))
+    return export_checkpoint(checkpoint, bundle, metadata, options, kind="training")
 
 
 def _sentences_of_run(arguments: argparse.Namespace, checkpoint: Path) -> tuple[str, ...]:
@@ -233,11 +328,13 @@ def quantize(arguments: argparse.Namespace) -> Quantization:
     sentences: Sequence[str] = ()
     if "per-tensor" in recipe.schemes.values() and arguments.calibration is not None:
         sentences = _usable_sentences(arguments.bundle, arguments.calibration, "--calibration")
-    return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
+    with clear_disk_errors(arguments.out):
+        return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
 
 
 def half(arguments: argparse.Namespace) -> Quantization:
-    return half_bundle(arguments.bundle, arguments.out, _text(arguments), arguments.force)
+    with clear_disk_errors(arguments.out):
+        return half_bundle(arguments.bundle, arguments.out, _text(arguments), arguments.force)
 
 
 def _text(arguments: argparse.Namespace) -> Text | None:

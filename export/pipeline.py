@@ -14,7 +14,6 @@ written. The child process keeps the memory of the check apart from that of the 
 """
 
 import ctypes
-import errno
 import math
 import multiprocessing
 import os
@@ -22,10 +21,10 @@ import resource
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -122,7 +121,6 @@ def export_checkpoint(
     _check_options(path, kind, options)
     source = (path, kind, tuple(allowed), options.half_weights)
     with (
-        _clear_disk_errors(bundle),
         open_source(*source) as checkpoint,
         replacing(bundle) as folder,
         described(checkpoint, options) as model,
@@ -230,20 +228,6 @@ def _origin(kind: Kind, model: Described, provenance: Provenance, checkpoint: Fo
         pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
         files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
     )
-
-
-@contextmanager
-def _clear_disk_errors(bundle: Path) -> Iterator[None]:
-    """Convert the errors of a full disk, which do not name the file, to one with the way out."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise ImportFailedError(
-            f"{bundle} cannot be written: {error.strerror}; remove files, or choose another --out; no incomplete "
-            "bundle is left"
-        ) from None
 
 
 def _check_resources(num_bytes: int, folder: Path) -> None:

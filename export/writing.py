@@ -1,5 +1,6 @@
 """Files of a bundle: their names, and the replacement of an existing bundle by a new one."""
 
+import errno
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from export.errors import ImportFailedError
 from export.graphs.model import Graphs
 from model.errors import UsageError
 from service.bundle import MANIFEST, BundleError, Graph, read_manifest
@@ -58,7 +60,7 @@ def replacing(bundle: Path) -> Iterator[Path]:
     bundle = bundle.resolve()
     clean_up(bundle)
     kept = _files_to_keep(bundle)
-    with _temporary_sibling(bundle) as folder:
+    with temporary_sibling(bundle, "new") as folder:
         yield folder
         for path in kept:
             if not (folder / path.name).exists():
@@ -86,9 +88,13 @@ def _sibling(bundle: Path, suffix: str) -> Path:
 
 
 @contextmanager
-def _temporary_sibling(bundle: Path) -> Iterator[Path]:
-    """Yield an empty folder beside the bundle, which is removed at the end unless it was moved."""
-    folder = _sibling(bundle, "new")
+def temporary_sibling(bundle: Path, suffix: str) -> Iterator[Path]:
+    """Yield an empty folder beside the bundle, which is removed at the end unless it was moved.
+
+    The folder of an interrupted call is removed first.
+    """
+    folder = _sibling(bundle.resolve(), suffix)
+    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir()
     try:
@@ -109,3 +115,17 @@ def _replace(bundle: Path, folder: Path) -> None:
         old.rename(bundle)
         raise
     shutil.rmtree(old)
+
+
+@contextmanager
+def clear_disk_errors(bundle: Path) -> Iterator[None]:
+    """Convert the errors of a full disk, which do not name the file, to one with the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise ImportFailedError(
+            f"{bundle} cannot be written: {error.strerror}; remove files, or choose another --out; no incomplete "
+            "bundle is left"
+        ) from None

@@ -45,18 +45,20 @@ def quantize_bundle(
     text: Text | None,
     force: bool = False,
     calibration: Sequence[str] = (),
+    name: str | None = None,
 ) -> Quantization:
     """Quantize a float32 bundle, see `export.convert.quantize`.
 
     Args:
         source: the float32 bundle.
-        bundle: folder to write or replace; its name becomes the name of the model.
+        bundle: folder to write or replace.
         recipe: the quantization scheme of each group of layers.
         text: parallel text for measuring BLEU, or plain text for the measures of
             `export.convert.text_quality`; None to skip the comparison.
         force: write the bundle even if it loses too much.
         calibration: sentences for measuring the activations, needed by static per-tensor
             quantization.
+        name: name of the model; None for the name of the folder.
 
     Returns:
         The record in the manifest.
@@ -84,7 +86,7 @@ def quantize_bundle(
         files = _write_rewritten(source, original, folder, rewrite)
         return original.model_copy(update={"dtype": f"int{recipe.bits}", "files": files})
 
-    return _write_converted(source, bundle, text, force, record, write)
+    return _write_converted(source, bundle, text, force, record, write, name)
 
 
 def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
@@ -122,6 +124,7 @@ def _write_converted(
     force: bool,
     record: Quantization,
     write: Callable[[Manifest, Path], Manifest],
+    name: str | None = None,
 ) -> Quantization:
     """Convert a float32 bundle and compare both bundles.
 
@@ -136,7 +139,7 @@ def _write_converted(
         raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
     if original.decoder is None and isinstance(text, ParallelText):
         raise UsageError(f"{source} does not generate text, so that BLEU cannot be measured; use --texts, not --data")
-    name = BundleMetadata(bundle.resolve().name).name
+    name = BundleMetadata(name or bundle.resolve().name).name
     with replacing(bundle) as folder:
         changes = {"name": name, "created": int(time.time()), "verification": None}
         manifest = write(original, folder).model_copy(update=changes)

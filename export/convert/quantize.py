@@ -6,8 +6,8 @@ other rows.
 - `group-wise`: `MatMulNBits` of ONNX Runtime, with one float32 scale per block of weights along the
   inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
   blocks. The fastest scheme for one row.
-- `per-token` (dynamic): an integer product of 8-bit activations with one scale per row and 8-bit
-  weights with one scale per column, built from standard operators.
+- `per-token` (dynamic): an integer product of 8-bit activations with one scale and one zero point
+  per row and 8-bit weights with one scale per column. The most accurate scheme for many rows.
 - `per-tensor` (static): the same integer product, with one scale for all activations that was
   measured by `export.convert.calibrate`; two nodes. The fastest scheme for many rows. Activations
   beyond the measured range are clipped.
@@ -33,11 +33,14 @@ from service.bundle import LayerGroup, QuantScheme
 INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block
 MIN_BLOCK_SIZE = 16
 
+LEVELS = 255  # steps between the smallest and the largest code of an activation
 ACTIVATION_LEVELS = 127  # levels on each side of zero
 ZERO = 128  # zero point
-# The sum of two products of a signed weight and an unsigned activation must fit into 16 bits,
-# because processors without VNNI add them with saturation.
-WEIGHT_LEVELS = 63
+# Processors without VNNI add the products of each two adjacent weights with 8-bit activations in 16
+# bits, with saturation. Two weights of the same sign have a sum of at most 127 steps, to which
+# rounding adds at most 1: 255 * 128 fits into 16 bits.
+PAIR_LEVELS = 127
+SMALLEST_RANGE = 1e-20  # of the activations of a row; a row of zeros has this range
 
 # Largest magnitude of each activation that is multiplied by a constant matrix, by graph and name.
 Ranges = Mapping[str, Mapping[str, float]]
@@ -76,12 +79,14 @@ def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Fl
 
 
 def quantize_columns(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
-    """Quantize each column of a matrix (K, N) with its own scale.
+    """Quantize each column of a matrix (K, N) with its own scale, see `PAIR_LEVELS`.
 
     Returns:
         Codes (K, N) and scales (N,).
     """
-    scales = np.abs(matrix).max(axis=0) / np.float32(WEIGHT_LEVELS)
+    padded = np.pad(matrix, [(0, len(matrix) % 2), (0, 0)])
+    sums = [np.maximum(signed[0::2], 0) + np.maximum(signed[1::2], 0) for signed in (padded, -padded)]
+    scales = np.maximum(*sums).max(axis=0) / np.float32(PAIR_LEVELS)
     steps = np.divide(matrix, scales, out=np.zeros_like(matrix), where=scales != 0)
     return np.rint(steps).astype(np.int8), scales
 
@@ -276,17 +281,29 @@ class _GraphRewriter:
     def _dynamic_per_token(self, product: _Product) -> list[NodeProto]:
         """Replace x W + b with a dynamic per-token quantized product.
 
-        It is (round(x / s * 127) W') * scales / 127 * s + b, where s is the largest |x| of a row.
-
-        For a row of zeros, x / s is NaN. Its rounded value does not matter, because it is
-        multiplied by s = 0.
+        A row is rounded to codes from 0 to 255 with step = (max(x, 0) - min(x, 0)) / 255, in which
+        zero has an exact code: codes = round(x / step) - zero, where zero = round(min(x, 0) /
+        step). The result is (codes W' * scales + zero * sums) * step + b, where sums are the sums
+        of the columns of W' * scales.
         """
         added, x = _NodeBuilder(product.node.name), product.node.input[0]
         axis = self._add_small("rows.axis", np.array([-1]))
-        largest = added.add("ReduceMax", added.add("Abs", x), axis, keepdims=1)
-        step = np.float32(1 / ACTIVATION_LEVELS)
-        scaled = self._integer_product(added, product, added.add("Div", x, largest), step, ZERO)
-        result = added.add("Mul", scaled, largest)
+        smallest_range = self._add_small("rows.smallest_range", np.float32(SMALLEST_RANGE))
+        largest = added.add("Max", added.add("ReduceMax", x, axis, keepdims=1), smallest_range)
+        no_range = self._add_small("rows.zero", np.float32(0))
+        smallest = added.add("Min", added.add("ReduceMin", x, axis, keepdims=1), no_range)
+        fraction = self._add_small("rows.fraction", np.float32(1 / LEVELS))
+        step = added.add("Mul", added.add("Sub", largest, smallest), fraction)
+        zero = added.add("Round", added.add("Div", smallest, step))  # from -255 to 0
+        offset = added.add("Cast", added.add("Neg", zero), to=TensorProto.UINT8)
+        columns = self._columns(product)
+        codes, scales = columns
+        # A block as long as a row gives each row its own step and offset.
+        rounded = added.add("QuantizeLinear", x, step, offset, axis=-1, block_size=len(codes))
+        scaled = self._integer_product(added, product, columns, rounded, np.float32(1), 0)
+        sums = codes.sum(axis=0, dtype=np.int32).astype(np.float32) * scales
+        shifted = added.add("Add", scaled, added.add("Mul", zero, self._add(f"{product.weight}.sums", sums)))
+        result = added.add("Mul", shifted, step)
         if product.bias:
             added.add("Add", result, product.bias)
         return added.finish(product.output)
@@ -308,19 +325,33 @@ class _GraphRewriter:
         zero, levels, producer = ZERO, ACTIVATION_LEVELS, self._producers.get(x)
         if producer is not None and producer.op_type == "Relu":
             zero, levels, x = 0, ZERO + ACTIVATION_LEVELS, producer.input[0]
-        self._integer_product(added, product, x, np.float32(largest / levels), zero, product.bias)
-        return added.finish(product.output)
-
-    def _integer_product(
-        self, added: "_NodeBuilder", product: _Product, x: str, step: np.float32, zero: int, bias: str = ""
-    ) -> str:
-        """Add the product of x, quantized with `step`, and the matrix, quantized per column."""
-        matrix = self._read(product.weight)
-        codes, scales = quantize_columns(np.ascontiguousarray(matrix.T) if product.transposed else matrix)
-        weight = self._add(f"{product.weight}.columns", codes)
+        step = np.float32(largest / levels)
         step_name = self._add_small(f"{product.node.name}.step", step)
         zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
         rounded = added.add("QuantizeLinear", x, step_name, zero_name)
+        self._integer_product(added, product, self._columns(product), rounded, step, zero, product.bias)
+        return added.finish(product.output)
+
+    def _columns(self, product: _Product) -> tuple[NDArray[np.int8], Floats]:
+        """Return the matrix of a product (K, N), quantized per column."""
+        matrix = self._read(product.weight)
+        return quantize_columns(np.ascontiguousarray(matrix.T) if product.transposed else matrix)
+
+    def _integer_product(
+        self,
+        added: "_NodeBuilder",
+        product: _Product,
+        columns: tuple[NDArray[np.int8], Floats],
+        rounded: str,
+        step: np.float32,
+        zero: int,
+        bias: str = "",
+    ) -> str:
+        """Add the product of quantized activations and columns, times `step`, plus the bias."""
+        codes, scales = columns
+        weight = self._add(f"{product.weight}.columns", codes)
+        step_name = self._add_small(f"{product.node.name}.step", step)
+        zero_name = self._add_small(f"zero.{zero}", np.uint8(zero))
         if product.transposed and not bias:
             # The output projection has many columns; the fused node is slower for one row.
             whole = added.add("Cast", added.add("MatMulInteger", rounded, weight, zero_name), to=TensorProto.FLOAT)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from bench.weights import read_model
 from export.convert.bundles import quantize_bundle
+from export.convert.quantize import quantize_columns
 from export.options import BundleMetadata, Recipe
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
@@ -27,13 +28,9 @@ def read_quantized(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.T
 
 
 def by_columns(weight: torch.Tensor) -> NDArray[np.float32]:
-    """Quantize a layer's weight (N, K) in 63 levels on either side of zero, with one scale for each
-    of its outputs.
-    """
-    rows = weight.numpy()
-    scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(63)
-    rounded: NDArray[np.float32] = np.rint(rows / scales) * scales
-    return rounded
+    """Quantize a layer's weight (N, K) with one scale for each of its outputs."""
+    codes, scales = quantize_columns(weight.numpy().T)
+    return (codes * scales).T
 
 
 def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -> None:

@@ -14,13 +14,14 @@ from export.__main__ import main
 from export.convert.bundles import quantize_bundle
 from export.errors import VerificationError
 from export.options import DEFAULT_SENTENCES, SENTENCES, BundleMetadata
+from export.pipeline import Exported
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
 from model.architectures.transformer import Transformer
 from model.checkpoint import save_checkpoint
 from model.config import CausalConfig, RecurrentConfig, TransformerConfig
 from model.data.tokenizer import read_tokenizer
-from service.bundle import ChatTemplate, Languages, Verification, read_bundle, read_manifest, write_manifest
+from service.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
 from tests.export.products import everywhere
 
 check_in_child = pipeline.check_in_child
@@ -449,7 +450,7 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
     export_one = commands._export_run
 
-    def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Verification:
+    def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Exported:
         if label.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
         return export_one(arguments, checkpoint, out, label)

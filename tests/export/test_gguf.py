@@ -324,7 +324,7 @@ def test_the_command_line_imports_and_verifies_a_file(tmp_path: Path, capsys: py
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     encoding = GGMLQuantizationType.Q8_0
     path = write_gguf(tmp_path / "model.gguf", hf_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)
-    assert main([str(path), "--out", str(tmp_path / "bundle")]) == 0
+    assert main([str(path), "--out", str(tmp_path / "bundle"), "--bits", "32"]) == 0
     manifest = read_bundle(tmp_path / "bundle")
     assert manifest.architecture == "LlamaForCausalLM"
     assert manifest.origin is not None

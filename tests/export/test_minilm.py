@@ -13,12 +13,15 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from export.check.sessions import encode, open_sessions
+from export.convert.bundles import quantize_bundle
+from export.convert.text_quality import PlainText
 from export.errors import ImportFailedError
-from export.options import SENTENCES, BundleMetadata
+from export.options import SENTENCES, BundleMetadata, Recipe
 from export.pipeline import export_checkpoint
 from export.sources.catalogue import CATALOGUE, downloaded
 from model.rounding import reference
-from service.bundle import Embedding
+from service.bundle import Embedding, EmbeddingQuality, read_bundle
 from tests.export.encoder_models import Imported, compute, import_folder
 
 pytestmark = pytest.mark.download
@@ -112,6 +115,29 @@ def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path:
     assert manifest.limits.max_source_tokens == 256  # tokenizer.json says 128
     assert manifest.verification is not None
     assert manifest.verification.max_attention_difference < 1e-4
+
+
+def test_8_bits_are_near_float32_and_do_not_depend_on_the_batch(
+    folder: Path, tmp_path: Path, sentences: list[str], tokenizer: Tokenizer
+) -> None:
+    words = " ".join(sentences).split()
+    passages = [" ".join(words[start : start + 90]) for start in range(0, 900, 90)]
+    export_checkpoint(folder, tmp_path / "minilm", BundleMetadata("minilm"), stream=io.StringIO())
+    for texts, limit in ((passages, 0.997), (sentences, 0.998)):
+        record = quantize_bundle(tmp_path / "minilm", tmp_path / "small", Recipe(8), PlainText(texts))
+        assert isinstance(record.quality, EmbeddingQuality) and record.quality.mean_cosine >= limit
+    assert record.schemes["encoder"] == "per-token"
+    sessions = open_sessions(tmp_path / "small", read_bundle(tmp_path / "small"))
+    rows = [encoding.ids for encoding in tokenizer.encode_batch([*sentences[:5], *passages[:2]])]
+
+    def encoded(batch: list[list[int]]) -> NDArray[Any]:
+        """Return the hidden states of a batch with an even number of columns, as in the service."""
+        longest = max(batch, key=len)
+        return np.asarray(encode(sessions, [*batch, longest + longest[-1:] * (len(longest) % 2)])["hidden"])
+
+    together = encoded(rows)
+    for row, ids in enumerate(rows):
+        np.testing.assert_array_equal(encoded([ids])[0, : len(ids)], together[row, : len(ids)])
 
 
 def unit(vector: NDArray[Any]) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from tests.support.training_runs import verify_bundle
 
 def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
-    given = quantize_bundle(bundle, out, Recipe(8, 32), None)
+    given = quantize_bundle(bundle, out, Recipe(8, 32, "group-wise"), None)
     manifest, original = read_bundle(out), read_bundle(bundle)
     assert names(out) == BUNDLE_FILES
     assert manifest.quantization == given
@@ -62,7 +62,12 @@ def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_
             {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
             {"MatMulIntegerToFloat": 12, "MatMulInteger": 1, "Div": 13, "Relu": 2},
         ),
-        (Recipe(8, layers="float32"), {"MatMulNBits": 9, "Relu": 2}, {"MatMul": 12, "MatMulNBits": 1, "Relu": 2}),
+        (
+            Recipe(8, layers="float32"),
+            {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
+            {"MatMul": 12, "MatMulNBits": 1, "Relu": 2},
+        ),
+        (Recipe(4), {"MatMulNBits": 9, "Relu": 2}, {"MatMulNBits": 13, "Relu": 2}),
         (everywhere("per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulIntegerToFloat": 12, "MatMulInteger": 1}),
         (Recipe(4, encoder="per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulNBits": 13, "Relu": 2}),
         (

@@ -89,6 +89,22 @@ def test_a_row_of_the_projection_is_the_same_to_the_last_bit_in_every_batch(tmp_
         np.testing.assert_array_equal(run(rows[:count]), alone[:count])
 
 
+def test_tokens_of_an_encoder_have_the_same_bits_in_batches_of_whole_texts(tmp_path: Path) -> None:
+    """The shape is that of a small BERT, which ONNX Runtime divides among threads and tiles."""
+    matrix = random(384, 1536)
+
+    def nodes(graph: GraphBuilder, x: str) -> str:
+        product = graph.add("MatMul", x, graph.weight("weight", torch.from_numpy(matrix)))
+        return graph.add("Add", product, graph.weight("bias", torch.from_numpy(random(1536))))
+
+    _, run = quantized(draw(tmp_path, nodes, 384), tmp_path, everywhere("per-token"))
+    rows = random(1030, 384)
+    rows[5] *= OUTLIER
+    together = run(rows)
+    for start, count in ((0, 1), (1029, 1), (3, 16), (17, 121), (501, 257)):
+        np.testing.assert_array_equal(run(rows[start : start + count]), together[start : start + count])
+
+
 def test_one_scale_for_the_batch_is_detected(tmp_path: Path) -> None:
     def nodes(graph: GraphBuilder, x: str) -> str:
         weight = torch.from_numpy(random(SIZE, INNER).T * 30).to(torch.int8)

@@ -1,0 +1,146 @@
+"""Imports with `--bits`, and the bits that a checkpoint gets by default."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from export import commands, pipeline
+from export.__main__ import main
+from export.convert import text_quality
+from export.sources.checkpoint import Kind, Provenance
+from service.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bundle
+from tests.export.firefox.models import random_tensors, write_folder
+from tests.export.firefox.test_import import RECORD
+from tests.export.folders import names
+from tests.export.folders_of_others import write_bert
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Omit the verification, and measure the loss on few texts, of which one is too long.
+
+    Models with random weights may lose anything.
+    """
+    (tmp_path / "texts").write_text("a b\nc\nd e f a\n" + 600 * "a " + "\n", encoding="utf-8")
+    monkeypatch.setattr(commands, "DEFAULT_SENTENCES", tmp_path / "texts")
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+    monkeypatch.setattr(text_quality, "MIN_CHRF", 0.0)
+    monkeypatch.setattr(text_quality, "MIN_COSINE", -1.0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "ende", random_tensors(seed=4))
+
+
+@pytest.fixture
+def bundles(tmp_path: Path) -> Path:
+    return tmp_path / "bundles"
+
+
+def export(folder: Path, bundle: Path, *options: str) -> Manifest:
+    assert main([str(folder), "--out", str(bundle), *options]) == 0
+    return read_bundle(bundle)
+
+
+def test_a_firefox_model_has_8_bits_by_default_as_by_the_command_quantize(
+    folder: Path, bundles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundles.mkdir()
+    (bundles / "given").mkdir()
+    (bundles / "given" / "MODEL_CARD.md").write_text("a card", encoding="utf-8")
+    manifest = export(folder, bundles / "given", "--name", "mine", "--license", "MPL-2.0")
+    output = capsys.readouterr().out
+    assert names(bundles) == {"given"}
+    assert (bundles / "given" / "MODEL_CARD.md").read_text(encoding="utf-8") == "a card"
+    assert (manifest.name, manifest.license, manifest.dtype) == ("mine", "MPL-2.0", "int8")
+    assert manifest.origin is not None and manifest.verification is None and manifest.quantization is not None
+    assert isinstance(manifest.quantization.quality, AgreementQuality)
+    assert manifest.quantization.quality.texts == 3
+    summary, _, record = output.partition("\n")
+    assert summary.startswith(f"{bundles / 'given'}: ") and summary.endswith(manifest.digest)
+    assert json.loads(record) == manifest.quantization.model_dump(mode="json")
+    float32 = export(folder, bundles / "float32", "--bits", "32")
+    assert float32.dtype == "float32" and float32.verification is not None
+    assert main(["quantize", str(bundles / "float32"), "--out", str(bundles / "int8"), "--bits", "8"]) == 0
+    quantized = read_bundle(bundles / "int8")
+    assert quantized.files == manifest.files
+    assert quantized.quantization is not None
+    assert quantized.quantization.quality == manifest.quantization.quality
+
+
+@pytest.mark.parametrize("bits", ["4", "8"])
+def test_bits_that_are_asked_for_and_lose_too_much_are_an_error_that_leaves_the_old_bundle(
+    folder: Path, bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, bits: str
+) -> None:
+    old = export(folder, bundles / "mine", "--bits", "32")
+    monkeypatch.setattr(text_quality, "MIN_CHRF", 101.0)
+    assert main([str(folder), "--out", str(bundles / "mine"), "--bits", bits]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "but at least 101 is required; try a smaller --block-size" in error
+    assert error.endswith(
+        "; nothing was written: --bits 32 imports float32, which `sightline quantize` converts with these options"
+    )
+    assert read_bundle(bundles / "mine") == old
+    assert names(bundles) == {"mine"}
+
+
+def test_a_model_that_loses_too_much_by_default_stays_float32(
+    folder: Path, bundles: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_quality, "MIN_CHRF", 101.0)
+    manifest = export(folder, bundles / "mine")
+    assert "note: the bundle is float32: with 8 bits, the outputs have a chrF of " in capsys.readouterr().err
+    assert (manifest.name, manifest.dtype, manifest.verification) == ("mine", "float32", RECORD)
+    assert names(bundles) == {"mine"}
+    assert manifest.files == export(folder, bundles / "other", "--bits", "32").files
+
+
+def test_graphs_of_standard_operators_stay_float32(
+    folder: Path, bundles: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(folder, bundles / "mine", "--ops", "standard").dtype == "float32"
+    assert main([str(folder), "--out", str(bundles / "mine"), "--ops", "standard", "--bits", "8"]) == 2
+    expected = "error: --bits 8 cannot be combined with --ops standard; leave out one of them\n"
+    assert capsys.readouterr().err.endswith(expected)
+
+
+def test_other_models_have_the_bits_that_are_asked_for(tmp_path: Path, bundles: Path) -> None:
+    folder = write_bert(tmp_path / "bert")
+    assert export(folder, bundles / "float32").dtype == "float32"
+    manifest = export(folder, bundles / "int8", "--bits", "8")
+    assert manifest.dtype == "int8" and manifest.quantization is not None
+    assert isinstance(manifest.quantization.quality, EmbeddingQuality)
+
+
+@pytest.mark.parametrize(
+    ("kind", "encodings", "bits"),
+    [
+        ("huggingface", None, 32),
+        ("huggingface", "Q8_0, F32", 8),
+        ("huggingface", "F16, Q8_0", 8),
+        ("huggingface", "Q4_1, Q8_0, F32", 32),
+        ("huggingface", "Q4_K, F32", 32),
+        ("firefox", None, 8),
+    ],
+)
+def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, encodings: str | None, bits: int
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(commands, "_write", lambda arguments, default_bits, export: found.append(default_bits))
+    parsed = argparse.Namespace(
+        out=tmp_path / "mine", name=None, description=None, license=None, unit=None, languages=None,
+        max_tokens=None, task=None, ops="contrib", shortlist=False,
+    )  # fmt: skip
+    commands.export_folder(parsed, kind, Provenance(quantized=encodings))
+    assert found == [bits]
+
+
+@pytest.mark.parametrize("source", ["en", "de"])
+def test_texts_are_in_the_language_of_the_model(folder: Path, bundles: Path, source: str) -> None:
+    manifest = export(folder, bundles / "mine", "--languages", source, "fr")
+    assert manifest.quantization is not None and isinstance(manifest.quantization.quality, AgreementQuality)
+    assert (manifest.quantization.quality.texts == 3) == (source == "en")
