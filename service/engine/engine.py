@@ -578,6 +578,7 @@ class Engine:
         generations = self._rows.generations_of(rows)
         self._record_maps([one for one in generations if one.records_maps], outputs, rows.start)
         scores = StepScores(outputs, rows.start)
+        BeamGeneration.rank_together([one for one in generations if isinstance(one, BeamGeneration)], scores)
         beam_copies: BeamCopies = []
         events = [(generation, self._advance(generation, scores, beam_copies, now)) for generation in generations]
         self._rows.advance(rows, scores.next_ids, beam_copies)

@@ -157,7 +157,7 @@ class Rows:
             for row in rows:
                 self._runner.init_rows(row, {}, [0])
         elif others:
-            self._runner.fork([first] * len(others), others, len(prompt_ids) - 1)
+            self._runner.fork([first] * len(others), others, [slice(len(prompt_ids) - 1)] * len(others))
         self._choose_outputs()
 
     def hand_over(self, owner: RowOwner, successor: RowOwner) -> None:
@@ -252,15 +252,14 @@ class Rows:
         Args:
             rows: rows of the step.
             token_ids: (B,), next token of each row.
-            beam_copies: rows whose state is copied to other rows of the same generation. No row may
-                be both a source and a target.
+            beam_copies: copies between rows of the same generation, after the step. No row may be
+                both a source and a target.
         """
         part = slice(rows.start, rows.stop)
         self._token_ids[part] = token_ids
         self._lengths[part] += 1
         if beam_copies:
-            sources, targets = map(list, zip(*beam_copies, strict=True))
-            self._runner.fork(sources, targets, int(self._lengths[sources].max()))
+            self._runner.fork(*zip(*beam_copies, strict=True))
 
     def __iter__(self) -> Iterator[Generation]:
         return iter(self._running)

@@ -1,8 +1,9 @@
 """Scores of the next token of each row, the result of a decoder step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -44,9 +45,12 @@ class StepScores:
         """
         return self._best_ids[row - self._first], self._best_logprobs[row - self._first]
 
-    def top(self, rows: Sequence[int], count: int) -> tuple[Array, Array]:
-        """Return the top `count` token ids and log-probabilities, both (rows, count), as copies."""
-        indices = [row - self._first for row in rows]
+    def top(self, rows: NDArray[np.int64], count: int) -> tuple[Array, Array]:
+        """Return the top `count` token ids and log-probabilities of each row.
+
+        Both are copies of the shape (*rows.shape, count).
+        """
+        indices = rows - self._first
         return self._top_ids[indices, :count], self._top_logprobs[indices, :count]
 
     def logits(self, row: int) -> Array:
@@ -63,5 +67,6 @@ class StepScores:
         """Return the top `count` tokens of a row as (id, log-probability), best first."""
         if not count:
             return ()
-        ids, logprobs = self.top([row], count)
-        return tuple(zip(ids[0].tolist(), logprobs[0].tolist(), strict=True))
+        index = row - self._first
+        ids, logprobs = self._top_ids[index, :count], self._top_logprobs[index, :count]
+        return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.bundle import Manifest
 from service.engine.beam import BeamGeneration
-from service.engine.generation import ActiveRequest
+from service.engine.generation import ActiveRequest, BeamCopies
 from service.engine.request import (
     Cancelled,
     Failed,
@@ -200,16 +200,16 @@ def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None,
 
 def test_a_beam_stays_in_the_row_of_its_parent_and_only_others_move() -> None:
     generation = beams_of(3, rows=[4, 0, 2])
-    first, beam_copies = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), list[tuple[int, int]]()
+    first, beam_copies = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), BeamCopies()
     assert generation.advance(first, beam_copies) == ()
-    assert beam_copies == [(4, 0), (4, 2)]
+    assert beam_copies == [(4, 0, slice(0, 1)), (4, 2, slice(0, 1))]
     assert first.next_ids[[4, 0, 2]].tolist() == [3, 4, 5]
     # The beam in row 0 has two children among the best, that in row 4 one, that in row 2 none.
     likely, unlikely = [-9.0, -9, -9, 9, 8.9, -9], [-9.0, -9, -9, 5, 5, 5]
     second = scores_of([likely, [0.0] * 6, unlikely, [0.0] * 6, [-9, -9, -9, -9, -9, 9]])
     beam_copies.clear()
     assert generation.advance(second, beam_copies) == ()
-    assert beam_copies == [(0, 2)]
+    assert beam_copies == [(0, 2, slice(1, 2))]
     assert second.next_ids[[4, 0, 2]].tolist() == [5, 3, 4]
     assert [hypothesis.ids for hypothesis in generation.hypotheses()] == [[3, 5], [4, 3], [4, 4]]
 

@@ -41,7 +41,9 @@ class Filled:
 
     def branch_last_from_first(self) -> None:
         """Run a step after which the first beam of each search is copied over its last."""
-        self.advance([(one.rows[0], one.rows[-1]) for one in self.alive if len(one.rows) > 1])
+        searches = [one for one in self.alive if len(one.rows) > 1]
+        ages = [len(self.runner.rows[one.rows[0]].read) + 1 for one in searches]
+        self.advance([(one.rows[0], one.rows[-1], slice(age)) for one, age in zip(searches, ages, strict=True)])
 
     def advance(self, beam_copies: BeamCopies) -> None:
         rows = range(len(self.rows))
