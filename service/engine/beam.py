@@ -43,8 +43,9 @@ class BeamGeneration(Generation):
     """Beam search with the results of `generate` in Hugging Face Transformers (version 5).
 
     `model.decoding.reference.beam` is the reference. Each beam has one row. Until the first new
-    token there is only one beam, and the other rows repeat its inputs. A new beam takes the row of
-    its parent if that row is free, so that only the other beams need a copy of decoder state.
+    token there is only one beam; the other rows repeat its inputs, or skip the only step before the
+    token. A new beam takes the row of its parent if that row is free, so that only the other beams
+    need a copy of decoder state.
     """
 
     def __init__(
@@ -61,6 +62,10 @@ class BeamGeneration(Generation):
 
     def hypotheses(self) -> list[Hypothesis]:
         return self._open
+
+    @property
+    def num_first_rows(self) -> int:
+        return self._parameters.num_beams if self._prefix else 1
 
     @property
     def _num_growing(self) -> int:

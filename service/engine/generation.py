@@ -192,6 +192,11 @@ class Generation(RowOwner, ABC):
         return self._forces_end and len(hypothesis.ids) == self._max_tokens - 1
 
     @property
+    def num_first_rows(self) -> int:
+        """Number of rows that take part in the first step."""
+        return 1
+
+    @property
     def _num_growing(self) -> int:
         """Number of returned targets that will certainly get another token."""
         return 1

@@ -18,20 +18,23 @@ class StepScores:
     Log-probabilities are those of the model, before temperature, penalties and filters.
     """
 
-    def __init__(self, outputs: Mapping[str, Array], first: int = 0) -> None:
+    def __init__(self, outputs: Mapping[str, Array], first: int = 0, num_skipping: int = 0) -> None:
         """Wrap the outputs of a step.
 
         Args:
             outputs: outputs of the step: `TOP_OUTPUTS`, and `VOCABULARY_OUTPUTS` if a row needs
                 them.
             first: index of the first row of the step.
+            num_skipping: number of rows after those of the step that may get a next token.
         """
         self._outputs = outputs
         self._first = first
         self._top_ids = outputs["top_ids"]  # (B, K), most probable first
         self._top_logprobs = outputs["top_logprobs"]  # (B, K)
-        self.next_ids = self._top_ids[:, 0].copy()  # (B,), the most probable tokens unless changed
-        self._best_ids: list[int] = self.next_ids.tolist()
+        best_ids = self._top_ids[:, 0]
+        # The most probable tokens unless changed, and 0 for rows that are not part of the step.
+        self.next_ids = np.concatenate([best_ids, np.zeros(num_skipping, np.int64)])
+        self._best_ids: list[int] = best_ids.tolist()
         self._best_logprobs: list[float] = self._top_logprobs[:, 0].tolist()
 
     def set_next_token(self, row: int, token_id: int) -> None:
