@@ -227,8 +227,10 @@ class Engine:
         """
         self._accept_arrivals()
         self._drop_expired(self._clock())
-        rows_by_call = self._rows.rows_by_call() if self._waiting else {}
-        batch = [self._waiting[id_] for id_ in self._scheduler.next_batch(self._rows.num_free, rows_by_call)]
+        batch: list[ActiveRequest] = []
+        if self._waiting:
+            next_ids = self._scheduler.next_batch(self._rows.num_free, self._rows.rows_by_call())
+            batch = [self._waiting[id_] for id_ in next_ids]
         if batch:
             self._run(batch, started=self._clock())
             for active in batch:
@@ -549,6 +551,8 @@ class Engine:
         is proportional to the number of running rows, and is divided among the small calls. If an
         extra step fails, the next step over all rows repeats it.
         """
+        if len(self._rows) <= 1:
+            return
         rows_by_call = self._rows.rows_by_call()
         if max(rows_by_call.values(), default=0) <= 1:
             return
@@ -577,7 +581,9 @@ class Engine:
         self._notify(self._observer.on_step, len(rows), now - started)
         generations = self._rows.generations_of(rows)
         self._record_maps([one for one in generations if one.records_maps], outputs, rows.start)
-        scores = StepScores(outputs, rows.start)
+        num_skipping = self._rows.first_free - len(self._rows) if len(rows) == len(self._rows) else 0
+        scores = StepScores(outputs, rows.start, num_skipping)
+        BeamGeneration.rank_together([one for one in generations if isinstance(one, BeamGeneration)], scores)
         beam_copies: BeamCopies = []
         events = [(generation, self._advance(generation, scores, beam_copies, now)) for generation in generations]
         self._rows.advance(rows, scores.next_ids, beam_copies)

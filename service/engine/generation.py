@@ -20,6 +20,7 @@ from service.engine.request import (
     Request,
     SimilarRequest,
     SourceRequest,
+    StopCondition,
     Target,
     Timings,
     Token,
@@ -27,7 +28,9 @@ from service.engine.request import (
 from service.engine.scores import VOCABULARY_OUTPUTS, StepScores
 
 Sink = Callable[[Event], Any]
-BeamCopies = list[tuple[int, int]]  # (source, target): the state of row `source` is copied to row `target`
+# (source, target, positions): the states of row `source` are copied to row `target`. At other
+# positions of the target axis, the two rows are equal.
+BeamCopies = list[tuple[int, int, slice]]
 
 
 @dataclass(eq=False)
@@ -189,6 +192,11 @@ class Generation(RowOwner, ABC):
         return self._forces_end and len(hypothesis.ids) == self._max_tokens - 1
 
     @property
+    def num_first_rows(self) -> int:
+        """Number of rows that take part in the first step."""
+        return 1
+
+    @property
     def _num_growing(self) -> int:
         """Number of returned targets that will certainly get another token."""
         return 1
@@ -237,11 +245,21 @@ class Generation(RowOwner, ABC):
 
     def _reason_to_end(self, hypothesis: Hypothesis) -> FinishReason | None:
         """Return the finish reason if a hypothesis ends with its last token."""
-        num_tokens, token_id = len(hypothesis.ids), hypothesis.ids[-1]
+        num_tokens = len(hypothesis.ids)
         if num_tokens <= len(self._prefix):
             return "forced" if num_tokens == self._max_tokens else None
+        return self._reason_after(hypothesis.ids[-1], num_tokens, hypothesis.stop)
+
+    def _reason_after(self, token_id: int, num_tokens: int, stop: StopCondition | None) -> FinishReason | None:
+        """Return the finish reason if a hypothesis ends with a generated token.
+
+        Args:
+            token_id: the token.
+            num_tokens: number of tokens with it.
+            stop: stop condition of the hypothesis, which has not seen the token yet.
+        """
         if token_id in self._end_ids:
             return "eos"
-        if hypothesis.stop is not None and hypothesis.stop.update(token_id):
+        if stop is not None and stop.update(token_id):
             return "stop"
         return "length" if num_tokens == self._max_tokens else None

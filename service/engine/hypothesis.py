@@ -24,10 +24,11 @@ class Hypothesis:
         self.logprobs.append(logprob)
         self.alternatives.append(alternatives)
 
-    def fork(self, rank_score: float) -> "Hypothesis":
-        """Return a copy that continues independently."""
-        stop = None if self.stop is None else self.stop.copy()
-        return Hypothesis(self.maps.fork(), stop, self.ids[:], self.logprobs[:], self.alternatives[:], rank_score)
+    def fork(self) -> "Hypothesis":
+        """Return a copy that continues independently, apart from its stop condition."""
+        return Hypothesis(
+            self.maps.fork(), self.stop, self.ids[:], self.logprobs[:], self.alternatives[:], self.rank_score
+        )
 
     def target(self, reason: FinishReason, num_prefix: int, length_penalty: float = 0.0, num_forced: int = 0) -> Target:
         """Return the finished target.

@@ -82,7 +82,10 @@ class Rows:
 
     def rows_by_call(self) -> dict[str, int]:
         """Return the number of rows of each call."""
-        return Counter(owner.request.request_id for owner in self._owners)
+        counts: Counter[str] = Counter()
+        for owner in self.owners:
+            counts[owner.request.request_id] += len(owner.rows)
+        return counts
 
     def find(self, active: ActiveRequest) -> RowOwner | None:
         return next((one for one in self.owners if one.active_request is active), None)
@@ -97,8 +100,14 @@ class Rows:
             encoded: outputs of the encoder.
         """
         first = len(self._owners)
-        assert first == self._num_running, "a model with an encoder has no rows in prefill"
-        owners = [(one, index) for one, index in newcomers for _ in range(num_rows(one.request, self._runner.manifest))]
+        # The first step of a search may need one row only. Its other rows come last and are stepped
+        # from then on.
+        owners = [newcomer for newcomer in newcomers for _ in range(newcomer[0].num_first_rows)]
+        num_first = len(owners)
+        for newcomer in newcomers:
+            generation, _ = newcomer
+            num_others = num_rows(generation.request, self._runner.manifest) - generation.num_first_rows
+            owners += [newcomer] * num_others
         rows = slice(first, first + len(owners))
         visible = {
             index: one.request.visible_source_tokens for one, index in newcomers if one.request.hidden_source_tokens
@@ -114,7 +123,7 @@ class Rows:
             generation.rows.append(row)
             self._owners.append(generation)
         self._running.update((one, None) for one, _ in newcomers)
-        self._num_running = len(self._owners)
+        self._num_running = first + num_first
         self._choose_outputs()
 
     def admit_to_prefill(self, owner: RowOwner) -> None:
@@ -157,7 +166,7 @@ class Rows:
             for row in rows:
                 self._runner.init_rows(row, {}, [0])
         elif others:
-            self._runner.fork([first] * len(others), others, len(prompt_ids) - 1)
+            self._runner.fork([first] * len(others), others, [slice(len(prompt_ids) - 1)] * len(others))
         self._choose_outputs()
 
     def hand_over(self, owner: RowOwner, successor: RowOwner) -> None:
@@ -168,6 +177,7 @@ class Rows:
 
     def release(self, owner: RowOwner) -> None:
         """Free the rows of a request, and move other rows into them so that no gap remains."""
+        self._step_all_rows()
         for row in sorted(owner.rows, reverse=True):
             if row < self._num_running:
                 self._num_running -= 1
@@ -251,16 +261,22 @@ class Rows:
 
         Args:
             rows: rows of the step.
-            token_ids: (B,), next token of each row.
-            beam_copies: rows whose state is copied to other rows of the same generation. No row may
-                be both a source and a target.
+            token_ids: next token of each row of the step, and of rows after them.
+            beam_copies: copies between rows of the same generation, after the step. No row may be
+                both a source and a target.
         """
-        part = slice(rows.start, rows.stop)
-        self._token_ids[part] = token_ids
-        self._lengths[part] += 1
+        self._token_ids[rows.start : rows.start + len(token_ids)] = token_ids
+        self._lengths[rows.start : rows.stop] += 1
         if beam_copies:
-            sources, targets = map(list, zip(*beam_copies, strict=True))
-            self._runner.fork(sources, targets, int(self._lengths[sources].max()))
+            sources, targets, positions = map(list, zip(*beam_copies, strict=True))
+            self._runner.fork(sources, targets, positions)
+            self._lengths[targets] = self._lengths[sources]  # a target may have skipped the step
+        self._step_all_rows()
+
+    def _step_all_rows(self) -> None:
+        """Include rows that were to skip a step. A decoder-only model has none."""
+        if not self._runner.manifest.is_decoder_only:
+            self._num_running = len(self._owners)
 
     def __iter__(self) -> Iterator[Generation]:
         return iter(self._running)

@@ -1,8 +1,9 @@
 """Scores of the next token of each row, the result of a decoder step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -17,20 +18,23 @@ class StepScores:
     Log-probabilities are those of the model, before temperature, penalties and filters.
     """
 
-    def __init__(self, outputs: Mapping[str, Array], first: int = 0) -> None:
+    def __init__(self, outputs: Mapping[str, Array], first: int = 0, num_skipping: int = 0) -> None:
         """Wrap the outputs of a step.
 
         Args:
             outputs: outputs of the step: `TOP_OUTPUTS`, and `VOCABULARY_OUTPUTS` if a row needs
                 them.
             first: index of the first row of the step.
+            num_skipping: number of rows after those of the step that may get a next token.
         """
         self._outputs = outputs
         self._first = first
         self._top_ids = outputs["top_ids"]  # (B, K), most probable first
         self._top_logprobs = outputs["top_logprobs"]  # (B, K)
-        self.next_ids = self._top_ids[:, 0].copy()  # (B,), the most probable tokens unless changed
-        self._best_ids: list[int] = self.next_ids.tolist()
+        best_ids = self._top_ids[:, 0]
+        # The most probable tokens unless changed, and 0 for rows that are not part of the step.
+        self.next_ids = np.concatenate([best_ids, np.zeros(num_skipping, np.int64)])
+        self._best_ids: list[int] = best_ids.tolist()
         self._best_logprobs: list[float] = self._top_logprobs[:, 0].tolist()
 
     def set_next_token(self, row: int, token_id: int) -> None:
@@ -44,9 +48,12 @@ class StepScores:
         """
         return self._best_ids[row - self._first], self._best_logprobs[row - self._first]
 
-    def top(self, rows: Sequence[int], count: int) -> tuple[Array, Array]:
-        """Return the top `count` token ids and log-probabilities, both (rows, count), as copies."""
-        indices = [row - self._first for row in rows]
+    def top(self, rows: NDArray[np.int64], count: int) -> tuple[Array, Array]:
+        """Return the top `count` token ids and log-probabilities of each row.
+
+        Both are copies of the shape (*rows.shape, count).
+        """
+        indices = rows - self._first
         return self._top_ids[indices, :count], self._top_logprobs[indices, :count]
 
     def logits(self, row: int) -> Array:
@@ -63,5 +70,6 @@ class StepScores:
         """Return the top `count` tokens of a row as (id, log-probability), best first."""
         if not count:
             return ()
-        ids, logprobs = self.top([row], count)
-        return tuple(zip(ids[0].tolist(), logprobs[0].tolist(), strict=True))
+        index = row - self._first
+        ids, logprobs = self._top_ids[index, :count], self._top_logprobs[index, :count]
+        return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))

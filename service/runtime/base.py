@@ -52,8 +52,21 @@ class StateGroup(ABC):
         """See `Runner.init_rows`."""
 
     @abstractmethod
-    def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
-        """Copy rows to other rows: at least the first `sizes` positions of the dynamic axes."""
+    def copy(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        positions: Sequence[slice],
+        source_tokens: int | None = None,
+    ) -> None:
+        """Copy rows to other rows.
+
+        Args:
+            sources: rows to copy from.
+            targets: rows to overwrite.
+            positions: for each pair, positions of the target axis; at least these are copied.
+            source_tokens: number of positions of the source axis to copy; None copies all.
+        """
 
     def swap(self, first: int, second: int, sizes: Mapping[str, int]) -> None:
         """Exchange two rows: at least the first `sizes` positions of the dynamic axes."""
@@ -282,12 +295,12 @@ class SessionRunner(ABC):
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         for group in self._groups:
-            group.copy([source], [target], {"target": target_tokens, "source": source_tokens})
+            group.copy([source], [target], [slice(target_tokens)], source_tokens)
 
-    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+    def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
         for group in self._groups:
             if group.is_changed:
-                group.copy(sources, targets, {**self._sizes, "target": target_tokens})
+                group.copy(sources, targets, positions)
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0

@@ -101,7 +101,13 @@ class _DeviceGroup(StateGroup):
             given = _View(new.data_ptr(), self._dtype, new.shape())
             self._copier.write(self._view(index, 0, self._max_rows), given, sources, targets)
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
+    def copy(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        positions: Sequence[slice],
+        source_tokens: int | None = None,
+    ) -> None:
         firsts = range(0, len(self.states) * self._max_rows, self._max_rows)
         every = _View(self._tensor.data_ptr(), self._dtype, self._tensor.shape())
         self._copier.write(

@@ -61,10 +61,17 @@ class _ArrayGroup(StateGroup):
             elif "target" not in state.shape:  # positions of the target axis are masked by the row's length
                 self._rows[index, rows] = 0
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], sizes: Mapping[str, int]) -> None:
-        used: tuple[Any, ...] = tuple(map(slice, self.row_shape(sizes)))
-        for source, target in zip(sources, targets, strict=True):  # faster than one assignment with index lists
-            self._rows[(slice(None), target, *used)] = self._rows[(slice(None), source, *used)]
+    def copy(
+        self,
+        sources: Sequence[int],
+        targets: Sequence[int],
+        positions: Sequence[slice],
+        source_tokens: int | None = None,
+    ) -> None:
+        shape, rows, every = self.states[0].shape, self._rows, slice(None)
+        for source, target, part in zip(sources, targets, positions, strict=True):  # faster than lists of indices
+            used = [part if axis == "target" else slice(source_tokens if axis == "source" else None) for axis in shape]
+            rows[(every, target, *used)] = rows[(every, source, *used)]
 
     def swap(self, first: int, second: int, sizes: Mapping[str, int]) -> None:
         used: tuple[Any, ...] = tuple(map(slice, self.row_shape(sizes)))

@@ -124,7 +124,7 @@ class Runner(Protocol):
         """
         ...
 
-    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+    def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
         """Copy the states that steps change from rows `sources` to rows `targets`.
 
         The rows of each pair must have the same source, and no row may be both a source and a
@@ -133,7 +133,8 @@ class Runner(Protocol):
         Args:
             sources: rows to copy from.
             targets: rows to overwrite.
-            target_tokens: maximum number of target tokens that the source rows have processed.
+            positions: for each pair, the positions of the target axis to copy. At earlier
+                positions the two rows must be equal, later ones are not in use.
         """
         ...
 

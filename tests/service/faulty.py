@@ -117,8 +117,8 @@ class FaultyRunner:
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
         self._inner.move(source, target, target_tokens, source_tokens)
 
-    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
-        self._inner.fork(sources, targets, target_tokens)
+    def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
+        self._inner.fork(sources, targets, positions)
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0

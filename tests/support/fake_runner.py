@@ -326,10 +326,11 @@ class FakeRunner:
         for state in (self._source, self._read, self._hash):
             state[source] = GARBAGE
 
-    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
-        self._read[targets] = GARBAGE
-        self._read[targets, :target_tokens] = self._read[sources, :target_tokens]
-        self._hash[targets] = self._hash[sources]
+    def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
+        for source, target, part in zip(sources, targets, positions, strict=True):
+            self._read[target, part] = self._read[source, part]
+            self._read[target, part.stop :] = GARBAGE
+            self._hash[target] = self._hash[source]
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0

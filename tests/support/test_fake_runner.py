@@ -95,7 +95,7 @@ def test_a_fork_continues_as_its_parent_row() -> None:
     sources = [SOURCES[0]] * 3
     step(runner, [1, 1, 1], 0, sources)
     step(runner, [5, 6, 7], 1, sources)
-    runner.fork([0, 0], [1, 2], target_tokens=2)
+    runner.fork([0, 0], [1, 2], [slice(2), slice(1, 2)])
     logits = step(runner, [9, 9, 8], 2, sources)["logits"]
     np.testing.assert_array_equal(logits[0], logits[1])
     assert (logits[0] != logits[2]).any()

@@ -255,18 +255,20 @@ class CheckedRunner:
         del self.rows[source:]
         self.inner.move(source, target, target_tokens, source_tokens)
 
-    def fork(self, sources: Sequence[int], targets: Sequence[int], target_tokens: int) -> None:
+    def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
         assert len(sources) == len(targets) == len(set(targets)) > 0
         assert not set(sources) & set(targets), "a row is both a source and a target"
-        assert target_tokens == max(len(self.rows[source].read) for source in sources)
         self._grow(max(targets) if self.manifest.is_decoder_only else 0)
-        for source, target in zip(sources, targets, strict=True):
+        for source, target, part in zip(sources, targets, positions, strict=True):
+            assert part.stop == len(self.rows[source].read)
+            first = part.start or 0
+            assert self.rows[target].read[:first] == self.rows[source].read[:first], "the rows differ before"
             if self.manifest.is_decoder_only and not self.rows[source].source:  # the end of a prefill
                 self.rows[target].source = []
             assert self.rows[source].source == self.rows[target].source
             self.rows[target].read = self.rows[source].read[:]
         self.num_branched += len(sources)
-        self.inner.fork(sources, targets, target_tokens)
+        self.inner.fork(sources, targets, positions)
 
     def step(
         self, token_ids: Int64, lengths: Int32, source_lengths: Int32, outputs: Sequence[str], *, first: int = 0

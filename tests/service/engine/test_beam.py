@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.bundle import Manifest
 from service.engine.beam import BeamGeneration
-from service.engine.generation import ActiveRequest
+from service.engine.generation import ActiveRequest, BeamCopies
 from service.engine.request import (
     Cancelled,
     Failed,
@@ -200,16 +200,16 @@ def beams_of(num_beams: int, rows: list[int], stop: StopCondition | None = None,
 
 def test_a_beam_stays_in_the_row_of_its_parent_and_only_others_move() -> None:
     generation = beams_of(3, rows=[4, 0, 2])
-    first, beam_copies = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), list[tuple[int, int]]()
+    first, beam_copies = scores_of([[0.0] * 6] * 4 + [[0.0, 0, 0, 3, 2, 1]]), BeamCopies()
     assert generation.advance(first, beam_copies) == ()
-    assert beam_copies == [(4, 0), (4, 2)]
+    assert beam_copies == [(4, 0, slice(0, 1)), (4, 2, slice(0, 1))]
     assert first.next_ids[[4, 0, 2]].tolist() == [3, 4, 5]
     # The beam in row 0 has two children among the best, that in row 4 one, that in row 2 none.
     likely, unlikely = [-9.0, -9, -9, 9, 8.9, -9], [-9.0, -9, -9, 5, 5, 5]
     second = scores_of([likely, [0.0] * 6, unlikely, [0.0] * 6, [-9, -9, -9, -9, -9, 9]])
     beam_copies.clear()
     assert generation.advance(second, beam_copies) == ()
-    assert beam_copies == [(0, 2)]
+    assert beam_copies == [(0, 2, slice(1, 2))]
     assert second.next_ids[[4, 0, 2]].tolist() == [5, 3, 4]
     assert [hypothesis.ids for hypothesis in generation.hypotheses()] == [[3, 5], [4, 3], [4, 4]]
 
@@ -315,11 +315,18 @@ class OneRowIsNan(FakeRunner):
 
 
 def run_with_nan(step: int, rows: list[int]) -> tuple[Harness, list[ActiveRequest]]:
-    """Beams in rows 0 to 2, a greedy generation in row 3, beams in rows 4 to 7."""
+    """Beams in rows 0 to 2, a greedy generation in row 3, beams in rows 4 to 7.
+
+    The first step reads a prefix, in all rows.
+    """
     harness = Harness(runner=OneRowIsNan(step, rows))
     # Equal lengths, so that the order in the encoder's batch is kept.
     sources = [(5, 6, 7, 8), (8, 9, 10, 11), (12, 13, 14, 15)]
-    handles = [harness.search(source, num_beams=beams) for source, beams in zip(sources, (3, 1, 4), strict=True)]
+    asked = [GenerateParameters(num_beams=beams, num_return_sequences=beams) for beams in (3, 1, 4)]
+    handles = [
+        harness.generate(source, parameters=parameters, target_prefix=(3,))
+        for source, parameters in zip(sources, asked, strict=True)
+    ]
     harness.run()
     return harness, handles
 
@@ -329,7 +336,7 @@ def test_a_beam_with_scores_that_are_not_finite_ends_only_its_search() -> None:
     expected = [sound.final(active) for active in handles]
     assert all(isinstance(final, Generated) for final in expected)
     for row, failing in ((1, 0), (3, 1), (7, 2)):
-        harness, handles = run_with_nan(2, [row])
+        harness, handles = run_with_nan(3, [row])
         finals = [harness.final(active) for active in handles]
         assert finals == [Failed("internal") if index == failing else one for index, one in enumerate(expected)]
 
@@ -337,7 +344,7 @@ def test_a_beam_with_scores_that_are_not_finite_ends_only_its_search() -> None:
 def test_scores_of_rows_without_a_beam_are_ignored() -> None:
     """Before the first token, only the first row is used."""
     sound, expected = run_with_nan(0, [])
-    harness, handles = run_with_nan(1, [1, 2, 5, 6, 7])
+    harness, handles = run_with_nan(2, [1, 2, 5, 6, 7])
     assert [harness.final(active) for active in handles] == [sound.final(active) for active in expected]
 
 

@@ -41,7 +41,9 @@ class Filled:
 
     def branch_last_from_first(self) -> None:
         """Run a step after which the first beam of each search is copied over its last."""
-        self.advance([(one.rows[0], one.rows[-1]) for one in self.alive if len(one.rows) > 1])
+        searches = [one for one in self.alive if len(one.rows) > 1]
+        ages = [len(self.runner.rows[one.rows[0]].read) + 1 for one in searches]
+        self.advance([(one.rows[0], one.rows[-1], slice(age)) for one, age in zip(searches, ages, strict=True)])
 
     def advance(self, beam_copies: BeamCopies) -> None:
         rows = range(len(self.rows))
@@ -57,7 +59,7 @@ class Filled:
         assert self.rows.generations == self.alive
         assert self.rows.num_owners == len(self.alive)
         owned = [row for generation in self.alive for row in generation.rows]
-        assert sorted(owned) == list(range(len(self.rows)))
+        assert sorted(owned) == list(range(self.rows.first_free))
         assert self.rows.num_free == self.runner.max_rows - len(owned)
         for generation in self.alive:
             assert len(generation.rows) == generation.request.parameters.num_beams
@@ -154,6 +156,9 @@ def test_a_batch_fills_rows_of_several_requests_from_their_own_examples() -> Non
     runner = harness.runner
     assert isinstance(runner, CheckedRunner)
     assert len(runner.encoded) == 1
+    assert sorted(len(row.source) for row in runner.stepped) == [4, 5, 7]  # one row each for the first token
+    runner.stepped.clear()
+    harness.engine.step()
     assert sorted(len(row.source) for row in runner.stepped) == [4, 5, 5, 7, 7, 7]
     harness.run()
     for active in handles:

@@ -68,7 +68,7 @@ def test_a_fork_copies_only_states_that_steps_change(runner: OnnxRunner) -> None
     admit(runner, 0, [1], [2], [3], [4])
     for position in range(3):
         step(runner, [10 + position, 20 + position, 30 + position, 40 + position], position=position)
-    runner.fork([2, 2], [0, 3], target_tokens=2)
+    runner.fork([2, 2], [0, 3], [slice(2)] * 2)
     given = step(runner, [5, 6, 7, 8], (*OUTPUTS, *SHOWN), position=4)
     assert given["logits"] == [[101, 98], [71, 69], [103, 100], [104, 101]]  # 3 + 30 + 31 + 32 + 5, and so on
     first_slots = [row[0] for row in given["source_shown"]]
@@ -79,7 +79,7 @@ def test_a_fork_copies_only_states_that_steps_change(runner: OnnxRunner) -> None
 def test_forked_rows_are_independent(runner: OnnxRunner) -> None:
     admit(runner, 0, [1], examples=[0, 0])
     step(runner, [10, 99])
-    runner.fork([0], [1], target_tokens=1)
+    runner.fork([0], [1], [slice(1)])
     step(runner, [2, 3], position=1)
     assert step(runner, [0, 0], SHOWN, position=2)["read_shown"] == [[10, 2, 0, 0, 0], [10, 3, 0, 0, 0]]
 

@@ -122,7 +122,7 @@ def test_forked_rows_start_with_the_state_of_their_source_and_are_independent(ru
     others = [(TARGETS[2], length), (TARGETS[1], length), (TARGETS[1], len(SOURCES[1]))]
     for age in range(3):
         read(runner, [(TARGETS[0], length), *others], age)
-    runner.fork([0, 0], [1, 2], target_tokens=3)
+    runner.fork([0, 0], [1, 2], [slice(3)] * 2)
     branched = read(runner, [(TARGETS[0], length), (TARGETS[0], length), (TARGETS[2], length), others[2]], 3)
     assert np.abs(branched["logprobs"][0] - branched["logprobs"][1]).max() < 1e-3
     assert np.abs(branched["logprobs"][0] - branched["logprobs"][2]).max() > CLOSE  # it has read another token

@@ -102,7 +102,7 @@ def test_a_row_is_moved_and_forked_after_a_growth_as_before(runner: OnnxRunner) 
     for position in range(70):
         step(runner, [100 + position, 200 + position, 300 + position, 400 + position], position=position)
     runner.move(3, 0, target_tokens=70, source_tokens=70)
-    runner.fork([2], [1], target_tokens=70)
+    runner.fork([2], [1], [slice(70)])
     given = step(runner, [5, 6, 7], SHOWN, position=70)
     targets = [row[:71] for row in given["read_shown"]]
     assert targets == [
@@ -181,7 +181,7 @@ def play(runner: OnnxRunner, ticks: int) -> list[Arrays]:
             begin(runner, count, sources[count])
             count += 1
         if tick == 90:
-            runner.fork([1], [2], ages[1])
+            runner.fork([1], [2], [slice(ages[1])])
             ages[2] = ages[1]
         if tick == 100:
             runner.move(3, 1, ages[3], len(sources[3]))
