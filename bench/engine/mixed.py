@@ -45,7 +45,7 @@ def run(options: Options) -> Result:
         json.dumps({"inputs": " ".join(sentence.split()[:WORDS]), "stream": True}).encode()
         for sentence in options.sentences
     ]
-    long_text = _long_text(options.models.tiny, options.sentences)
+    long_text = _long_text(options.models.shipped, options.sentences)
     encode = json.dumps({"inputs": [long_text] * LONG_TEXTS, "pooling": "mean"}).encode()
     busy = {ENCODE: encode, GENERATE: json.dumps({"inputs": list(options.sentences[:BATCH])}).encode()}
     alone, mixed = _Times(), _Times()
@@ -61,7 +61,7 @@ def run(options: Options) -> Result:
             async with _background_load(client, busy):
                 await _stream(client, streams, options.seconds, mixed)
 
-    with serving(options.models.shipped_alone, threads=options.threads) as server:
+    with serving(options.models.shipped.served("shipped"), log_level="info") as server:
         with_client(server.url, measure)
     rows = {"alone": _row(alone), "mixed": _row(mixed)}
     encode_ms = Figure.of([1000 * seconds for seconds in encode_s], "ms")

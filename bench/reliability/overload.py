@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.load import GENERATE, with_client
+from bench.options import Options
 from bench.record import Figure, Result
-from bench.reliability.options import Options
 from bench.server import RunningServer, serving
 from loadtest.client import Client
 from loadtest.load import Load, Measurement, run_load
@@ -31,7 +31,7 @@ PROBE_PAUSE_S = 0.02
 
 
 def run(options: Options) -> Result:
-    with serving(options.bundles, threads=options.threads) as server:
+    with serving(options.bundles, log_level="info") as server:
         rows: list[dict[str, Any]] = []
         figures: dict[str, Figure] = {}
         _warm_up(server, options)
@@ -167,7 +167,7 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
         load = Load(
             GENERATE,
             _large_bodies(options.sentences),
-            clients=min(RETRYING_CLIENTS, options.clients),
+            clients=min(RETRYING_CLIENTS, 10 * options.max_clients),
             duration_s=2 * options.seconds,
             honors_retry_after=honors,
         )
