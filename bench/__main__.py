@@ -48,7 +48,6 @@ QUICK = ("shipped", "minilm", "smollm2", "firefox")
 QUICK_OPTIONS = {"rounds": 2, "seconds": 2.0}
 QUICK_RESULTS = Path("build/bench/quick")
 EXIT_TERMINATED = 128 + signal.SIGTERM
-DOCUMENTS = (Path("docs/performance.md"), Path("docs/explanation/reliability.md"), Path("README.md"))
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -77,13 +76,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; each figure is their median")
     parser.add_argument("--clients", type=int, default=64, help="skip cases with more clients or rows than this")
-    parser.add_argument("--seconds", type=float, default=3.0, help="duration of each load on a server, in seconds")
+    parser.add_argument("--seconds", type=float, default=2.5, help="duration of each load on a server, in seconds")
     parser.add_argument("--requests", type=int, default=5000, help="number of requests of the section `memory`")
     parser.add_argument("--minutes", type=float, default=30, help="duration of the section `soak`")
     machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--models", type=Path, default=CACHE, help="folder to keep the created models in")
-    parser.add_argument("--documents", type=Path, nargs="*", default=DOCUMENTS, help="files whose tables are updated")
+    parser.add_argument(
+        "--documents", type=Path, nargs="*", default=report.DOCUMENTS, help="files whose tables are updated"
+    )
     parsed = parser.parse_args(arguments)
     unknown = set(parsed.sections) - SECTIONS.keys()
     if unknown:
@@ -146,9 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(report.targets_table(results, [target for target in TARGETS if target.figure in measured]))
     else:
         draw(results, parsed.results)
-    for document in parsed.documents:
-        for part, text in report.parts(results, list(SECTIONS)).items():
-            report.write_into(document, part, text)
+    report.write_documents(results, parsed.documents)
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
     return 1 if failures else 0

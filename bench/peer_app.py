@@ -6,7 +6,6 @@ prints the build of the library and the instruction set that it uses.
 """
 
 import argparse
-import os
 import platform
 import signal
 from collections.abc import Callable, Sequence
@@ -175,11 +174,7 @@ def describe(library: str) -> str:
         features = [part.split("=")[0].strip() for part in xllamacpp.get_system_info().replace("CPU :", "").split("|")]
         return f"{_versions('xllamacpp')}, {' '.join(feature for feature in features if feature)}"
     if library == "ctranslate2":
-        import ctranslate2
-
-        types = sorted(ctranslate2.get_supported_compute_types("cpu"))
-        isa = os.environ.get("CT2_FORCE_CPU_ISA", "chosen by the library")
-        return f"{_versions(library)}, {', '.join(types)}, instruction set {isa}"
+        return f"{_versions(library)}, instruction set as in its settings"
     if library == "fastembed":
         return f"{_versions(library, 'onnxruntime')}, instruction set chosen by ONNX Runtime"
     return f"{_versions(library)}, wheel for {platform.machine()}, computes in float32"

@@ -109,7 +109,8 @@ def _setting(option: str, value: str, text: str | None = None) -> Setting:
 CTRANSLATE2_PACKAGES = (*WEB, "ctranslate2==4.8.5", "tokenizers==0.23.3")
 CTRANSLATE2_AXES = (
     [_setting("--compute-type", name) for name in ("float32", "int8", "int8_float32")],
-    [Setting(name, environment={"CT2_FORCE_CPU_ISA": name}) for name in ("AVX512", "AVX2")] + [Setting("any ISA")],
+    [Setting(name, environment={"CT2_FORCE_CPU_ISA": name}) for name in ("AVX512", "AVX2")]
+    + [Setting("default instruction set")],
 )
 ONE_EACH = _setting("--workers", "{threads}", "a thread for each request")
 ALL_THREADS = _setting("--workers", "1", "all threads for a request")
@@ -128,8 +129,8 @@ LITSERVE = Peer(
     (*_app("ctranslate2"), "--tokenizer", "{tokenizer}"),
     (
         *CTRANSLATE2_AXES,
-        [_setting("--batch-size", size, f"batch {size}") for size in ("64", "32", "16")],
-        [_setting("--wait-ms", wait, f"{wait} ms") for wait in ("10", "5", "1")],
+        [_setting("--batch-size", size, f"batch {size}") for size in ("64", "32")],
+        [_setting("--wait-ms", wait, f"{wait} ms") for wait in ("10", "5")],
     ),
 )
 SENTENCE_TRANSFORMERS = Peer(

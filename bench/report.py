@@ -3,15 +3,17 @@
 import re
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.record import Figure, Recorded, Row
 from bench.targets import RELIABILITY, TARGETS, Target
 
+DOCUMENTS = (Path("docs/performance.md"), Path("docs/explanation/reliability.md"), Path("README.md"))
 END = "<!-- end of figures -->"
 MAX_WIDTH = 100  # columns of prose in Markdown
+MIN_ROUNDS = 3
 MAX_ROWS = 10  # of a table of samples over time
 Results = Mapping[str, Recorded]
 
@@ -51,15 +53,22 @@ def wrap_prose(markdown: str) -> str:
     return "\n".join(lines)
 
 
-def parts(results: Results, sections: Sequence[str]) -> dict[str, str]:
-    """Return the text of each part of the documents by its name; sections have a part each."""
-    return {
-        "targets": targets_table(results),
-        "reliability": targets_table(results, RELIABILITY),
-        "readme": headline(results),
-        "machines": machines(results),
-        **{name: section_table(results.get(name)) for name in sections},
+def write_documents(results: Results, documents: Iterable[Path] = DOCUMENTS) -> None:
+    """Write every part that is marked in the documents."""
+    for document in documents:
+        for part in re.findall(mark("([^,]+)"), document.read_text(encoding="utf-8")):
+            write_into(document, part, text_of(part, results))
+
+
+def text_of(part: str, results: Results) -> str:
+    """Return the text of a part: the table of a section, or a summary of all."""
+    summaries: dict[str, Callable[[Results], str]] = {
+        "targets": targets_table,
+        "reliability": lambda results: targets_table(results, RELIABILITY),
+        "readme": headline,
+        "machines": machines,
     }
+    return summaries[part](results) if part in summaries else section_table(results.get(part))
 
 
 HEADLINE = (  # the lines of the README: the figure, and the text after it
@@ -78,7 +87,7 @@ HEADLINE = (  # the lines of the README: the figure, and the text after it
 def headline(results: Results) -> str:
     figures = all_figures(results)
     found = [(figures[name].value, text) for name, text in HEADLINE if name in figures]
-    return "\n".join(f"- **{value:.2g} ×** {text}" for value, text in found) or "Not measured."
+    return "\n".join(f"- **{value:.2f} ×** {text}" for value, text in found) or "Not measured."
 
 
 def all_figures(results: Results) -> dict[str, Figure]:
@@ -133,11 +142,20 @@ def section_table(recorded: Recorded | None) -> str:
     body = [[cell(row.get(name, "")) for name in columns] for row in rows]
     peers = [f"{name}: {build}." for name, build in result.peers.items()]
     peers += [f"{name} was not measured: {reason}." for name, reason in result.missing.items()]
-    return "\n\n".join([table(columns, body), *peers])
+    return "\n\n".join([*_preliminary(recorded), table(columns, body), *peers])
+
+
+def _preliminary(recorded: Recorded) -> list[str]:
+    """Return a note if the section was measured with fewer rounds than by default."""
+    options = recorded.machine.get("options", {})
+    if options.get("rounds", MIN_ROUNDS) >= MIN_ROUNDS:
+        return []
+    return [f"Preliminary, from {options['rounds']} rounds of {options['seconds']:g} s (`{recorded.command}`)."]
 
 
 def _joined(rows: Sequence[Row]) -> list[Row]:
     """Join the rows of each load and server, with the values of all numbers of clients."""
+    hidden = [] if any(sum(row.get("rejected", ())) for row in rows) else ["rejected"]
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["load"], row["server"], row["settings"]), []).append(row)
@@ -148,7 +166,7 @@ def _joined(rows: Sequence[Row]) -> list[Row]:
             **{
                 name: " / ".join(cell(row[name]) for row in several)
                 for name in several[0]
-                if name not in ("load", "server", "settings", "clients")
+                if name not in ("load", "server", "settings", "clients", *hidden)
             },
         }
         for (load, server, settings), several in groups.items()

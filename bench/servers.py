@@ -32,7 +32,7 @@ EMBEDDINGS, CHAT = "/v1/embeddings", "/v1/chat/completions"
 CHAT_CLIENTS = (1, 4, 16)
 CHAT_TOKENS = 64
 CHATS = 3000
-CHAT_SECONDS = 3.0  # duration of a load of chats, as a multiple of that of the other loads
+CHAT_SECONDS = 2.5  # duration of a load of chats, as a multiple of that of the other loads
 MIN_COSINE = 0.998  # of 8-bit embeddings, so that they count as a choice
 COMPARED_TEXTS = 100
 

@@ -1,18 +1,21 @@
 import re
 from pathlib import Path
 
-from bench.__main__ import DOCUMENTS, SECTIONS
+from bench.__main__ import SECTIONS
 from bench.record import Figure, Recorded, Result, Row, read_results, write_result
 from bench.report import (
+    DOCUMENTS,
     END,
     HEADLINE,
     cell,
     headline,
+    machines,
     mark,
-    parts,
     section_table,
     targets_table,
+    text_of,
     wrap_prose,
+    write_documents,
     write_into,
 )
 from bench.targets import RELIABILITY, TARGETS
@@ -60,10 +63,20 @@ def test_text_around_the_parts_of_a_document_is_kept(tmp_path: Path) -> None:
     )
 
 
-def test_the_documents_have_a_mark_for_every_part() -> None:
+def test_the_documents_have_a_mark_for_every_section() -> None:
     texts = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     figures_only = {"maps", "start"}  # they have no rows
-    assert {part for part in parts({}, list(SECTIONS)) if mark(part) not in texts} == figures_only
+    assert {section for section in SECTIONS if mark(section) not in texts} == figures_only
+
+
+def test_every_marked_part_of_a_document_is_written(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    marks = (mark("targets"), mark("maps"), mark("other", "make others"))
+    document.write_text("\n".join(f"{one}\nold\n{END}" for one in marks), encoding="utf-8")
+    write_documents({"maps": recorded(maps__1=1.2)}, [document])
+    text = document.read_text(encoding="utf-8")
+    assert "1.2 x | <= 1.1 x | **no** |" in text
+    assert text.count("old") == 1
 
 
 def test_every_target_is_that_of_a_section() -> None:
@@ -73,12 +86,11 @@ def test_every_target_is_that_of_a_section() -> None:
 def test_a_machine_is_named_with_the_sections_that_it_measured() -> None:
     results = {"maps": recorded(), "memory": recorded()}
     line = "- `maps`, `memory`: `python -m bench`, a chip, 2 cores, Python 3.11, numpy 2, commit abc."
-    assert parts(results, [])["machines"] == line
+    assert machines(results) == line
 
 
 def test_unmeasured_parts_say_so() -> None:
-    unmeasured = parts({}, ["mixed"])
-    assert unmeasured["mixed"] == unmeasured["readme"] == "Not measured."
+    assert text_of("mixed", {}) == text_of("readme", {}) == "Not measured."
 
 
 def row(load: str, clients: int, server: str, **metrics: object) -> Row:
@@ -99,6 +111,15 @@ def test_loads_that_differ_in_their_clients_share_a_line() -> None:
     assert "| greedy, 1 / 16 clients | theirs (default) | 1.5 / 2.5 | 20 / 30 |" in table
     assert "| beam, 1 client | ours (default) | 7 | 4 |" in table
     assert table.endswith("theirs: theirs 1.0, AVX2.")
+
+
+def test_short_runs_are_marked_and_rejections_shown_if_there_are_any() -> None:
+    rows = [row("a", 1, "ours", rejected=[0, 0]), row("a", 16, "ours", rejected=[3, 5])]
+    short = MACHINE | {"options": {"rounds": 2, "seconds": 1.5}}
+    text = section_table(Recorded(short, "python -m bench a", Result({}, rows)))
+    assert text.startswith("Preliminary, from 2 rounds of 1.5 s (`python -m bench a`).")
+    assert "| 0 / 4 |" in text
+    assert "rejected" not in section_table(Recorded(MACHINE, "x", Result({}, rows[:1])))
 
 
 def test_other_rows_are_a_table_with_all_their_columns() -> None:
@@ -123,7 +144,7 @@ def test_values_are_short() -> None:
 
 def test_the_headline_has_the_measured_ratios() -> None:
     (name, text), *_ = HEADLINE
-    assert headline({"shipped": Recorded(MACHINE, "x", Result({name: Figure.of([1.739])}))}) == f"- **1.7 ×** {text}"
+    assert headline({"shipped": Recorded(MACHINE, "x", Result({name: Figure.of([1.739])}))}) == f"- **1.74 ×** {text}"
     assert {name for name, _ in HEADLINE} <= {target.figure for target in TARGETS}
 
 
@@ -139,5 +160,5 @@ def test_prose_is_wrapped_at_100_columns_and_other_lines_are_kept() -> None:
 
 def test_a_machine_line_shows_uncommitted_changes() -> None:
     dirty = {**MACHINE, "changed": ["bench/edge.py", "service/app.py"]}
-    line = parts({"maps": Recorded(dirty, "python -m bench", Result())}, [])["machines"]
+    line = machines({"maps": Recorded(dirty, "python -m bench", Result())})
     assert line.endswith("numpy 2, commit abc with uncommitted changes in 2 files.")

@@ -119,13 +119,13 @@ def test_the_fastest_settings_of_a_peer_are_found(
     small_models: Models, short: Options, toy_sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Setting("unsupported", environment={"CT2_FORCE_CPU_ISA": "X"})
-    axes = ([Setting("float32", ("--compute-type", "float32"))], [slow, Setting("any ISA")])
+    axes = ([Setting("float32", ("--compute-type", "float32"))], [slow, Setting("default instruction set")])
     subject = small_models.shipped
     case = Case("greedy", GENERATE, bodies_of(toy_sentences, max_new_tokens=4), (1,))
     options = replace(short, is_quick=False)
     tried = {replace(CTRANSLATE2, axes=axes): files_of(subject)}
     result = compare("shipped", [case], [], tried, options, chosen=["ctranslate2"])
-    assert [row["settings"] for row in result.rows] == ["float32, any ISA"]
+    assert [row["settings"] for row in result.rows] == ["float32, default instruction set"]
 
 
 def row(server: str, *speeds: float, **others: Any) -> Row:
