@@ -86,8 +86,11 @@ HEADLINE = (  # the lines of the README: the figure, and the text after it
 
 def headline(results: Results) -> str:
     figures = all_figures(results)
-    found = [(figures[name].value, text) for name, text in HEADLINE if name in figures]
-    return "\n".join(f"- **{value:.2f} ×** {text}" for value, text in found) or "Not measured."
+    lines = [f"- **{figures[name].value:.2f} ×** {text}" for name, text in HEADLINE if name in figures]
+    sections = [results[name.partition(".")[0]] for name, _ in HEADLINE if name in figures]
+    if any(_preliminary(recorded) for recorded in sections):
+        lines.append("\nThese ratios are preliminary, from short runs.")
+    return "\n".join(lines) or "Not measured."
 
 
 def all_figures(results: Results) -> dict[str, Figure]:

@@ -145,6 +145,8 @@ def test_values_are_short() -> None:
 def test_the_headline_has_the_measured_ratios() -> None:
     (name, text), *_ = HEADLINE
     assert headline({"shipped": Recorded(MACHINE, "x", Result({name: Figure.of([1.739])}))}) == f"- **1.74 ×** {text}"
+    short = MACHINE | {"options": {"rounds": 2, "seconds": 1.5}}
+    assert "preliminary" in headline({"shipped": Recorded(short, "x", Result({name: Figure.of([1.739])}))})
     assert {name for name, _ in HEADLINE} <= {target.figure for target in TARGETS}
 
 
