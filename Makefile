@@ -30,7 +30,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-download wheel bench soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-download wheel bench bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -127,11 +127,14 @@ clean:  ## remove the virtual environments and the caches of tools
 	rm -rf .venv .venv-serve-* .venv-gpu build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 ##@ Measure
-bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (25 minutes on a quiet machine)
+bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (40 minutes on a quiet machine)
 	$(DEV)/bin/python -m bench $(BENCH) $(DIRTY)
 
+bench-quick: $(DEV)/ready  ## print the main ratios to other servers (5 minutes)
+	$(DEV)/bin/python -m bench --quick $(BENCH) $(DIRTY)
+
 soak: $(DEV)/ready  ## load all endpoints for SOAK minutes and check that memory, descriptors and threads do not grow
-	$(DEV)/bin/python -m bench.soak --minutes $(SOAK) $(DIRTY)
+	$(DEV)/bin/python -m bench soak --minutes $(SOAK) $(DIRTY)
 
 gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs a GPU
 	$(GPU)/bin/python -m bench.gpu $(DIRTY)

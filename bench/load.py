@@ -16,11 +16,11 @@ TIMEOUT_S = 120
 Answer = TypeVar("Answer")
 
 
-def with_client(url: str, work: Callable[[Client], Awaitable[Answer]]) -> Answer:
+def with_client(url: str, work: Callable[[Client], Awaitable[Answer]], reuses_connections: bool = True) -> Answer:
     """Run `work` with a new client on a new event loop and return its result."""
 
     async def run() -> Answer:
-        async with Client(url, TIMEOUT_S) as client:
+        async with Client(url, TIMEOUT_S, reuses_connections) as client:
             return await work(client)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -28,7 +28,8 @@ def with_client(url: str, work: Callable[[Client], Awaitable[Answer]]) -> Answer
 
 
 def measure_load(url: str, load: Load) -> Summary:
-    """Run a load and return its summary.
+    """Run a load and return its summary. Streams have a connection each, because llama.cpp closes
+    theirs.
 
     Raises:
         RuntimeError: A request failed with anything other than a rejection (429 or 503).
@@ -37,7 +38,7 @@ def measure_load(url: str, load: Load) -> Summary:
     async def work(client: Client) -> Summary:
         return summarize(await run_load(client, load))
 
-    summary = with_client(url, work)
+    summary = with_client(url, work, reuses_connections=not load.is_streamed)
     if summary.failed:
         raise RuntimeError(f"{sum(summary.failed.values())} of {summary.sent} requests failed: {dict(summary.failed)}")
     return summary

@@ -15,7 +15,6 @@ PACKAGES = (
     "onnxruntime",
     "onnxruntime-gpu",
     "ctranslate2",
-    "litserve",
     "transformers",
     "torch",
     "fastapi",

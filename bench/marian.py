@@ -4,12 +4,19 @@ Marian is a post-norm encoder-decoder with tied embeddings, too. It orders its s
 and has a configurable activation, so both are set to match.
 """
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from export.tokenizers.sentencepiece import SentencePieceModel
 from model.architectures.transformer import Transformer
+from model.data.tokenizer import BOS, EOS, PAD
+from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
 
 def to_marian(model: Transformer) -> Any:
@@ -39,6 +46,23 @@ def to_marian(model: Transformer) -> Any:
     )
     marian.load_state_dict(_marian_state(model))
     return marian.eval()
+
+
+def save_marian(model: Transformer, words: Sequence[str], folder: Path) -> None:
+    """Write the same model as the folder of a MarianMTModel, with a tokenizer of words."""
+    to_marian(model).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    # transformers leaves out the positions, because it computes those of Marian's own order.
+    positions = {f"model.{side}.embed_positions.weight": model.positions.clone() for side in ("encoder", "decoder")}
+    save_file({**load_file(file), **positions}, file, metadata={"format": "pt"})
+    pieces = [f"▁{word}" for word in words]
+    vocabulary = [PAD, BOS, EOS, "<unk>", "▁", *pieces]
+    vocabulary += [f"<{id_}>" for id_ in range(len(vocabulary), model.config.vocab_size)]
+    ids = {token: id_ for id_, token in enumerate(vocabulary)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    sentencepiece = SentencePieceModel(special_pieces("<unk>", BOS, EOS) + unigram_pieces("▁", *pieces))
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes(write_sentencepiece(sentencepiece))
 
 
 def _marian_state(model: Transformer) -> dict[str, Tensor]:

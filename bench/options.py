@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.models import Models
 
@@ -9,9 +10,16 @@ from bench.models import Models
 @dataclass(frozen=True)
 class Options:
     models: Models
+    bundles: Path  # folder of the shipped bundles
     sentences: Sequence[str]
     rounds: int  # each figure is the median over this number of rounds
-    max_rows: int  # cases with more rows or clients are skipped
+    max_clients: int  # cases with more clients or rows are skipped
     seconds: float  # duration of each load on a server
     requests: int  # number of requests of the memory section
-    threads: int  # for each contender
+    minutes: float  # duration of the soak test
+    threads: int  # for each peer, and for Sightline's engine without the service
+    is_quick: bool = False  # use the first settings of peers instead of searching the best ones
+
+    def allowed(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers of clients or rows that are not skipped."""
+        return [number for number in numbers if number <= self.max_clients]

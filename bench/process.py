@@ -6,42 +6,56 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 END_TIMEOUT_S = 20
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def family_cpu_seconds(pid: int) -> dict[int, float]:
+    """Return the CPU seconds of a process and of each of its descendants, parents first.
+
+    Those of a process include its children that have ended. An ended process has none.
+    """
+    seconds: dict[int, float] = {}
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            fields = path.read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+            own = int(path.parent.name)
+            seconds[own] = sum(map(int, fields[11:15])) / TICKS_PER_S  # utime, stime, cutime, cstime
+            children.setdefault(int(fields[1]), []).append(own)
+    found = [pid] if pid in seconds else []
+    for parent in found:
+        found += children.get(parent, [])
+    return {one: seconds[one] for one in found}
 
 
 class Process:
-    """A Python module running in its own process group, together with its children."""
+    """A running command, together with its descendants."""
 
     def __init__(
         self,
-        arguments: Sequence[str],
+        command: Sequence[str],
         environment: Mapping[str, str],
         *,
-        folder: Path | None = None,
         stdin: int = subprocess.DEVNULL,
         stdout: int = subprocess.DEVNULL,
+        stderr: IO[bytes] | None = None,
     ) -> None:
-        """Start the process.
+        """Start the process in a group of its own.
 
         Args:
-            arguments: Command line after `python -m`.
+            command: The program and its arguments.
             environment: All environment variables of the process.
-            folder: Working directory; that of this process by default.
             stdin: As for `subprocess.Popen`.
             stdout: As for `subprocess.Popen`.
+            stderr: As for `subprocess.Popen`.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            env=dict(environment),
-            cwd=folder,
-            stdin=stdin,
-            stdout=stdout,
-            start_new_session=True,
-            text=True,
+            command, env=dict(environment), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True, text=True
         )
 
     @property
@@ -58,12 +72,15 @@ class Process:
     def exit_code(self) -> int | None:
         return self._process.poll()
 
+    def cpu_seconds(self) -> float:
+        return sum(family_cpu_seconds(self.pid).values())
+
     def suspend(self) -> None:
-        """Suspend the process group until `resume`."""
-        self._signal(signal.SIGSTOP)
+        """Suspend the process and its descendants until `resume`."""
+        _signal(family_cpu_seconds(self.pid), signal.SIGSTOP)
 
     def resume(self) -> None:
-        self._signal(signal.SIGCONT)
+        _signal(family_cpu_seconds(self.pid), signal.SIGCONT)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -75,20 +92,23 @@ class Process:
             self.suspend()
 
     def end(self) -> None:
-        """End the process and its children and wait for it."""
+        """End the process, wait for it, and end what is left of its group."""
         self.resume()
-        self._signal(signal.SIGTERM)
+        _signal([self.pid], signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_TIMEOUT_S)
-        self._signal(signal.SIGKILL)  # children that ignored SIGTERM
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
 
-    def _signal(self, number: signal.Signals) -> None:
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.kill(pid, number)
 
 
 class EndedError(Exception):
@@ -103,9 +123,10 @@ class JsonWorker:
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the process; see `Process` for the arguments."""
+        """Start `python -m` with the arguments; see `Process` for the environment."""
         self._name = " ".join(arguments)
-        self._process = Process(arguments, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, "-m", *arguments]
+        self._process = Process(command, environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def wait_until_ready(self) -> None:
         """Wait for the first line.

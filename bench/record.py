@@ -30,10 +30,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a section by name, and the rows of its table."""
+    """Figures of a section by name, the rows of its table, and facts about its peers."""
 
     figures: Mapping[str, Figure] = field(default_factory=dict)
     rows: Sequence[Row] = ()
+    peers: Mapping[str, str] = field(default_factory=dict)  # versions and instruction set of each peer
+    missing: Mapping[str, str] = field(default_factory=dict)  # the reason for each peer that was not measured
+    failures: Sequence[str] = ()  # reasons for which the command fails after writing the result
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def read_results(folder: Path) -> dict[str, Recorded]:
 def _read(path: Path) -> Recorded:
     document = json.loads(path.read_text(encoding="utf-8"))
     figures = {name: Figure(**figure) for name, figure in document.pop("figures").items()}
-    result = Result(figures, tuple(document.pop("rows")))
+    peers, missing, failures = (document.pop(name, {}) for name in ("peers", "missing", "failures"))
+    result = Result(figures, tuple(document.pop("rows")), peers, missing, tuple(failures))
     return Recorded(command=document.pop("command"), machine=document, result=result)
 
 

@@ -3,15 +3,18 @@
 import re
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.record import Figure, Recorded, Row
-from bench.targets import TARGETS, Target
+from bench.targets import RELIABILITY, TARGETS, Target
 
+DOCUMENTS = (Path("docs/performance.md"), Path("docs/explanation/reliability.md"), Path("README.md"))
 END = "<!-- end of figures -->"
 MAX_WIDTH = 100  # columns of prose in Markdown
+MIN_ROUNDS = 3
+MAX_ROWS = 10  # of a table of samples over time
 Results = Mapping[str, Recorded]
 
 
@@ -50,23 +53,44 @@ def wrap_prose(markdown: str) -> str:
     return "\n".join(lines)
 
 
-def parts(results: Results) -> dict[str, str]:
-    """Return the text of each part of the documents by its name."""
-    return {
-        "targets": targets_table(results),
-        "library": "\n\n".join(_library(title, results.get(name)) for name, title in LIBRARIES.items()),
-        "servers": "\n\n".join(_servers(title, results.get(name)) for name, title in SERVERS.items()),
-        "mixed": _mixed(results.get("mixed")),
-        "guidellm": _guidellm(results.get("guidellm")),
-        "machines": machines(results),
+def write_documents(results: Results, documents: Iterable[Path] = DOCUMENTS) -> None:
+    """Write every part that is marked in the documents."""
+    for document in documents:
+        for part in re.findall(mark("([^,]+)"), document.read_text(encoding="utf-8")):
+            write_into(document, part, text_of(part, results))
+
+
+def text_of(part: str, results: Results) -> str:
+    """Return the text of a part: the table of a section, or a summary of all."""
+    summaries: dict[str, Callable[[Results], str]] = {
+        "targets": targets_table,
+        "reliability": lambda results: targets_table(results, RELIABILITY),
+        "readme": headline,
+        "machines": machines,
     }
+    return summaries[part](results) if part in summaries else section_table(results.get(part))
 
 
-LIBRARIES = {
-    "library-base": "6 + 6 layers, d 512, ffn 2048, vocabulary 58,101, random weights, 20 tokens a sentence",
-    "library-tiny": "The shipped model, sentences to their natural ends",
-}
-SERVERS = {"server-base": "6 + 6 layers, d 512, grown from the shipped model", "server-tiny": "The shipped model"}
+HEADLINE = (  # the lines of the README: the figure, and the text after it
+    (
+        "shipped.greedy.64.requests/s.ctranslate2",
+        "the requests per second of CTranslate2 behind FastAPI, for the shipped model with 64 clients",
+    ),
+    ("shipped.beam 5.64.requests/s.ctranslate2", "the same with 5 beams"),
+    (
+        "minilm.90 words.64.requests/s.infinity",
+        "the requests per second of infinity, for embeddings of 90 words by MiniLM with 64 clients",
+    ),
+)
+
+
+def headline(results: Results) -> str:
+    figures = all_figures(results)
+    lines = [f"- **{figures[name].value:.2f} ×** {text}" for name, text in HEADLINE if name in figures]
+    sections = [results[name.partition(".")[0]] for name, _ in HEADLINE if name in figures]
+    if any(_preliminary(recorded) for recorded in sections):
+        lines.append("\nThese ratios are preliminary, from short runs.")
+    return "\n".join(lines) or "Not measured."
 
 
 def all_figures(results: Results) -> dict[str, Figure]:
@@ -79,21 +103,23 @@ def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
     for target in targets:
         figure = figures.get(target.figure)
         sign = "<=" if target.better == "lower" else ">="
+        limit = f"{sign} {target.limit:g}"
         if figure is None:
-            rows.append([target.text, "not measured", f"{sign} {target.limit:g}", "-"])
+            missing = results[target.section].result.missing if target.section in results else {}
+            rows.append([target.text, f"{', '.join(missing)} missing" if missing else "not measured", limit, "-"])
         else:
-            limit = f"{sign} {target.limit:g} {figure.unit}"
-            rows.append([target.text, f"{figure.value:.3g} {figure.unit}", limit, _yes(target.is_met(figure))])
+            is_met = "yes" if target.is_met(figure) else "**no**"
+            rows.append([target.text, f"{figure.value:.3g} {figure.unit}", f"{limit} {figure.unit}", is_met])
     return table(["figure", "measured", "target", "met"], rows)
 
 
 def machines(results: Results) -> str:
-    """List the machine and commit of each section; sections with the same ones share a line."""
+    """List the command, machine and commit of each section; equal ones share a line."""
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
         commits = sorted({row["commit"] for row in recorded.result.rows if "commit" in row})
         kept = f" (some of its rows at {', '.join(commits)})" if commits else ""
-        groups.setdefault(_machine(recorded.machine), []).append(f"`{name}`{kept}")
+        groups.setdefault(f"`{recorded.command}`, {_machine(recorded.machine)}", []).append(f"`{name}`{kept}")
     return "\n".join(f"- {', '.join(names)}: {machine}" for machine, names in groups.items())
 
 
@@ -105,71 +131,65 @@ def _machine(facts: Mapping[str, Any]) -> str:
     return f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}, {commit}."
 
 
-def _library(title: str, recorded: Recorded | None) -> str:
-    """Return the table of tokens per second: a row for each contender, a column for each case."""
-    if recorded is None:
-        return f"**{title}**: not measured."
-    cases = _cases(recorded.result.rows, "decoding", "rows")
-    names = list(dict.fromkeys(row["contender"] for row in recorded.result.rows))
-    found = {(row["contender"], row["decoding"], row["rows"]): row for row in recorded.result.rows}
-    body = [
-        [name, *(f"{found[name, *case]['tokens_per_s']:,.0f}" if (name, *case) in found else "" for case in cases)]
-        for name in names
-    ]
-    head = ["tokens a second", *(f"{decoding}, {rows}" for decoding, rows in cases)]
-    return f"**{title}**\n\n{table(head, body)}"
+def section_table(recorded: Recorded | None) -> str:
+    """Return the rows of a section as a table, and its peers.
 
-
-def _servers(title: str, recorded: Recorded | None) -> str:
-    if recorded is None:
-        return f"**{title}**: not measured."
-    body = [
-        [
-            f"{row['decoding']}, {row['load']}",
-            f"{row['server']} ({row['settings']})",
-            *(f"{statistics.median(row[column]):.1f}" for column in ("requests_per_s", "p50_ms", "p99_ms")),
-            f"{row['refused']} of {row['sent']}",
-        ]
-        for row in recorded.result.rows
-    ]
-    return f"**{title}**\n\n{table(['load', 'server', 'requests/s', 'p50 ms', 'p99 ms', 'rejected'], body)}"
-
-
-def _mixed(recorded: Recorded | None) -> str:
+    Rows that differ only in their number of clients are joined, and long tables are thinned out.
+    """
     if recorded is None:
         return "Not measured."
-    body = [
-        [row["load"], *(f"{row[what][part]:.1f}" for what in ("first_token_ms", "gap_ms") for part in ("p50", "p99"))]
-        for row in recorded.result.rows
+    result = recorded.result
+    rows = _joined(result.rows) if result.rows and "clients" in result.rows[0] else list(result.rows)
+    rows = rows[::-1][:: -(-len(rows) // MAX_ROWS)][::-1] if rows and "minutes" in rows[0] else rows
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    body = [[cell(row.get(name, "")) for name in columns] for row in rows]
+    peers = [f"{name}: {build}." for name, build in result.peers.items()]
+    peers += [f"{name} was not measured: {reason}." for name, reason in result.missing.items()]
+    return "\n\n".join([*_preliminary(recorded), table(columns, body), *peers])
+
+
+def _preliminary(recorded: Recorded) -> list[str]:
+    """Return a note if the section was measured with fewer rounds than by default."""
+    options = recorded.machine.get("options", {})
+    if options.get("rounds", MIN_ROUNDS) >= MIN_ROUNDS:
+        return []
+    return [f"Preliminary, from {options['rounds']} rounds of {options['seconds']:g} s (`{recorded.command}`)."]
+
+
+def _joined(rows: Sequence[Row]) -> list[Row]:
+    """Join the rows of each load and server, with the values of all numbers of clients."""
+    hidden = [] if any(sum(row.get("rejected", ())) for row in rows) else ["rejected"]
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["load"], row["server"], row["settings"]), []).append(row)
+    return [
+        {
+            "load": f"{load}, {_clients(several)}",
+            "server": f"{server} ({settings})" if settings else server,
+            **{
+                name: " / ".join(cell(row[name]) for row in several)
+                for name in several[0]
+                if name not in ("load", "server", "settings", "clients", *hidden)
+            },
+        }
+        for (load, server, settings), several in groups.items()
     ]
-    encode = recorded.result.figures["mixed.encode"].value
-    text = table(["streams", "first token p50 ms", "p99 ms", "between tokens p50 ms", "p99 ms"], body)
-    return f"{text}\n\nOne encode of the token budget, requested alone, takes {encode:.0f} ms."
 
 
-def _guidellm(recorded: Recorded | None) -> str:
-    if recorded is None:
-        return "Not measured."
-    head = ["load", "requests/s", "at once", "first token p50 ms", "p95 ms", "between tokens p50 ms", "p95 ms"]
-    body = [
-        [
-            row["step"] if row["rate"] is None else f"{row['step']}, {row['rate']:.1f} a second",
-            *(f"{row[name]:.1f}" for name in ("requests_per_s", "concurrency")),
-            *(f"{row[what][part]:.1f}" for what in ("first_token_ms", "gap_ms") for part in ("p50", "p95")),
-            f"{row['tokens_per_s']:,.0f}",
-            *(str(row[name]) for name in ("whole", "cut_off", "failed")),
-        ]
-        for row in recorded.result.rows
-    ]
-    return f"{shell(recorded.command)}\n\n{table([*head, 'tokens/s', 'whole', 'cut off', 'failed'], body)}"
+def _clients(rows: Sequence[Row]) -> str:
+    counts = [str(row["clients"]) for row in rows]
+    return "1 client" if counts == ["1"] else f"{' / '.join(counts)} clients"
 
 
-def _cases(rows: Sequence[Row], *columns: str) -> list[tuple[Any, ...]]:
-    return list(dict.fromkeys(tuple(row[column] for column in columns) for row in rows))
-
-
-def _yes(is_met: bool) -> str:
-    return "yes" if is_met else "**no**"
+def cell(value: Any) -> str:
+    """Format a value of a row: numbers with 3 digits, values of several rounds as their median."""
+    if isinstance(value, (list, tuple)):
+        return cell(statistics.median(value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def shell(command: str) -> str:

@@ -1,21 +1,17 @@
 """Load all endpoints for half an hour and check that the service's memory, descriptors and threads
 do not grow.
 
-Usage: `python -m bench.soak`. Clients call the endpoints in turn, with all models of a service
-started for the test. One call in eight is aborted by its client at a random moment. The load pauses
-several times: all connections are closed, and once the service is idle and idle models have
-released memory, the readings are taken. Growth is counted from the first reading after a fifth of
-the time. The table goes to docs/explanation/reliability.md.
+Clients call the endpoints in turn, with all models of a service started for the test. One call in
+eight is aborted by its client at a random moment. The load pauses several times: all connections
+are closed, and once the service is idle and idle models have released memory, the readings are
+taken. Growth is counted from the first reading after a fifth of the time.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
 import json
 import random
-import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,18 +21,15 @@ from typing import Any
 
 import uvloop
 
-from bench import machine
-from bench.record import RESULTS, Figure, Recorded, Result, Row, write_result
-from bench.report import table, write_into
+from bench.options import Options
+from bench.record import Figure, Result, Row
 from bench.server import RunningServer, serving
+from bench.targets import RELIABILITY
 from loadtest.client import Client, IncompleteResponseError
 from service.bundle import MANIFEST, read_manifest
 from service.engine.worker import RELEASE_INTERVAL_S
 from service.text.tokenizer import read_tokenizer
 
-SECTION = "soak"
-WRITER = "make soak"
-DOCUMENT = Path("docs/explanation/reliability.md")
 CLIENTS = 16
 READINGS = 30
 WARM_UP_SHARE = 0.2
@@ -47,7 +40,8 @@ TIMEOUT_S = 60.0
 MAX_CHARACTERS = 600
 MAX_TOKENS = 32
 LONG_CHARACTERS = 20_000  # long enough to be tokenized in another thread, and rejected as too long
-MAX_GROWTH = {"resident_mb": 10.0, "descriptors": 0.0, "threads": 0.0}
+RESIDENT = "resident memory, MB"
+GROWING = {"resident_mb": RESIDENT, "descriptors": "descriptors", "threads": "threads"}
 SEED = 1
 
 Body = Mapping[str, Any]
@@ -72,77 +66,43 @@ class Counts:
     failed: Counter[str] = field(default_factory=Counter)  # with any other outcome, by path and reason
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the soak test; return 1 if a call failed or the service grew, else 0."""
-    words = sys.argv[1:] if arguments is None else arguments
-    parsed = parse_arguments(words)
-    described = machine.describe_or_exit(parsed.allow_dirty)
-    sentences = parsed.sentences.read_text(encoding="utf-8").splitlines()
-    with serving(parsed.bundles) as server:
-        result, failed = run(
-            server, texts_of(sentences, parsed.bundles), parsed.minutes * 60, parsed.readings, parsed.clients
-        )
-    command = shlex.join(["python", "-m", "bench.soak", *words])
-    write_result(parsed.results, SECTION, Recorded(described, command, result))
-    write_into(parsed.document, SECTION, report(result), WRITER)
-    print(report(result))
-    for reason, count in failed.items():
-        print(f"error: {count} x {reason}", file=sys.stderr)
-    return 1 if failed or not is_flat(result) else 0
-
-
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.soak", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--minutes", type=float, default=30, help="duration of the load, without the pauses")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help="number of clients, each with one call at a time")
-    parser.add_argument("--readings", type=int, default=READINGS, help="number of readings, at least 2")
-    parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder of bundles to serve")
-    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
-    machine.add_allow_dirty(parser)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--document", type=Path, default=DOCUMENT, help="file whose table is updated")
-    parsed = parser.parse_args(arguments)
-    if parsed.readings < 2:
-        parser.error(f"--readings must be at least 2, got {parsed.readings}")
-    return parsed
-
-
-def run(
-    server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
-) -> tuple[Result, Counter[str]]:
-    """Load a server; return its readings, and the failures with their counts."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        rows, failed = runner.run(_load_and_read(server, texts, seconds, readings, clients))
-    first = rows[int(readings * WARM_UP_SHARE)]
+def run(options: Options) -> Result:
+    """Load a service; the result lists the failed calls and the growths above their limits."""
+    texts = texts_of(options.sentences, options.bundles)
+    with serving(options.bundles) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rows, failed = runner.run(_load_and_read(server, texts, options.minutes * 60))
+    first = rows[int(READINGS * WARM_UP_SHARE)]
     figures = {
-        f"{SECTION}.{name}": Figure.of([rows[-1][name] - first[name]], "MB" if name == "resident_mb" else "")
-        for name in MAX_GROWTH
+        f"soak.{name}": Figure.of([rows[-1][column] - first[column]], "MB" if column == RESIDENT else "")
+        for name, column in GROWING.items()
     }
-    return Result(figures, rows), failed
+    targets = {target.figure: target for target in RELIABILITY}
+    grown = [
+        f"{targets[name].text} by {figure.value:g} {figure.unit}"
+        for name, figure in figures.items()
+        if not targets[name].is_met(figure)
+    ]
+    return Result(figures, rows, failures=[*(f"{count} x {reason}" for reason, count in failed.items()), *grown])
 
 
-async def _load_and_read(
-    server: RunningServer, texts: Sequence[str], seconds: float, readings: int, clients: int
-) -> tuple[list[Row], Counter[str]]:
+async def _load_and_read(server: RunningServer, texts: Sequence[str], seconds: float) -> tuple[list[Row], Counter[str]]:
     async with Client(server.url, TIMEOUT_S) as client:
         cards = json.loads((await client.get("/v1/models")).body)["data"]
     calls, counts, rows = all_calls(cards, texts), Counts(), list[Row]()
     draw = random.Random(SEED)
-    for number in range(1, readings + 1):
-        end = time.monotonic() + seconds / readings
+    for number in range(1, READINGS + 1):
+        end = time.monotonic() + seconds / READINGS
         async with Client(server.url, TIMEOUT_S) as client, asyncio.TaskGroup() as group:
-            for _ in range(clients):
+            for _ in range(CLIENTS):
                 group.create_task(_call_in_turn(client, server.port, calls, end, draw, counts))
         await _wait_until_idle(server.url)
         rows.append(
             {
-                "minutes": round(seconds / readings * number / 60, 3),
-                "calls": counts.ended,
-                "refused": counts.refused,
-                "left": counts.left,
-                "resident_mb": round(server.memory_mb("VmRSS"), 1),
+                "minutes": round(seconds / READINGS * number / 60, 3),
+                "calls completed": counts.ended,
+                "rejected (503)": counts.refused,
+                "aborted by the client": counts.left,
+                RESIDENT: round(server.memory_mb("VmRSS"), 1),
                 "descriptors": server.num_descriptors(),
                 "threads": server.num_threads(),
             }
@@ -375,29 +335,3 @@ async def _wait_until_idle(url: str) -> None:
             raise RuntimeError(f"the service is still busy {MAX_IDLE_WAIT_S:g} s after the last call: {busy}")
         await asyncio.sleep(0.05)
     await asyncio.sleep(RELEASE_INTERVAL_S + 1.0)  # until connections are closed and idle models have released memory
-
-
-def is_flat(result: Result) -> bool:
-    return all(result.figures[f"{SECTION}.{name}"].value <= most for name, most in MAX_GROWTH.items())
-
-
-def report(result: Result) -> str:
-    """Return the table of growth with its targets, and at most ten readings, evenly spaced over
-    time.
-    """
-    names = {"resident_mb": "resident memory, MB", "descriptors": "descriptors", "threads": "threads"}
-    growth = [
-        (text, f"{value:+g}", f"<= {MAX_GROWTH[name]:g}", "yes" if value <= MAX_GROWTH[name] else "**no**")
-        for name, text in names.items()
-        for value in [result.figures[f"{SECTION}.{name}"].value]
-    ]
-    step = -(-len(result.rows) // 10)
-    rows = result.rows[::-1][::step][::-1]
-    head = ("minutes", "calls completed", "rejected (503)", "aborted by the client", *names.values())
-    columns = ("minutes", "calls", "refused", "left", *names)
-    readings = [[f"{row[column]:,}" for column in columns] for row in rows]
-    return f"{table(('growth', 'measured', 'target', 'met'), growth)}\n\n{table(head, readings)}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

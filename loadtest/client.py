@@ -119,12 +119,14 @@ class Client:
         url: URL of the server, such as `http://127.0.0.1:8000`. Its path is a prefix of every
             request's path.
         timeout_s: timeout of a request in seconds, including the time to connect.
+        reuses_connections: False opens a connection for each request, for servers that close them
+            after a response without saying so.
 
     Raises:
         ValueError: `url` is not an HTTP URL.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, reuses_connections: bool = True) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"must be an HTTP URL such as http://127.0.0.1:8000, got {url!r}")
@@ -134,6 +136,7 @@ class Client:
         self._prefix = parts.path.rstrip("/")
         self._authority = parts.netloc.rpartition("@")[2]
         self._timeout_s = timeout_s
+        self._reuses_connections = reuses_connections
         self._idle: list[Connection] = []
 
     async def __aenter__(self) -> Self:
@@ -173,7 +176,7 @@ class Client:
             except BaseException:
                 await connection.close()
                 raise
-        if connection.is_reusable:
+        if connection.is_reusable and self._reuses_connections:
             self._idle.append(connection)
         else:
             await connection.close()

@@ -71,7 +71,7 @@ def classify(response: Response, due: float, is_streamed: bool) -> Outcome:
 
 def _classify_complete(response: Response, due: float) -> Success:
     usage = orjson.loads(response.body)["usage"]
-    return Success(response.ended - due, None, int(usage["input_tokens"]), int(usage.get("output_tokens", 0)))
+    return Success(response.ended - due, None, _input_tokens(usage), _output_tokens(usage))
 
 
 def _classify_stream(response: Response, due: float) -> Success | Failure:
@@ -86,10 +86,25 @@ def _classify_stream(response: Response, due: float) -> Success | Failure:
         return Failure("malformed response")
     return Success(
         latency_s=response.ended - due,
-        first_token_s=events[0].arrived - due,
-        input_tokens=sum(int(usage["input_tokens"]) for usage in usages),
-        output_tokens=sum(int(usage["output_tokens"]) for usage in usages),
+        first_token_s=next((event for event in events[:-1] if _has_text(event)), events[0]).arrived - due,
+        input_tokens=sum(map(_input_tokens, usages)),
+        output_tokens=sum(map(_output_tokens, usages)),
     )
+
+
+def _input_tokens(usage: Mapping[str, Any]) -> int:
+    """Return the number of input tokens, by its own name or that of OpenAI's API."""
+    return int(usage["input_tokens"] if "input_tokens" in usage else usage["prompt_tokens"])
+
+
+def _output_tokens(usage: Mapping[str, Any]) -> int:
+    return int(usage.get("output_tokens", usage.get("completion_tokens", 0)))
+
+
+def _has_text(event: Event) -> bool:
+    """Return False for an event of OpenAI's API that has only a role or the usage."""
+    choices = orjson.loads(event.data).get("choices")
+    return choices is None or any(one.get("text") or one.get("delta", {}).get("content") for one in choices)
 
 
 def _usage(event: Event) -> Mapping[str, Any] | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bench.record import read_results
+from bench import report
+from bench.record import RESULTS, read_results
 from docs.generate import PAGES, fill, make_parts
 from service import __version__
 from service.bundle import SCHEMA_VERSION, read_manifest
@@ -134,19 +135,13 @@ def test_the_rows_of_the_shipped_models_have_the_documented_size() -> None:
     assert round(sum(sizes.values())) == int(total)
 
 
-def test_the_readme_has_figures_that_were_measured() -> None:
-    figures = {
-        name: figure.value
-        for recorded in read_results(Path("bench/results")).values()
-        for name, figure in recorded.result.figures.items()
-    }
-    names = (
-        "library.base-random.greedy.1.best",
-        "server.base.greedy.64 clients.throughput.litserve",
-        "maps.8",
-    )
-    assert re.findall(r"\*\*([\d.]+) ×\*\*", README) == [f"{figures[name]:.3g}" for name in names]
-    assert f"CTranslate2: {figures['library.tiny.greedy.1.best']:.2f} ×" in README
+@pytest.mark.parametrize("document", report.DOCUMENTS, ids=str)
+def test_figures_are_those_of_the_committed_results(document: Path, tmp_path: Path) -> None:
+    """`python -m bench --report` writes them again."""
+    written = tmp_path / document.name
+    shutil.copy(document, written)
+    report.write_documents(read_results(RESULTS), [written])
+    assert written.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
 
 
 def test_the_licences_of_the_readme_are_those_of_the_bundles() -> None:

@@ -1,3 +1,1 @@
-"""Measure the service against its own engine: the cost of HTTP and attention maps, batching, memory
-and start-up.
-"""
+"""Measure the service alone: attention maps, a mixed load, memory and start-up."""

@@ -19,13 +19,14 @@ PARAMETERS = GenerateParameters(max_new_tokens=24, min_new_tokens=24)
 
 
 def run(options: Options) -> Result:
-    folder = options.models.shipped
+    subject = options.models.shipped
+    folder = subject.bundle("shipped")
     manifest = read_bundle(folder)
-    sources = [tuple(source) for source in options.models.tiny.sources(options.sentences)]
+    sources = [tuple(source) for source in subject.sources(options.sentences)]
     engine = Engine(OnnxRunner(folder, manifest, num_threads=options.threads, max_rows=max(ROWS)))
     kinds = frozenset(attention.kind for attention in manifest.attention)
     figures = {}
-    for rows in (rows for rows in ROWS if rows <= options.max_rows):
+    for rows in options.allowed(ROWS):
         ratios = []
         for _ in range(1 + options.rounds):  # the first round is a warm-up
             with_maps = _seconds_per_step(engine, sources[:rows], kinds)

@@ -16,7 +16,7 @@ REQUESTS = 2000
 
 
 def run(options: Options) -> Result:
-    bundles = options.models.shipped_alone
+    bundles = options.models.shipped.served("shipped")
     body = bodies_of(options.sentences)[0]
 
     async def ten_latencies(client: Client) -> list[float]:
@@ -30,7 +30,7 @@ def run(options: Options) -> Result:
     ready: list[float] = []
     ratios: list[float] = []
     for _ in range(options.rounds):
-        with serving(bundles) as server:
+        with serving(bundles, log_level="info") as server:
             ready.append(server.seconds_to_ready)
             latencies = with_client(server.url, ten_latencies)
             ratios.append(latencies[0] / latencies[9])

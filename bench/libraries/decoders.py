@@ -102,14 +102,12 @@ class CTranslate2Decoder:
 class TransformersDecoder:
     """Hugging Face transformers' `generate` with PyTorch, all sources in one padded batch."""
 
-    def __init__(self, bundle: Path, num_threads: int) -> None:
+    def __init__(self, folder: Path, num_threads: int) -> None:
         import torch
-
-        from bench.marian import to_marian
-        from bench.weights import read_model
+        from transformers import MarianMTModel
 
         torch.set_num_threads(num_threads)
-        self._model = to_marian(read_model(bundle))
+        self._model = MarianMTModel.from_pretrained(folder).eval()
 
     def prepare(self, sources: Sequence[Ids]) -> dict[str, Any]:
         import torch

@@ -2,31 +2,56 @@ from pathlib import Path
 
 import pytest
 
+from bench import models
 from bench.models import RECIPES, Models, Subject
 from bench.weights import read_model
 from service.bundle import read_bundle
 
 
 @pytest.fixture(scope="module")
-def base(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return Models(tmp_path_factory.mktemp("models"), bundle, toy_sentences).grown_base
+def grown(small_models: Models) -> Subject:
+    return small_models.grown
 
 
-def test_a_subject_has_a_bundle_of_each_data_type(base: Subject) -> None:
-    assert base.bundles.keys() == {"float32", *RECIPES}
-    assert read_bundle(base.bundles["float32"]).quantization is None
+def test_a_subject_has_a_bundle_of_each_data_type(marian: Subject) -> None:
+    assert read_bundle(marian.bundle("float32")).quantization is None
     for dtype, recipe in RECIPES.items():
-        manifest = read_bundle(base.bundles[dtype])
+        manifest = read_bundle(marian.bundle(dtype))
         assert manifest.quantization is not None
         assert (manifest.dtype, manifest.quantization.schemes) == (dtype, recipe.schemes)
-        assert list(base.bundles[dtype].parent.iterdir()) == [base.bundles[dtype]], (
+        assert list(marian.served(dtype).iterdir()) == [marian.bundle(dtype)], (
             "each bundle must be alone in the folder that is served"
         )
 
 
-def test_the_grown_base_has_the_papers_sizes_and_the_shipped_models_tokens(bundle: Path, base: Subject) -> None:
-    config, small = read_model(base.bundles["float32"]).config, read_model(bundle).config
+def test_the_grown_model_has_the_papers_sizes_and_the_shipped_models_tokens(bundle: Path, grown: Subject) -> None:
+    config, small = read_model(grown.bundle("float32")).config, read_model(bundle).config
     assert (config.d_model, config.num_heads, config.d_ff) == (512, 8, 2048)
     assert (config.encoder_layers, config.decoder_layers) == (6, 6)
     assert (config.vocab_size, config.max_positions) == (small.vocab_size, small.max_positions)
-    assert read_bundle(base.bundles["float32"]).tokens == read_bundle(bundle).tokens
+    assert read_bundle(grown.bundle("float32")).tokens == read_bundle(bundle).tokens
+
+
+def test_a_model_is_created_once_and_an_interrupted_one_again(
+    bundle: Path, toy_sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Models(tmp_path, bundle, toy_sentences)
+    with monkeypatch.context() as patch:
+        patch.setattr(models, "write_ctranslate2_model", lambda *_: pytest.fail("interrupted"))
+        with pytest.raises(pytest.fail.Exception):
+            _ = first.shipped
+    assert not list(tmp_path.glob("*/shipped"))
+    written = first.shipped.path("ctranslate2") / "model.bin"
+    time = written.stat().st_mtime_ns
+    assert Models(tmp_path, bundle, toy_sentences).shipped.path("ctranslate2").joinpath("model.bin") == written
+    assert written.stat().st_mtime_ns == time
+
+
+def test_models_of_other_code_are_removed(
+    bundle: Path, toy_sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Models(tmp_path, bundle, toy_sentences).shipped
+    monkeypatch.setattr(models, "CODE", ("bench/growth.py",))
+    new = Models(tmp_path, bundle, toy_sentences).shipped
+    assert new.folder != old.folder
+    assert new.folder.exists() and not old.folder.exists()

@@ -5,39 +5,26 @@ from bench.plots import draw
 from bench.record import RESULTS as RECORDED
 from bench.record import Figure, Recorded, Result, read_results
 
-RATIOS = {
-    f"library.tiny.{decoding}.{rows}.{types}": Figure.of([1.5])
-    for decoding in ("greedy", "beam 5")
-    for rows in (1, 8)
-    for types in ("best", "float32")
-}
-SERVER_ROWS = [
-    {"decoding": decoding, "load": load, "server": server, "requests_per_s": [100.0], "p99_ms": [9.0]}
-    for decoding in ("greedy", "beam 5")
-    for load in ("16 clients", "open 80 %")
-    for server in ("sightline", "litserve", "fastapi")
-]
-RESULTS = {
-    "library-tiny": Recorded({}, "", Result(RATIOS)),
-    "server-tiny": Recorded({}, "", Result({}, SERVER_ROWS)),
-}
+FIGURES = {"shipped.greedy.16.requests/s.ctranslate2": 1.37, "library.greedy.1.best": 3.3, "firefox.greedy.1.CPU ms": 2}
+RESULTS = {"shipped": Recorded({}, "", Result({name: Figure.of([value]) for name, value in FIGURES.items()}))}
 
 
 def texts_in(picture: Path) -> set[str]:
     return {(element.text or "").strip() for element in ElementTree.parse(picture).iter()}
 
 
-def test_the_pictures_show_every_case_and_server(tmp_path: Path) -> None:
+def test_the_picture_shows_each_measured_ratio_with_a_target(tmp_path: Path) -> None:
     draw(RESULTS, tmp_path)
-    assert {"1", "8", "fastest data types, greedy", "1.5"} <= texts_in(tmp_path / "library.svg")
-    assert {"16 clients", "80 %", "litserve", "requests/s"} <= texts_in(tmp_path / "servers.svg")
+    texts = texts_in(tmp_path / "peers.svg")
+    assert {"1.37", "3.30", "shipped model, greedy, over CTranslate2, requests/s at 16 clients"} <= texts
+    assert not [text for text in texts if "Firefox" in text or "at 64 clients" in text]
 
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     pictures = []
     for _ in range(2):
         draw(RESULTS, tmp_path)
-        pictures.append([path.read_bytes() for path in sorted(tmp_path.iterdir())])
+        pictures.append((tmp_path / "peers.svg").read_bytes())
     assert pictures[0] == pictures[1]
 
 

@@ -1,12 +1,19 @@
+import contextlib
 import os
-import subprocess
+import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from bench.process import EndedError, JsonWorker, Process
+from bench.process import EndedError, JsonWorker, Process, family_cpu_seconds
 from bench.server import serving
+
+SERVER = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"]
+# Starts a child in a session of its own, which works for a while; then both wait.
+WORK = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ntime.sleep(60)"
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], start_new_session=True)"
 
 
 def state_of(pid: int) -> str:
@@ -21,7 +28,7 @@ def wait_for_state(pid: int, states: str) -> None:
 
 
 def test_a_process_runs_only_during_its_turn() -> None:
-    process = Process(["http.server", "0", "--bind", "127.0.0.1"], os.environ)
+    process = Process(SERVER, os.environ)
     try:
         process.suspend()
         wait_for_state(process.pid, "T")
@@ -34,7 +41,7 @@ def test_a_process_runs_only_during_its_turn() -> None:
 
 
 def test_a_suspended_process_can_be_ended() -> None:
-    process = Process(["http.server", "0", "--bind", "127.0.0.1"], os.environ, stdout=subprocess.DEVNULL)
+    process = Process(SERVER, os.environ)
     process.suspend()
     process.end()
     assert process.exit_code is not None
@@ -52,3 +59,26 @@ def test_a_worker_that_ends_without_a_response_is_named_in_the_error() -> None:
 def test_a_service_that_cannot_start_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="before it was ready"), serving(tmp_path / "nothing here"):
         pass
+
+
+def test_cpu_time_and_turns_are_those_of_all_processes() -> None:
+    process = Process([sys.executable, "-c", PARENT], os.environ)
+    try:
+        end = time.monotonic() + 10
+        while process.cpu_seconds() < 0.3:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        family = family_cpu_seconds(process.pid)
+        assert len(family) == 2 and next(iter(family)) == process.pid
+        assert family[process.pid] < 0.3
+        process.suspend()
+        for pid in family:
+            wait_for_state(pid, "T")
+        worked = process.cpu_seconds()
+        time.sleep(0.1)
+        assert process.cpu_seconds() - worked < 0.1
+    finally:
+        process.end()
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

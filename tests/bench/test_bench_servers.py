@@ -1,78 +1,164 @@
 import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.libraries.contender import Setup
-from bench.load import GENERATE, measure_load, with_client
+from bench import peers
+from bench.compare import Case, compare, ratios, sightline
+from bench.load import GENERATE, bodies_of, measure_load, with_client
 from bench.models import Models, Subject
+from bench.options import Options
+from bench.peers import CTRANSLATE2, FASTEMBED, INFINITY, LITSERVE, LLAMA_CPP, MissingPeerError, Peer, Setting
+from bench.record import Recorded, Row
+from bench.report import all_figures, section_table, targets_table
 from bench.server import RunningServer, serving
-from bench.servers.setups import ServerSetup, fastapi_setups, litserve_setups, sightline_setups
+from bench.servers import prompts
+from bench.targets import SERVERS
 from loadtest.client import Client
 from loadtest.load import Load
 
-NUM_BEAMS = 2
-PARAMETERS = {"num_beams": NUM_BEAMS, "early_stopping": True}
+HERE = replace(CTRANSLATE2, axes=([Setting("float32", ("--compute-type", "float32"))],))
+NEVER = Peer("never", "ctranslate2", ("ctranslate2==0.0.0.dev0",), ())
 
 
-@pytest.fixture(scope="module")
-def subject(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    scratch = tmp_path_factory.mktemp("models")
-    return Models(scratch, bundle, toy_sentences).tiny
+@pytest.fixture
+def this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the environment of the tests instead of those of the peers."""
+
+    def python(peer: Peer) -> Path:
+        if peer.name == "never":
+            raise MissingPeerError("never cannot be used here: no such version")
+        return Path(sys.executable)
+
+    monkeypatch.setattr(Peer, "python", python)
 
 
-def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:
+def files_of(subject: Subject) -> dict[str, Path]:
+    return {"model": subject.path("ctranslate2"), "tokenizer": subject.path("tokenizer.json")}
+
+
+def ask(server: RunningServer, body: Mapping[str, Any]) -> Any:
     async def post(client: Client) -> Any:
         return await client.post(GENERATE, json.dumps(body).encode())
 
     response = with_client(server.url, post)
     assert response.status == 200, response.body
-    content: dict[str, Any] = json.loads(response.body)
-    return content
+    return json.loads(response.body)
 
 
-def test_the_peers_give_the_same_outputs_as_the_service(subject: Subject, toy_sentences: list[str]) -> None:
-    library = Setup("ctranslate2", "float32", subject.ctranslate2)
-    setups: list[ServerSetup] = [
-        sightline_setups(subject, "float32", threads=1)[0],
-        litserve_setups(subject, library, NUM_BEAMS, threads=1)[0],
-        fastapi_setups(subject, library, NUM_BEAMS, threads=1)[0],
-    ]
-    responses = []
-    for setup in setups:
-        with setup.start() as server:
-            responses.append(ask(server, {"inputs": toy_sentences[0], "parameters": PARAMETERS}))
-    texts = [response["outputs"][0]["text"] for response in responses]
-    tokens = [[token["id"] for token in response["outputs"][0]["tokens"]] for response in responses]
-    assert texts == texts[:1] * 3
-    assert tokens == tokens[:1] * 3
-    assert [response["usage"] for response in responses] == [responses[0]["usage"]] * 3
+@pytest.mark.parametrize(
+    ("name", "dtype", "parameters"),
+    [
+        ("shipped", "shipped", {"num_beams": 2, "early_stopping": True}),
+        ("marian", "float32", {"max_new_tokens": 9, "min_new_tokens": 9}),
+        ("t5", "float32", {"max_new_tokens": 9, "min_new_tokens": 9}),
+    ],
+)
+@pytest.mark.usefixtures("this_environment")
+def test_the_peers_give_the_same_outputs_as_the_service(
+    small_models: Models, toy_sentences: list[str], name: str, dtype: str, parameters: dict[str, Any]
+) -> None:
+    subject: Subject = getattr(small_models, name)
+    outputs = []
+    for server in (serving(subject.served(dtype), threads=1), HERE.start(files_of(subject), 1, HERE.axes[0])):
+        with server as running:
+            response = ask(running, {"inputs": toy_sentences[0], "parameters": parameters})
+            outputs.append(([token["id"] for token in response["outputs"][0]["tokens"]], response["usage"]))
+    (ours, our_usage), (theirs, their_usage) = outputs
+    # The peer has no ids for names beyond the vocabulary of its tokenizer.
+    assert [their or our for our, their in zip(ours, theirs, strict=True)] == ours
+    assert their_usage == our_usage
 
 
-def test_every_setting_of_the_peers_is_tried(subject: Subject) -> None:
-    library = Setup("ctranslate2", "int8", subject.ctranslate2, environment={"CT2_FORCE_CPU_ISA": "AVX2"})
-    settings = [setup.settings for setup in litserve_setups(subject, library, 1, threads=2)]
-    assert len(set(settings)) == 9
-    assert settings[0] == "ctranslate2 int8 AVX2, batch 16, 1 ms"
-    assert [setup.settings.rpartition(", ")[2] for setup in fastapi_setups(subject, library, 1, threads=2)] == [
-        "1 x 2 threads",
-        "2 x 1 threads",
-    ]
+@pytest.mark.usefixtures("this_environment")
+def test_the_service_and_a_peer_are_measured_in_turns(
+    small_models: Models, short: Options, toy_sentences: list[str]
+) -> None:
+    subject = small_models.shipped
+    case = Case("greedy", GENERATE, bodies_of(toy_sentences, max_new_tokens=4), (1, 16))
+    result = compare("shipped", [case], [sightline(subject.served("shipped"))], {HERE: files_of(subject)}, short)
+    assert [(row["server"], row["clients"]) for row in result.rows] == [("sightline", 1), ("ctranslate2", 1)]
+    assert all(row["CPU ms"][0] > 0 for row in result.rows)
+    ours, theirs = (row["requests/s"][0] for row in result.rows)
+    for peer in ("ctranslate2", "best"):
+        assert result.figures[f"shipped.greedy.1.requests/s.{peer}"].value == pytest.approx(ours / theirs, rel=0.01)
+    assert result.peers["ctranslate2"].startswith("ctranslate2 4.")
+    assert result.missing == {}
 
 
-def test_the_fake_server_serves_the_same_api(subject: Subject, toy_sentences: list[str]) -> None:
-    with serving(subject.bundles["float32"].parent, "bench.fake_server") as server:
-        length = {"max_new_tokens": 5, "min_new_tokens": 5}
-        response = ask(server, {"inputs": toy_sentences[0], "parameters": length})
-    assert response["model"] == "fake"
-    assert response["usage"]["output_tokens"] == 5
+@pytest.mark.usefixtures("this_environment")
+def test_a_missing_peer_is_reported_and_nothing_is_the_best(
+    small_models: Models, short: Options, toy_sentences: list[str]
+) -> None:
+    subject = small_models.shipped
+    case = Case("greedy", GENERATE, bodies_of(toy_sentences, max_new_tokens=4), (1,))
+    peers = {HERE: files_of(subject), NEVER: files_of(subject)}
+    result = compare("grown", [case], [sightline(subject.served("shipped"))], peers, short)
+    assert result.missing == {"never": "never cannot be used here: no such version"}
+    assert {name.rpartition(".")[2] for name in result.figures} == {"ctranslate2"}
+    recorded = {"grown": Recorded({}, "", result)}
+    (target,) = (one for one in SERVERS if one.figure.startswith("grown.greedy.64.requests"))
+    assert targets_table(recorded, [target]).endswith("| never missing | >= 2.7 | - |")
+    assert "never was not measured: never cannot be used here" in section_table(recorded["grown"])
+    assert all_figures(recorded) == result.figures
 
 
-def test_a_load_with_failures_raises_an_error(subject: Subject) -> None:
+def test_a_peer_whose_packages_do_not_exist_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "ENVIRONMENTS", tmp_path)
+    nothing = Peer("nothing", "ctranslate2", ("--no-index", "no-such-package-1234"), ())
+    with pytest.raises(MissingPeerError, match=r"nothing cannot be used here: .*no-such-package-1234"):
+        nothing.python()
+
+
+@pytest.mark.usefixtures("this_environment")
+def test_the_fastest_settings_of_a_peer_are_found(
+    small_models: Models, short: Options, toy_sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Setting("unsupported", environment={"CT2_FORCE_CPU_ISA": "X"})
+    axes = ([Setting("float32", ("--compute-type", "float32"))], [slow, Setting("default instruction set")])
+    subject = small_models.shipped
+    case = Case("greedy", GENERATE, bodies_of(toy_sentences, max_new_tokens=4), (1,))
+    options = replace(short, is_quick=False)
+    tried = {replace(CTRANSLATE2, axes=axes): files_of(subject)}
+    result = compare("shipped", [case], [], tried, options, chosen=["ctranslate2"])
+    assert [row["settings"] for row in result.rows] == ["float32, default instruction set"]
+
+
+def row(server: str, *speeds: float, **others: Any) -> Row:
+    return {"load": "a", "clients": 1, "server": server, "requests/s": list(speeds), "settings": "", **others}
+
+
+def test_ratios_are_medians_of_rounds_with_the_faster_of_the_chosen() -> None:
+    ours = [row("sightline", 2.0, 9.0, 6.0), row("8-bit", 9.0, 9.0, 9.0)]
+    rows = [*ours, row("one", 1.0, 3.0, 3.0), row("two", 4.0, 4.0, 4.0)]
+    name = "s.a.1.requests/s"
+    values = {key: figure.value for key, figure in ratios("s", rows, ["sightline"], ["one", "two"]).items()}
+    assert values == {f"{name}.one": 2.0, f"{name}.two": 1.5, f"{name}.best": 1.5}
+    both = ratios("s", rows, ["sightline", "8-bit"], ["one", "two"])
+    assert both[f"{name}.two"].value == 2.25
+    assert f"{name}.best" not in ratios("s", rows[:3], ["sightline"], ["one", "two"])
+
+
+def test_prompts_have_their_number_of_words_and_begin_differently() -> None:
+    texts = prompts(["a b", "c d e"], 7)
+    assert texts == ["a b c d e a b", "c d e a b c d"]
+
+
+def test_a_load_with_failures_raises_an_error(small_models: Models) -> None:
     bodies = [json.dumps({"inputs": ""}).encode()]
     with (
-        serving(subject.bundles["float32"].parent) as server,
+        serving(small_models.shipped.served("shipped")) as server,
         pytest.raises(RuntimeError, match=r"2 of 2 requests failed: .*empty_input"),
     ):
         measure_load(server.url, Load(GENERATE, bodies, requests=2))
+
+
+@pytest.mark.download
+@pytest.mark.parametrize("peer", [CTRANSLATE2, LITSERVE, FASTEMBED, INFINITY, LLAMA_CPP], ids=lambda peer: peer.name)
+def test_the_packages_of_the_peers_can_be_installed(peer: Peer) -> None:
+    """Environments are kept under build/, as by the command."""
+    assert peer.packages[-1].partition("==")[2] in peer.build()

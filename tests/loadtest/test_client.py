@@ -59,6 +59,14 @@ async def test_a_connection_that_the_server_closes_is_not_used_again() -> None:
         assert service.connections == 2
 
 
+async def test_a_client_that_reuses_no_connections_opens_one_for_each_request() -> None:
+    async with FakeService(lambda n, request: whole(200, n)) as service:
+        async with Client(service.url, 5.0, reuses_connections=False) as client:
+            await client.post("/", b"{}")
+            await client.post("/", b"{}")
+        assert service.connections == 2
+
+
 async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_IDLE_S", 0.05)
     async with FakeService(lambda n, request: whole(200, n)) as service, Client(service.url, 5.0) as client:

@@ -44,6 +44,18 @@ def test_the_tokens_of_all_inputs_of_a_stream_add_up() -> None:
     assert classify(response, 10.0, is_streamed=True) == Success(2.0, 1.0, 10, 8)
 
 
+def test_usage_and_first_text_of_openais_api_are_read() -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
+    assert classify(whole_response(200, {"data": [], "usage": usage}), 10.0, is_streamed=False) == Success(
+        2.0, None, 7, 2
+    )
+    deltas: list[dict[str, str | None]] = [{"role": "assistant", "content": None}, {"content": "A"}, {"content": "b"}]
+    chunks = [{"choices": [{"delta": delta}], "usage": None} for delta in deltas]
+    events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in [*chunks, {"choices": [], "usage": usage}]]
+    response = stream((10.5, events[0]), (11.0, events[1]), (12.0, events[2] + events[3] + DONE))
+    assert classify(response, 10.0, is_streamed=True) == Success(2.0, 1.0, 7, 2)
+
+
 @pytest.mark.parametrize(("value", "seconds"), [("3", 3), ("", None), ("soon", None), ("-1", None)])
 def test_a_503_is_a_rejection_with_its_code_and_retry_after(value: str, seconds: int | None) -> None:
     response = whole_response(503, {"error": {"code": "overloaded"}}, **{"retry-after": value})

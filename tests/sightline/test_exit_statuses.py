@@ -92,7 +92,7 @@ TABLE = [
     ("service --port abc", 2),
     ("bench --help", 0),
     ("bench nothing", 2),
-    ("bench library-base --bundle {tmp}/no", 2),
+    ("bench library --bundle {tmp}/no", 2),
     ("loadtest --help", 0),
     ("loadtest --duration long", 2),
     ("loadtest --sentences {tmp}/no", 2),

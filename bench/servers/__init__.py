@@ -1,1 +1,0 @@
-"""Compare the service with CTranslate2 behind other servers, with the same client and in turns."""
