@@ -26,7 +26,8 @@ class Prefill:
     """A prompt that is being read, and the requests that wait for it.
 
     Several requests of one call can have the same prompt, for example the samples of one input. It
-    is read once, into the first row of the first request.
+    is read once, into the first row of the first request. Only the last token, which the first step
+    reads, may differ.
     """
 
     owners: list[RowOwner]  # not empty

@@ -137,10 +137,10 @@ class Rows:
         return given
 
     def start(self, generations: Sequence[Generation]) -> None:
-        """Add generations with the same prompt to the running ones.
+        """Add generations whose prompts are equal up to the last token to the running ones.
 
-        The prompt has been read in the first row of the first generation. Its states are copied to
-        the other rows.
+        These tokens have been read in the first row of the first generation. Its states are copied
+        to the other rows. The next step reads the last token of each prompt.
         """
         for generation in generations:
             for index in range(len(generation.rows)):
@@ -148,16 +148,16 @@ class Rows:
                 self._num_running += 1
             del self._in_prefill[generation]
             self._running[generation] = None
+            self._token_ids[generation.rows] = generation.decoder_prompt_ids[-1]
         rows = [row for generation in generations for row in generation.rows]
-        prompt_ids = generations[0].decoder_prompt_ids
-        self._token_ids[rows] = prompt_ids[-1]
-        self._lengths[rows] = len(prompt_ids) - 1
+        num_read = len(generations[0].prefill_ids)
+        self._lengths[rows] = num_read
         first, *others = rows
-        if len(prompt_ids) == 1:
+        if not num_read:
             for row in rows:
                 self._runner.init_rows(row, {}, [0])
         elif others:
-            self._runner.fork([first] * len(others), others, len(prompt_ids) - 1)
+            self._runner.fork([first] * len(others), others, num_read)
         self._choose_outputs()
 
     def hand_over(self, owner: RowOwner, successor: RowOwner) -> None:
