@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.bundle import PREFILL_TOKENS, Manifest
 from service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from service.engine.request import EncodeRequest, GenerateRequest, Request
 from service.engine.scores import TOP_OUTPUTS
@@ -129,12 +129,26 @@ class Rows:
 
     def prefill(self, row: int, token_ids: Int64, outputs: Sequence[str]) -> Mapping[str, Array]:
         """Read the next tokens of a prompt in a row. If that raises, it can be repeated."""
-        length = int(self._lengths[row])
-        if not length:
-            self._runner.init_rows(row, {}, [0])
+        length = self._num_read(row)
         given = self._runner.prefill(row, token_ids, length, outputs)
         self._lengths[row] += len(token_ids)
         return given
+
+    def load_prefix(self, row: int, block: int) -> None:
+        """Copy a block of the prefix cache to a row, as if the row had read its tokens."""
+        self._runner.load_prefix(block, row, self._num_read(row))
+        self._lengths[row] += PREFILL_TOKENS
+
+    def store_prefix(self, row: int, block: int) -> None:
+        """Copy the states of the last `PREFILL_TOKENS` tokens of a row to a block of the cache."""
+        self._runner.store_prefix(row, int(self._lengths[row]) - PREFILL_TOKENS, block)
+
+    def _num_read(self, row: int) -> int:
+        """Return the number of tokens that a row in prefill has read; initialize it if 0."""
+        length = int(self._lengths[row])
+        if not length:
+            self._runner.init_rows(row, {}, [0])
+        return length
 
     def start(self, generations: Sequence[Generation]) -> None:
         """Add generations whose prompts are equal up to the last token to the running ones.
