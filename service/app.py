@@ -31,7 +31,7 @@ from service.http import docs, page
 from service.http.application import Application
 from service.http.dispatch import CallLog, Dispatcher
 from service.inference.changes import NoPeers
-from service.inference.service import Backend, ServedModel, Service, state_bytes
+from service.inference.service import Backend, ServedModel, Service, prefix_cache_bytes, state_bytes
 from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
 from service.runtime.protocol import RuntimeUnavailableError
@@ -154,14 +154,18 @@ def log_ready(service: Service) -> None:
             "max_rows": model.max_rows,
         }
         logger.info("ready", extra={"fields": fields, "text": _ready_text(model, width)})
-    state, responses, resident = state_bytes(service.settings), service.response_memory.limit, resident_bytes()
+    state, prefixes = state_bytes(service.settings), prefix_cache_bytes(service.settings)
+    responses, resident = service.response_memory.limit, resident_bytes()
     failed = f"; {len(service.failed_models)} failed to load" if service.failed_models else ""
     on_use = f"; {len(lazy)} more {'is' if len(lazy) == 1 else 'are'} loaded on first use" if lazy else ""
+    on_prefixes = ""
+    if any(manifest.has_prefix_states for manifest in service.manifests.values()):
+        on_prefixes = f", {size_text(prefixes)} for prefixes of prompts"
     text = (
         f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{on_use}{failed}; "
         f"default: {service.default_model or 'none'}; "
-        f"memory: {size_text(resident)} now, up to {size_text(state)} more for decoder state and "
-        f"{size_text(responses)} for responses"
+        f"memory: {size_text(resident)} now, up to {size_text(state)} more for decoder state{on_prefixes} "
+        f"and {size_text(responses)} for responses"
     )
     summary = {
         "models": list(models),
@@ -170,6 +174,7 @@ def log_ready(service: Service) -> None:
         "default_model": service.default_model,
         "resident_bytes": resident,
         "max_state_bytes": state,
+        "max_prefix_cache_bytes": prefixes,
         "max_response_bytes": responses,
     }
     logger.info("serving", extra={"fields": summary, "text": text})

@@ -549,6 +549,15 @@ class Manifest(_Part):
         """True if the model continues its source, as a causal language model does."""
         return self.decoder_start == "source"
 
+    @property
+    def has_prefix_states(self) -> bool:
+        """True if the states after some tokens contain those after each shorter prefix.
+
+        They do if every state has a position for each token. A state of fixed size does not keep
+        its earlier values.
+        """
+        return self.is_decoder_only and bool(self.states) and all("target" in state.shape for state in self.states)
+
     def decoder_prompt_ids(self, source_ids: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens that precede the generated tokens in the decoder.
 

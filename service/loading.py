@@ -36,7 +36,14 @@ from service.engine.request import (
 from service.engine.worker import Worker
 from service.errors import INTERRUPTIONS
 from service.inference.dense import read_dense
-from service.inference.service import Backend, LoadedModel, ServedModel, default_models, state_bytes
+from service.inference.service import (
+    Backend,
+    LoadedModel,
+    ServedModel,
+    default_models,
+    prefix_cache_bytes,
+    state_bytes,
+)
 from service.machine import usable_threads
 from service.parameters import GenerateParameters
 from service.runtime.device import DeviceRunner
@@ -185,7 +192,9 @@ def load_bundles(
     if not settings.max_rows:
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
     max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
-    settings = settings.model_copy(update={"max_rows": max_rows})
+    settings = settings.model_copy(
+        update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, bundles.values())}
+    )
     lazy = {one.name: one for one in bundles.values() if settings.is_lazy(one.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
@@ -241,7 +250,8 @@ class BundleRepository:
         models, but at least `MAX_BEAMS`, as at start; `max_rows` sets another number. The rows of
         loaded models do not change.
         """
-        found = {folder: manifest for folder, manifest in self._find().items() if manifest.name == name}
+        bundles = self._find()
+        found = {folder: manifest for folder, manifest in bundles.items() if manifest.name == name}
         if not found:
             raise BundleError(f"no bundle in {self._settings.bundles} is named {name}")
         ((folder, manifest),) = found.items()
@@ -249,7 +259,8 @@ class BundleRepository:
         if not self._settings.max_rows:
             _with_enough_memory(found, limit, raise_failure)
         max_rows = self._settings.max_rows or rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)])
-        settings = self._settings.model_copy(update={"max_rows": max_rows})
+        share = _prefix_cache_share(self._settings, bundles.values())
+        settings = self._settings.model_copy(update={"max_rows": max_rows, "max_prefix_cache_bytes": share})
 
         def load() -> LoadedModel:
             opened = _open_bundle(folder, manifest, self._provider, settings, self._tokenizers)
@@ -309,6 +320,11 @@ def _with_enough_memory(
         )
         on_failure(folder, reason)
     return fitting
+
+
+def _prefix_cache_share(settings: Settings, manifests: Iterable[Manifest]) -> int:
+    """Return the bytes of the prefix cache of each model that can have one."""
+    return prefix_cache_bytes(settings) // max(1, sum(manifest.has_prefix_states for manifest in manifests))
 
 
 def _open_bundle(
@@ -388,7 +404,8 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
         raise BundleError(
             f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `python -m export half` writes one"
         )
-    return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows)
+    prefix_bytes = prefix_cache_bytes(settings)
+    return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows, prefix_cache_bytes=prefix_bytes)
 
 
 def _check_known_inputs(folder: Path, runner: OnnxRunner | DeviceRunner) -> None:

@@ -53,6 +53,8 @@ MODEL_GAUGES: Mapping[str, str] = {
     "model_state_bytes_per_row": "Maximum decoder state of one row in bytes.",
     "model_max_state_bytes": "Maximum decoder state of all rows in bytes.",
     "model_state_bytes": "Decoder state reserved by running sequences in bytes, as if they had the maximum length.",
+    "model_max_prefix_cache_bytes": "Maximum size of the prefix cache in bytes.",
+    "model_prefix_cache_bytes": "Size of the states in the prefix cache in bytes.",
 }
 
 # Histogram buckets.
@@ -76,6 +78,8 @@ class Metrics:
             for name, text in (
                 ("prompt_tokens", "Number of source tokens of finished sequences, special tokens included."),
                 ("generation_tokens", "Number of generated tokens in the returned outputs of finished sequences."),
+                ("prefix_cache_queries", "Number of prompt tokens that were looked up in the prefix cache."),
+                ("prefix_cache_hits", "Number of prompt tokens whose states came from the prefix cache."),
             )
         }
         self.success = self._counter(
@@ -198,6 +202,7 @@ SHARED_SETTINGS = frozenset(
     (
         "max_rows",
         "max_state_bytes",
+        "max_prefix_cache_bytes",
         "max_response_bytes",
         "max_waiting_sequences",
         "max_waiting_bytes",
@@ -289,6 +294,8 @@ class ModelMetrics:
         histogram_of = {name: histogram.labels(model) for name, histogram in metrics.histograms.items()}
         self._prompt_tokens = metrics.counters["prompt_tokens"].labels(model)
         self._generation_tokens = metrics.counters["generation_tokens"].labels(model)
+        self._prefix_queries = metrics.counters["prefix_cache_queries"].labels(model)
+        self._prefix_hits = metrics.counters["prefix_cache_hits"].labels(model)
         self._success = {
             reason: metrics.success.labels(model, reason)
             for reason in ("eos", "length", "stop", "forced", "encoded", "compared")
@@ -319,6 +326,8 @@ class ModelMetrics:
             "model_state_bytes_per_row": lambda: memory().state_per_row,
             "model_max_state_bytes": lambda: memory().max_state,
             "model_state_bytes": lambda: memory().state_in_use,
+            "model_max_prefix_cache_bytes": lambda: memory().max_prefix_cache,
+            "model_prefix_cache_bytes": lambda: memory().prefix_cache_in_use,
         }
         for name, read in read_of.items():
             self._gauges[name].set_function(read)
@@ -334,6 +343,10 @@ class ModelMetrics:
     def on_step(self, rows: int, seconds: float) -> None:
         self._step.observe(seconds)
         self._rows.observe(rows)
+
+    def on_prefix_query(self, tokens: int, cached_tokens: int) -> None:
+        self._prefix_queries.inc(tokens)
+        self._prefix_hits.inc(cached_tokens)
 
     def on_finish(self, request: Request, event: Event) -> None:
         if isinstance(event, Generated):

@@ -135,6 +135,13 @@ class Settings(BaseModel):
         description="Maximum bytes of the decoder state of all models; 0 uses half of the memory available to the "
         "process. It has no effect if `max_rows` is set.",
     )
+    max_prefix_cache_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Maximum bytes of the prefix cache of all models; 0 disables it. It keeps the states of prompts of "
+        "decoder-only models, which are not computed again for prompts that begin alike. If not set, it is an eighth "
+        "of the memory available to the process, at most 1 GiB.",
+    )
     max_batch_tokens: int = Field(
         default=1024, ge=1, description="Maximum tokens of an encoder batch, padding included."
     )

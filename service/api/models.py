@@ -167,9 +167,11 @@ class MemoryUse:
         int,
         Field(description="Decoder state reserved by running sequences in bytes, as if they had the maximum length."),
     ]
+    max_prefix_cache_bytes: Annotated[int, Field(description="Maximum size of the prefix cache in bytes.")]
+    prefix_cache_bytes: Annotated[int, Field(description="Size of the states in the prefix cache in bytes.")]
 
 
-NO_MEMORY = MemoryUse(0, 0, 0, 0, 0)
+NO_MEMORY = MemoryUse(0, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -208,7 +210,15 @@ async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     model, limits, memory = call.service.models[manifest.name], manifest.limits, NO_MEMORY
     if model.loaded is not None:
         found = model.loaded.memory()
-        memory = MemoryUse(found.weights, model.max_rows, found.state_per_row, found.max_state, found.state_in_use)
+        memory = MemoryUse(
+            found.weights,
+            model.max_rows,
+            found.state_per_row,
+            found.max_state,
+            found.state_in_use,
+            found.max_prefix_cache,
+            found.prefix_cache_in_use,
+        )
     return ModelDetails(
         **vars(card_of(manifest, model.state)),
         license=manifest.license,

@@ -222,7 +222,7 @@ class Part(TypedDict):
     ]
     total_duration: NotRequired[Annotated[Nanoseconds, Field(description="Duration of the call in nanoseconds.")]]
     load_duration: NotRequired[Annotated[Nanoseconds, Field(description="Always 0.")]]
-    prompt_eval_count: NotRequired[Annotated[int, Field(description="Tokens of the prompt.")]]
+    prompt_eval_count: NotRequired[Annotated[int, Field(description="Tokens of the prompt, cached ones included.")]]
     prompt_eval_duration: NotRequired[
         Annotated[Nanoseconds, Field(description="Time to encode the prompt in nanoseconds.")]
     ]

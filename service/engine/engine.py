@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import LABEL_OUTPUTS, MAX_BEAMS
+from service.bundle import LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS
 from service.engine.attention import (
     ENCODER_KINDS,
     Maps,
@@ -34,6 +34,7 @@ from service.engine.generation import (
 )
 from service.engine.observer import EngineObserver, NullObserver
 from service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
     Cancelled,
     Compared,
@@ -117,6 +118,7 @@ class Engine:
         self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
         self._rows = Rows(runner)
         self._prefills = PrefillQueue()
+        self._prefix_cache = PrefixCache(runner.num_prefix_blocks)
         self.throughput = Throughput()
         # Request ids of the consecutive failed runs of each graph; all requests of a call share one
         # id.
@@ -135,6 +137,16 @@ class Engine:
     def num_rows_in_use(self) -> int:
         """Number of rows of decoder state that requests have."""
         return self._rows.first_free
+
+    @property
+    def num_prefix_blocks(self) -> int:
+        """Number of blocks of the prefix cache."""
+        return self._runner.num_prefix_blocks
+
+    @property
+    def num_prefix_blocks_in_use(self) -> int:
+        """Number of blocks of the prefix cache that hold states."""
+        return len(self._prefix_cache)
 
     @property
     def num_waiting(self) -> int:
@@ -465,38 +477,76 @@ class Engine:
     def _read_chunk(self, prefill: Prefill) -> None:
         """Read the next chunk of a prompt. At its end, start the requests that wait for it.
 
-        If that fails, these requests fail: all of them have the same prompt.
+        Chunks that the prefix cache has are read first, without a run of the graph. If the run
+        fails, these requests fail: all of them have the same prompt.
         """
-        started, chunk = self._clock(), prefill.next_chunk()
+        started = self._clock()
         if not prefill.num_read:
             for owner in prefill.owners:
                 owner.active_request.encode_started = started
+        if self._may_reuse_states(prefill):
+            self._read_cached_chunks(prefill)
+        if not prefill.is_done and not self._run_prefill(prefill, started):
+            return
+        if prefill.is_done:
+            self._prefills.remove(prefill)
+            self._on_prompt_read(prefill, self._clock())
+
+    def _may_reuse_states(self, prefill: Prefill) -> bool:
+        return self._prefix_cache.is_enabled and not prefill.needs_outputs
+
+    def _read_cached_chunks(self, prefill: Prefill) -> None:
+        """Copy states of the next chunks of a prompt from the prefix cache until one is missing.
+
+        This is tried before each chunk, not only once: another prompt with the same beginning may
+        be read at the same time. Each of their chunks is then computed once.
+        """
+        key = prefill.key_of(prefill.next_chunk())
+        while key is not None and (block := self._prefix_cache.find(key)) is not None:
+            self._rows.load_prefix(prefill.row, block)
+            prefill.keys.append(key)
+            prefill.num_read += PREFILL_TOKENS
+            prefill.num_cached += PREFILL_TOKENS
+            key = prefill.key_of(prefill.next_chunk())
+
+    def _run_prefill(self, prefill: Prefill, started: float) -> bool:
+        """Run the graph for the next chunk of a prompt; return False if its requests failed."""
+        chunk = prefill.next_chunk()
         try:
             outputs = self._rows.prefill(prefill.row, chunk, self._prefill_outputs(prefill))
         except FloatingPointError:
             self._failures["prefill"].clear()
             logger.error("the decoder returned values that are not finite for a prompt")
             self._end_all(prefill, Failed("internal"))
-            return
+            return False
         except Exception:
             logger.exception("the decoder failed on a prompt")
             active = prefill.owners[0].active_request
             self._end_all(prefill, Failed("internal"))
             self._note_failure("prefill", active)
-            return
+            return False
         self._failures["prefill"].clear()
-        now = self._clock()
+        if self._prefix_cache.is_enabled:
+            self._keep_chunk(prefill, chunk)
         prefill.num_read += len(chunk)
-        prefill.seconds += now - started
+        prefill.seconds += self._clock() - started
         if prefill.is_encoding:
             prefill.hidden.append(outputs["hidden"])
         if prefill.records_maps:
             prefill.maps.append(prompt_block(self._map_names["decoder"], outputs, prefill.num_read, prefill.map_part))
-        if prefill.is_done:
-            num_tokens = len(prefill.ids)
-            self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
-            self._prefills.remove(prefill)
-            self._on_prompt_read(prefill, now)
+        return True
+
+    def _keep_chunk(self, prefill: Prefill, chunk: Array) -> None:
+        """Copy the states of a chunk that has been computed to the prefix cache, if it is full."""
+        key = prefill.key_of(chunk)
+        if key is None:
+            return
+        # A prompt whose outputs are needed is computed even if its states are known.
+        if self._prefix_cache.find(key) is None:
+            block = self._prefix_cache.assign(key, prefill.keys)
+            if block is not None:
+                self._rows.store_prefix(prefill.row, block)
+        prefill.keys.append(key)
 
     def _prefill_outputs(self, prefill: Prefill) -> Sequence[str]:
         """Return the decoder outputs that the requests of a prompt need from its prefill."""
@@ -506,9 +556,15 @@ class Engine:
 
     def _on_prompt_read(self, prefill: Prefill, now: float) -> None:
         """Start the generations whose prompt has been read, or deliver its hidden states."""
+        num_tokens = len(prefill.ids)
+        self._notify(self._observer.on_encode, len(prefill.owners), num_tokens, num_tokens, prefill.seconds)
+        self._prefix_cache.touch(prefill.keys)
+        if self._may_reuse_states(prefill):
+            self._notify(self._observer.on_prefix_query, num_tokens, prefill.num_cached)
         generations = [owner for owner in prefill.owners if isinstance(owner, Generation)]
         if generations:
             for generation in generations:
+                generation.num_cached_tokens = prefill.num_cached
                 generation.set_prompt_maps(prefill.maps)
             self._start(generations, now)
             return
@@ -636,7 +692,7 @@ class Engine:
         if generation.request.parameters.num_new_tokens:
             num_forced = len(generation.request.target_prefix)
             self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)
-        return Generated(targets, active.timings(now))
+        return Generated(targets, active.timings(now), generation.num_cached_tokens)
 
     def _note_failure(self, graph: GraphName, active: ActiveRequest) -> None:
         """Count a failed run of a graph.

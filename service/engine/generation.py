@@ -109,6 +109,7 @@ class Generation(RowOwner, ABC):
         """
         super().__init__(active, request)
         parameters, num_source = request.parameters, len(request.source_ids)
+        self.num_cached_tokens = 0  # prompt tokens whose states came from the prefix cache
         self.decoder_prompt_ids = manifest.decoder_prompt_ids(request.source_ids)
         if manifest.is_decoder_only:
             self.prefill_ids = self.decoder_prompt_ids[:-1]  # the first step reads the last token

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from service.bundle import PREFILL_TOKENS
 from service.engine.generation import Generation, PromptEncoding, RowOwner
+from service.engine.prefix_cache import next_key, scope_key
 from service.engine.request import MapPart
 
 # Time for chunks before the next decoder step. Running rows are delayed by at most this time, or by
@@ -26,11 +27,15 @@ class Prefill:
     """A prompt that is being read, and the requests that wait for it.
 
     Several requests of one call can have the same prompt, for example the samples of one input. It
-    is read once, into the first row of the first request.
+    is read once, into the first row of the first request. Only the last token, which the first step
+    reads, may differ.
     """
 
     owners: list[RowOwner]  # not empty
     num_read: int = 0
+    num_cached: int = 0  # number of tokens read whose states came from the prefix cache
+    # Keys of the prefixes read so far that end with a full chunk, shortest first.
+    keys: list[bytes] = field(default_factory=list)
     seconds: float = 0.0  # time in the runner
     hidden: list[NDArray[Any]] = field(default_factory=list)  # (tokens, M) of each chunk; only for encode requests
     # Decoder maps (H, L, tokens, columns) of each chunk; only for requests of prompt rows.
@@ -64,11 +69,22 @@ class Prefill:
         return first.request.decoder_part if isinstance(first, Generation) else None
 
     @property
+    def needs_outputs(self) -> bool:
+        """True if outputs of the graph are needed for each token, not only states."""
+        return self.is_encoding or self.records_maps
+
+    @property
     def is_done(self) -> bool:
         return self.num_read == len(self.ids)
 
     def next_chunk(self) -> NDArray[np.int64]:
         return np.array(self.ids[self.num_read : self.num_read + PREFILL_TOKENS], np.int64)
+
+    def key_of(self, chunk: NDArray[np.int64]) -> bytes | None:
+        """Return the key of the prefix that ends with the next chunk; None if it is not full."""
+        if len(chunk) < PREFILL_TOKENS:
+            return None
+        return next_key(self.keys[-1] if self.keys else scope_key(self.owners[0].request.cache_scope), chunk)
 
     def is_shared_with(self, owner: RowOwner) -> bool:
         """Return True if the states of this prompt can be copied to the rows of a request."""

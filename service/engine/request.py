@@ -90,6 +90,7 @@ class GenerateRequest:
     prompt_rows: bool = False  # record the rows of the prompt too; only for decoder-only models
     decoder_part: MapPart | None = None  # layers and heads of the decoder map to return; all if None
     map_budget: MapBudget | None = None  # the request fails with its `error`
+    cache_scope: str = ""  # prompts of other scopes never share states with this one
     stream: bool = False  # emit a TokenEvent for each generated token; not with beam search
 
     @property
@@ -122,6 +123,7 @@ class EncodeRequest:
     deadline: float
     return_labels: bool = False
     attention: frozenset[str] = frozenset()  # kinds of encoder maps to return
+    cache_scope: str = ""  # see `GenerateRequest`
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ class Generated:
 
     targets: tuple[Target, ...]  # best first
     timings: Timings
+    num_cached_tokens: int = 0  # prompt tokens whose states came from the prefix cache
 
 
 @dataclass(frozen=True)

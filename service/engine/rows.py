@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.bundle import PREFILL_TOKENS, Manifest
 from service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from service.engine.request import EncodeRequest, GenerateRequest, Request
 from service.engine.scores import TOP_OUTPUTS
@@ -138,18 +138,32 @@ class Rows:
 
     def prefill(self, row: int, token_ids: Int64, outputs: Sequence[str]) -> Mapping[str, Array]:
         """Read the next tokens of a prompt in a row. If that raises, it can be repeated."""
-        length = int(self._lengths[row])
-        if not length:
-            self._runner.init_rows(row, {}, [0])
+        length = self._num_read(row)
         given = self._runner.prefill(row, token_ids, length, outputs)
         self._lengths[row] += len(token_ids)
         return given
 
-    def start(self, generations: Sequence[Generation]) -> None:
-        """Add generations with the same prompt to the running ones.
+    def load_prefix(self, row: int, block: int) -> None:
+        """Copy a block of the prefix cache to a row, as if the row had read its tokens."""
+        self._runner.load_prefix(block, row, self._num_read(row))
+        self._lengths[row] += PREFILL_TOKENS
 
-        The prompt has been read in the first row of the first generation. Its states are copied to
-        the other rows.
+    def store_prefix(self, row: int, block: int) -> None:
+        """Copy the states of the last `PREFILL_TOKENS` tokens of a row to a block of the cache."""
+        self._runner.store_prefix(row, int(self._lengths[row]) - PREFILL_TOKENS, block)
+
+    def _num_read(self, row: int) -> int:
+        """Return the number of tokens that a row in prefill has read; initialize it if 0."""
+        length = int(self._lengths[row])
+        if not length:
+            self._runner.init_rows(row, {}, [0])
+        return length
+
+    def start(self, generations: Sequence[Generation]) -> None:
+        """Add generations whose prompts are equal up to the last token to the running ones.
+
+        These tokens have been read in the first row of the first generation. Its states are copied
+        to the other rows. The next step reads the last token of each prompt.
         """
         for generation in generations:
             for index in range(len(generation.rows)):
@@ -157,16 +171,16 @@ class Rows:
                 self._num_running += 1
             del self._in_prefill[generation]
             self._running[generation] = None
+            self._token_ids[generation.rows] = generation.decoder_prompt_ids[-1]
         rows = [row for generation in generations for row in generation.rows]
-        prompt_ids = generations[0].decoder_prompt_ids
-        self._token_ids[rows] = prompt_ids[-1]
-        self._lengths[rows] = len(prompt_ids) - 1
+        num_read = len(generations[0].prefill_ids)
+        self._lengths[rows] = num_read
         first, *others = rows
-        if len(prompt_ids) == 1:
+        if not num_read:
             for row in rows:
                 self._runner.init_rows(row, {}, [0])
         elif others:
-            self._runner.fork([first] * len(others), others, [slice(len(prompt_ids) - 1)] * len(others))
+            self._runner.fork([first] * len(others), others, [slice(num_read)] * len(others))
         self._choose_outputs()
 
     def hand_over(self, owner: RowOwner, successor: RowOwner) -> None:

@@ -15,7 +15,7 @@ from service.inference.encoder import read_sources, run_encoder
 from service.inference.generate import Decoding, check_parameters, parameters_for
 from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import Outputs
+from service.inference.results import DecoderOutputs
 from service.inference.service import ServedModel
 from service.parameters import AttentionSelection, GenerateParameters
 from service.text.chat import Prompt
@@ -37,7 +37,7 @@ class AttentionOutput(TargetAttention):
 
 
 @dataclass(frozen=True)
-class AttentionResult(Outputs):
+class AttentionResult(DecoderOutputs):
     """The attention maps of a call."""
 
     outputs: Annotated[list[AttentionOutput], Field(description="One output for each input, in order.")]

@@ -21,7 +21,16 @@ from service.fields import IdLists, OnEmpty, Texts
 from service.inference.call import AnyInputs, Call, Ids, check_ids, encode_prompt, encode_texts, too_many_sequences
 from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
 from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import BYTES_PER_TOKEN, Outputs, OutputToken, OutputTokens, RankedToken, TimingsMs, Usage
+from service.inference.results import (
+    BYTES_PER_TOKEN,
+    CachedUsage,
+    DecoderOutputs,
+    OutputToken,
+    OutputTokens,
+    RankedToken,
+    TimingsMs,
+    Usage,
+)
 from service.inference.service import ServedModel
 from service.parameters import (
     DEFAULT_NEW_TOKENS,
@@ -96,7 +105,7 @@ class GenerateWarning:
 
 
 @dataclass(frozen=True)
-class GenerateResult(Outputs):
+class GenerateResult(DecoderOutputs):
     """The outputs of a call, sorted by index and rank."""
 
     outputs: Annotated[
@@ -223,7 +232,7 @@ async def generate_without_blanks(
     if not indices:
         timings = call.timings([])
         call.record_usage(model, timings, 0, 0, ["empty"] * len(blank))
-        return GenerateResult(model.name, blank, Usage(0, 0), timings)
+        return GenerateResult(model.name, blank, usage_for(model, 0, 0, 0), timings)
     prefix = parameters.target_prefix
     if prefix is not None and prefix.is_list:
         parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
@@ -231,6 +240,13 @@ async def generate_without_blanks(
     found = [replace(output, index=indices[output.index]) for output in result.outputs]
     outputs = sorted(blank + found, key=lambda output: (output.index, output.rank))
     return replace(result, outputs=outputs)
+
+
+def usage_for(model: ServedModel, input_tokens: int, output_tokens: int, cached_tokens: int) -> Usage:
+    """Return token counts; only those of decoder-only models include `cached_tokens`."""
+    if model.manifest.is_decoder_only:
+        return CachedUsage(input_tokens, output_tokens, cached_tokens)
+    return Usage(input_tokens, output_tokens)
 
 
 def output_token(tokenizer: TextTokenizer, token: Token) -> OutputToken:
@@ -452,11 +468,13 @@ class Decoding:
             ClientGoneError: the client closed the connection.
         """
         call = self.call
-        num_output_tokens = 0
+        num_output_tokens = num_cached_tokens = 0
         reasons: dict[int, list[str]] = {}  # of the targets, by the index of the request
 
         def convert_and_count(index: int, result: Generated) -> T:
-            nonlocal num_output_tokens
+            nonlocal num_output_tokens, num_cached_tokens
+            if index % self.num_samples == 0:  # the samples of an input count its tokens once
+                num_cached_tokens += result.num_cached_tokens
             request, reasons[index] = self.requests[index], [target.finish_reason for target in result.targets]
             for target in result.targets:
                 is_forced = target.finish_reason == "forced"
@@ -468,7 +486,8 @@ class Decoding:
         timings = call.timings(times)
         ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
         call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)
-        return outputs, Usage(self.num_input_tokens, num_output_tokens), timings
+        usage = usage_for(self.model, self.num_input_tokens, num_output_tokens, num_cached_tokens)
+        return outputs, usage, timings
 
     def targets_of(self, index: int, result: Generated) -> list[DecodedTarget]:
         """Return the targets of a request with their texts, the best first.

@@ -34,6 +34,13 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class CachedUsage(Usage):
+    """Numbers of tokens of a decoder-only model, which may have a prefix cache."""
+
+    cached_tokens: Annotated[int, Field(description="Tokens of the inputs whose states came from the prefix cache.")]
+
+
+@dataclass(frozen=True)
 class TimingsMs:
     """Duration of each phase of a call in milliseconds.
 
@@ -55,6 +62,13 @@ class Outputs:
     outputs: Annotated[Sequence[Any], Field(description="One output for each input, in order.")]
     usage: Annotated[Usage, Field(description="Token counts.")]
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
+
+
+@dataclass(frozen=True)
+class DecoderOutputs(Outputs):
+    """The outputs of a call that runs the decoder."""
+
+    usage: Annotated[Usage | CachedUsage, Field(description="Token counts.")]
 
 
 @dataclass(frozen=True)

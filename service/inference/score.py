@@ -10,7 +10,7 @@ from service.fields import Texts
 from service.inference.call import Call
 from service.inference.generate import Decoding, output_token, without_forced
 from service.inference.languages import choose_languages
-from service.inference.results import Outputs, OutputTokens
+from service.inference.results import DecoderOutputs, OutputTokens
 from service.inference.service import ServedModel
 from service.parameters import NEUTRAL
 
@@ -25,7 +25,7 @@ class ScoreOutput:
 
 
 @dataclass(frozen=True)
-class ScoreResult(Outputs):
+class ScoreResult(DecoderOutputs):
     """The scores of a call."""
 
     outputs: Annotated[list[ScoreOutput], Field(description="One output for each input, in order.")]

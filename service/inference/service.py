@@ -16,7 +16,7 @@ from service.inference.admission import AdmissionController, RejectionPacer, Res
 from service.inference.dense import DenseLayer
 from service.machine import usable_memory
 from service.metrics import Families, Metrics
-from service.runtime.memory import ModelMemory, row_bytes
+from service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
 
@@ -61,8 +61,16 @@ class LoadedModel:
 
     def memory(self) -> ModelMemory:
         """Return the memory of the model."""
-        model, row = self.model, row_bytes(self.model.manifest)
-        return ModelMemory(model.manifest.weight_bytes, row, model.max_rows * row, self.engine.num_rows_in_use * row)
+        model, engine, row = self.model, self.engine, row_bytes(self.model.manifest)
+        block = prefix_block_bytes(model.manifest)
+        return ModelMemory(
+            model.manifest.weight_bytes,
+            state_per_row=row,
+            max_state=model.max_rows * row,
+            state_in_use=engine.num_rows_in_use * row,
+            max_prefix_cache=engine.num_prefix_blocks * block,
+            prefix_cache_in_use=engine.num_prefix_blocks_in_use * block,
+        )
 
 
 @dataclass(eq=False)
@@ -185,6 +193,13 @@ def response_bytes(memory: int) -> int:
     return min(max(memory // 8, 32 << 20), 1 << 30)
 
 
+def prefix_cache_bytes(settings: Settings) -> int:
+    """Return the maximum size of the prefix caches of all models together in bytes."""
+    if settings.max_prefix_cache_bytes is None:
+        return min(usable_memory() // 8, 1 << 30)
+    return settings.max_prefix_cache_bytes
+
+
 def state_bytes(settings: Settings) -> int:
     """Return the maximum size of the decoder states of all models together in bytes."""
     return settings.max_state_bytes or usable_memory() // 2
@@ -216,7 +231,10 @@ class Service:
 
     def attach(self, backend: Backend) -> None:
         """Start to serve the models of a backend."""
-        self.metrics.set_limits({"max_rows": backend.max_rows, "max_state_bytes": state_bytes(self.settings)})
+        state, prefixes = state_bytes(self.settings), prefix_cache_bytes(self.settings)
+        self.metrics.set_limits(
+            {"max_rows": backend.max_rows, "max_state_bytes": state, "max_prefix_cache_bytes": prefixes}
+        )
         self.worker, self.repository = backend.worker, backend.repository
         for loaded in backend.loaded.values():
             self.attach_model(loaded)

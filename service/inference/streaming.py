@@ -5,9 +5,9 @@ from dataclasses import astuple, dataclass
 
 from service.engine.request import Generated, Token, TokenEvent
 from service.inference.call import AnyInputs, Call
-from service.inference.generate import Decoding, FinishReason, begin, output_token, without_forced
+from service.inference.generate import Decoding, FinishReason, begin, output_token, usage_for, without_forced
 from service.inference.maps import TargetAttention
-from service.inference.results import OutputToken, TimingsMs, Usage
+from service.inference.results import CachedUsage, OutputToken, TimingsMs, Usage
 from service.inference.service import ServedModel
 from service.inference.submission import Arrival, Submission
 from service.parameters import GenerateParameters
@@ -33,7 +33,7 @@ class StreamEnd:
     finish_reason: FinishReason
     score: float
     text: str
-    usage: Usage
+    usage: Usage | CachedUsage
     timings_ms: TimingsMs
     seed: int | None
     attention: TargetAttention | None
@@ -54,6 +54,13 @@ class Stream:
     @property
     def num_output_tokens(self) -> int:
         return sum(sequence.num_tokens for sequence in self.sequences)
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the whole call, at its end."""
+        # The samples of an input count its tokens once.
+        cached = sum(one.num_cached_tokens for one in self.sequences if one.rank == 0)
+        return usage_for(self._model, self.num_input_tokens, self.num_output_tokens, cached)
 
     async def __aiter__(self) -> AsyncGenerator[Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]]:
         """Yield groups of events that arrived together, each with its updated sequence.
@@ -105,6 +112,7 @@ class StreamedSequence:
         self._pieces: list[str] = []
         self._last_arrival = 0.0
         self.num_tokens = 0
+        self.num_cached_tokens = 0  # known at its end
         self.has_last_token = False  # True if only the end event is missing
         self.has_ended = False
         self.end: StreamEnd | None = None
@@ -138,6 +146,7 @@ class StreamedSequence:
         reason = target.finish_reason
         assert reason != "forced"
         self.has_ended = True
+        self.num_cached_tokens = result.num_cached_tokens
         text = "".join(self._pieces)
         self.end = StreamEnd(
             self.index,
@@ -145,7 +154,7 @@ class StreamedSequence:
             reason,
             target.score,
             text,
-            Usage(self.num_input_tokens, self.num_tokens),
+            usage_for(self._model, self.num_input_tokens, self.num_tokens, self.num_cached_tokens),
             self._call.timings([result.timings]),
             request.seed if request.parameters.do_sample else None,
             maps.write(self.index, request, without_forced(request, target), text) if maps else None,

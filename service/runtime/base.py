@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import Manifest, State
+from service.bundle import PREFILL_TOKENS, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
 from service.runtime.provider import Provider, load_optional_session, load_session, session_options
 from service.runtime.threads import ThreadPlan, shortest_run, tune_threads
@@ -71,6 +71,14 @@ class StateGroup(ABC):
     def swap(self, first: int, second: int, sizes: Mapping[str, int]) -> None:
         """Exchange two rows: at least the first `sizes` positions of the dynamic axes."""
         raise NotImplementedError("rows are swapped only in decoder-only bundles, which have no float16 form")
+
+    def store_prefix(self, row: int, positions: slice, block: int) -> None:
+        """Copy the states of a row at these target positions to a block."""
+        raise NotImplementedError("only the runner for the CPU has blocks of prefixes")
+
+    def load_prefix(self, block: int, row: int, positions: slice) -> None:
+        """Copy a block to the states of a row at these target positions."""
+        raise NotImplementedError("only the runner for the CPU has blocks of prefixes")
 
     def is_finite(self, row: int, positions: slice) -> bool:
         """Return False if the states of a row have NaN or infinity at these target positions.
@@ -170,6 +178,7 @@ class SessionRunner(ABC):
         """
         self.manifest = manifest
         self.max_rows = max_rows
+        self.num_prefix_blocks = 0
         self.provider = provider
         options = session_options(num_threads)
         # Without an encoder graph, `encode` may not be called. Without a decoder graph, only
@@ -331,6 +340,14 @@ class SessionRunner(ABC):
         if not all(group.is_finite(row, slice(length, length + len(token_ids))) for group in self._groups):
             raise FloatingPointError("a state of the decoder is not finite")
         return {name: array[0] for name, array in given.items()}
+
+    def store_prefix(self, row: int, first_token: int, block: int) -> None:
+        for group in self._groups:
+            group.store_prefix(row, slice(first_token, first_token + PREFILL_TOKENS), block)
+
+    def load_prefix(self, block: int, row: int, first_token: int) -> None:
+        for group in self._groups:
+            group.load_prefix(block, row, slice(first_token, first_token + PREFILL_TOKENS))
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         for group in self._groups:

@@ -9,13 +9,13 @@ buffers are not copied when sequences grow, and I/O bindings remain valid.
 import ctypes
 import math
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from service.bundle import MAX_BEAMS, Manifest
+from service.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest
 from service.runtime.protocol import Array
 
 # More rows do not increase the number of tokens per second (docs/adr/0014).
@@ -27,13 +27,16 @@ class ModelMemory:
     """Memory of a loaded model in bytes.
 
     Decoder state uses memory only for the tokens that a sequence has. The numbers about state are
-    those of sequences with the maximum length.
+    those of sequences with the maximum length. The prefix cache grows with the prompts that it
+    keeps.
     """
 
     weights: int  # graphs and weights on disk
     state_per_row: int  # decoder state of one row, and its scores of the next token
     max_state: int  # all rows
     state_in_use: int  # rows that requests have now
+    max_prefix_cache: int  # all blocks of the prefix cache
+    prefix_cache_in_use: int  # blocks that hold states
 
 
 def row_bytes(manifest: Manifest) -> int:
@@ -42,7 +45,22 @@ def row_bytes(manifest: Manifest) -> int:
         return 0
     sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
     scores = 2 * manifest.limits.vocabulary * np.dtype(np.float32).itemsize  # logits and log-probabilities
-    return scores + sum(
+    return scores + _state_bytes(manifest, sizes)
+
+
+def prefix_block_bytes(manifest: Manifest) -> int:
+    """Return the memory of one block of the prefix cache in bytes: the states of `PREFILL_TOKENS`.
+
+    The model may have no prefix cache; then the result is 0.
+    """
+    if not manifest.has_prefix_states:
+        return 0
+    return _state_bytes(manifest, {"target": PREFILL_TOKENS})
+
+
+def _state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
+    """Return the size of all states of one row for given sizes of the source and target axes."""
+    return sum(
         math.prod(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape)
         * np.dtype(state.dtype).itemsize
         for state in manifest.states

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import BundleError, Manifest, State
+from service.bundle import PREFILL_TOKENS, BundleError, Manifest, State
 from service.runtime.base import SessionRunner, StateGroup
-from service.runtime.memory import PagedArray, row_bytes
+from service.runtime.memory import PagedArray, prefix_block_bytes, row_bytes
 from service.runtime.protocol import Array, Int32, Int64, group_states
 
 _DTYPES: dict[str, type[Any]] = {
@@ -32,8 +32,15 @@ KEPT_ROWS = 4  # rows whose memory is never released, so that single requests ca
 class _ArrayGroup(StateGroup):
     """States in one NumPy array of shape (states, max_rows, ...)."""
 
-    def __init__(self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int]) -> None:
-        """Map the array; `sizes` are the maximum sizes of the source and target axes."""
+    def __init__(self, states: Sequence[State], max_rows: int, sizes: Mapping[str, int], num_blocks: int) -> None:
+        """Map the arrays.
+
+        Args:
+            states: the states.
+            max_rows: number of rows.
+            sizes: maximum sizes of the source and target axes.
+            num_blocks: number of blocks of prefixes.
+        """
         super().__init__(states)
         shape = (len(states), max_rows, *self.row_shape(sizes))
         read = written = PagedArray(shape, states[0].dtype)
@@ -43,6 +50,8 @@ class _ArrayGroup(StateGroup):
             written = PagedArray(shape, states[0].dtype)
         self._pages = (read, written)
         self._rows, self._outputs = read.values, written.values
+        block_shape = self.row_shape({**sizes, "target": PREFILL_TOKENS})
+        self._blocks = PagedArray((len(states), num_blocks, *block_shape), states[0].dtype).values
 
     def bind(self, io: Any, first: int, count: int) -> None:
         rows = slice(first, first + count)
@@ -80,9 +89,19 @@ class _ArrayGroup(StateGroup):
             rows[(first, *used)] = rows[(second, *used)]
             rows[(second, *used)] = kept
 
+    def store_prefix(self, row: int, positions: slice, block: int) -> None:
+        self._blocks[:, block] = self._rows[self._part(row, positions)]
+
+    def load_prefix(self, block: int, row: int, positions: slice) -> None:
+        self._rows[self._part(row, positions)] = self._blocks[:, block]
+
     def is_finite(self, row: int, positions: slice) -> bool:
-        used: tuple[Any, ...] = tuple(positions if axis == "target" else slice(None) for axis in self.states[0].shape)
-        return bool(np.isfinite(self._rows[(slice(None), row, *used)]).all())
+        return bool(np.isfinite(self._rows[self._part(row, positions)]).all())
+
+    def _part(self, row: int, positions: slice) -> tuple[Any, ...]:
+        """Return the index of all states of a row at some target positions."""
+        axes = (positions if axis == "target" else slice(None) for axis in self.states[0].shape)
+        return (slice(None), row, *axes)
 
     def finish_step(self, rows: slice) -> None:
         if self._outputs is not self._rows:
@@ -97,11 +116,27 @@ class _ArrayGroup(StateGroup):
 class OnnxRunner(SessionRunner):
     """Runs one bundle on the CPU. `Runner` describes the methods."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, num_threads: int = 0, max_rows: int = 32) -> None:
-        """Load the graphs and map the states, see `SessionRunner`."""
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        num_threads: int = 0,
+        max_rows: int = 32,
+        prefix_cache_bytes: int = 0,
+    ) -> None:
+        """Load the graphs and map the states, see `SessionRunner`.
+
+        `prefix_cache_bytes` is the maximum memory of the blocks of prefixes.
+        """
         super().__init__(folder, manifest, "cpu", num_threads, max_rows)
+        if manifest.has_prefix_states:
+            self.num_prefix_blocks = prefix_cache_bytes // prefix_block_bytes(manifest)
         try:
-            self._groups = [_ArrayGroup(states, max_rows, self._sizes) for states in group_states(manifest.states)]
+            self._groups = [
+                _ArrayGroup(states, max_rows, self._sizes, self.num_prefix_blocks)
+                for states in group_states(manifest.states)
+            ]
             self._outputs = self._allocate_outputs()
         except OSError as error:
             raise BundleError(

@@ -39,6 +39,14 @@ class Runner(Protocol):
     @property
     def max_rows(self) -> int: ...
 
+    @property
+    def num_prefix_blocks(self) -> int:
+        """Number of blocks for `store_prefix`; 0 if the runner has none.
+
+        A block holds the states of `PREFILL_TOKENS` consecutive tokens of a row.
+        """
+        ...
+
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         """Run the encoder.
 
@@ -103,6 +111,14 @@ class Runner(Protocol):
         """
         ...
 
+    def store_prefix(self, row: int, first_token: int, block: int) -> None:
+        """Copy the states of `PREFILL_TOKENS` tokens of a row to a block, from `first_token` on."""
+        ...
+
+    def load_prefix(self, block: int, row: int, first_token: int) -> None:
+        """Copy a block to the states of a row, from `first_token` on."""
+        ...
+
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         """Exchange the states of two rows of a decoder-only model.
 
@@ -161,5 +177,5 @@ class Runner(Protocol):
         ...
 
     def release_memory(self) -> None:
-        """Return unused memory to the system. The states of all rows are lost."""
+        """Return unused memory to the system. The states of all rows are lost, blocks are kept."""
         ...

@@ -21,7 +21,7 @@ from service.bundle import BundleError
 from service.discovery import find_bundles
 from service.errors import ApiError
 from service.http.connections import network_of
-from service.inference.service import response_bytes, state_bytes
+from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
 from service.machine import available_memory, usable_memory, usable_threads
 from service.metrics import merge
 from service.runtime.threads import ThreadPlan
@@ -79,6 +79,7 @@ def share_of(settings: Settings, num_workers: int) -> Settings:
     shares = {name: share(name, getattr(settings, name)) for name in ("max_waiting_sequences", "max_waiting_tokens")}
     shares["max_waiting_bytes"] = max(share("", settings.max_waiting_bytes), settings.max_body_bytes)
     shares["max_state_bytes"] = share("", state_bytes(settings))
+    shares["max_prefix_cache_bytes"] = share("", prefix_cache_bytes(settings))
     shares["max_response_bytes"] = share("", settings.max_response_bytes or response_bytes(usable_memory()))
     if settings.max_rows:
         shares["max_rows"] = share("max_rows", settings.max_rows)

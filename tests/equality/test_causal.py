@@ -28,6 +28,7 @@ from service.bundle import PREFILL_TOKENS, BundleError, QuantScheme, read_bundle
 from service.engine.engine import Engine
 from service.engine.request import Encoded, EncodeRequest, Event, Generated, Target
 from service.parameters import GenerateParameters
+from service.runtime.memory import prefix_block_bytes
 from service.runtime.ort import OnnxRunner, _ArrayGroup
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR, make_request, run, run_events
@@ -304,6 +305,38 @@ def test_prompts_in_prefill_have_the_same_bits_alone_and_beside_running_rows(
     alone = [bits_of(run(runner, [request])[0]) for request in requests]
     for results in (run(runner, requests), run(runner, requests, Random(3))):
         assert [bits_of(result) for result in results] == alone
+
+
+def test_prompts_with_cached_prefixes_have_the_same_bits_as_without_a_cache(folder: Path, runner: OnnxRunner) -> None:
+    """One prompt after another, together, and in a cache that is too small for all of them."""
+    random = np.random.default_rng(8)
+
+    def draw(length: int) -> Ids:
+        return tuple(int(one) for one in random.integers(3, 300, length))
+
+    begin = draw(150)
+    whole = PREFILL_TOKENS + 1  # the first step reads the last token
+    sources = [begin, *((*begin[:length], *draw(30)) for length in (20, whole, 64, 65, 100)), begin[:whole], begin]
+    sampled = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, do_sample=True, seed=1)
+    kinds = frozenset({"decoder"})
+    requests = [
+        make_request(source, parameters=parameters, attention=kinds, prompt_rows=prompt_rows)
+        for parameters in (GREEDY, BEAMS, sampled)
+        for source in sources
+        for prompt_rows in (False, True)
+    ]
+    expected = [bits_of(run(runner, [request])[0]) for request in requests]
+    assert not runner.num_prefix_blocks
+    block = prefix_block_bytes(runner.manifest)
+    for num_blocks in (3, 40):
+        bundle = folder / "bundle"
+        caching = OnnxRunner(
+            bundle, read_bundle(bundle), num_threads=1, max_rows=12, prefix_cache_bytes=num_blocks * block
+        )
+        for shuffle in (None, Random(num_blocks)):
+            results = run(caching, requests, shuffle)
+            assert [bits_of(result) for result in results] == expected
+            assert any(result.num_cached_tokens for result in results)
 
 
 def test_prompt_rows_equal_pytorch_alone_and_in_any_batch(

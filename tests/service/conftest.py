@@ -70,6 +70,7 @@ class FakeBackend:
     faults: Faults | None = None
     step_s: float = 0.0
     encode_s: float = 0.0
+    num_prefix_blocks: int = 0
     wait_for: threading.Event | None = None  # loading waits for it
     error: Exception | None = None  # loading raises it
     failed: dict[str, str] = dataclasses.field(default_factory=dict)  # bundles that fail to load, with the reason
@@ -94,7 +95,14 @@ class FakeBackend:
         self, manifest: Manifest, settings: Settings, observer_of: Callable[[str], EngineObserver]
     ) -> LoadedModel:
         max_rows = settings.max_rows or FAKE_ROWS
-        runner = FakeRunner(manifest, max_rows, faults=self.faults, step_s=self.step_s, encode_s=self.encode_s)
+        runner = FakeRunner(
+            manifest,
+            max_rows,
+            faults=self.faults,
+            num_prefix_blocks=self.num_prefix_blocks,
+            step_s=self.step_s,
+            encode_s=self.encode_s,
+        )
         self.runners.append(runner)
         engine = Engine(
             self.wrap(runner),

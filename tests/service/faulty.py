@@ -60,6 +60,10 @@ class FaultyRunner:
     def max_rows(self) -> int:
         return self._inner.max_rows
 
+    @property
+    def num_prefix_blocks(self) -> int:
+        return self._inner.num_prefix_blocks
+
     def _is_due(self, graph: GraphName) -> bool:
         """Count a call; raise or hang on the fault, or return True if its result must be NaN."""
         self.num_calls[graph] += 1
@@ -110,6 +114,12 @@ class FaultyRunner:
         if is_due:
             raise FloatingPointError("prefill")
         return given
+
+    def store_prefix(self, row: int, first_token: int, block: int) -> None:
+        self._inner.store_prefix(row, first_token, block)
+
+    def load_prefix(self, block: int, row: int, first_token: int) -> None:
+        self._inner.load_prefix(block, row, first_token)
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         self._inner.swap(first, second, target_tokens)

@@ -42,7 +42,7 @@ from service.inference.call import Call
 from service.inference.changes import NoPeers
 from service.inference.repository import load_model, unload_model
 from service.inference.service import Backend, Service
-from service.loading import load_backend
+from service.loading import _prefix_cache_share, load_backend
 from service.machine import resident_bytes
 from service.metrics import Metrics
 from service.parameters import GenerateParameters
@@ -51,6 +51,7 @@ from service.settings import Settings
 from service.threads import run_in_threads
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
+from tests.support.fake_runner import fake_manifest
 
 
 @pytest.fixture
@@ -65,6 +66,19 @@ def observer_of(model: str) -> EngineObserver:
 
 def load(folder: Path, **settings: Any) -> Backend:
     return load_backend(Settings(bundles=folder, threads=1, max_rows=2, **settings), observer_of)
+
+
+@pytest.mark.parametrize(
+    ("setting", "memory", "share"),
+    [(None, 8000, 500), (None, 1 << 40, 1 << 29), (0, 8000, 0), (5001, 8000, 2500)],
+)
+def test_models_that_can_have_a_prefix_cache_share_its_memory(
+    setting: int | None, memory: int, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.inference.service.usable_memory", lambda: memory)
+    causal = fake_manifest(decoder_start="source")
+    manifests = [causal, fake_manifest(), causal]
+    assert _prefix_cache_share(Settings(max_prefix_cache_bytes=setting), manifests) == share
 
 
 def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from service.bundle import (
     LABEL_OUTPUTS,
+    PREFILL_TOKENS,
     SCHEMA_VERSION,
     TOP_TOKENS,
     Attention,
@@ -67,7 +68,8 @@ def fake_manifest(
     inputs: tuple[str, ...] = ("token_ids", "lengths", "source_lengths")
     more_outputs = maps["cross"]
     if decoder_start == "source":
-        encoder, states, attention = None, states[1:], attention[2:]
+        # The hash follows from what was read, so that it needs no state.
+        encoder, states, attention = None, states[1:2], attention[2:]
         inputs, more_outputs = inputs[:2], ("hidden",)
     return Manifest(
         schema_version=SCHEMA_VERSION,
@@ -89,7 +91,8 @@ def fake_manifest(
             file="step.onnx",
             inputs=(*inputs, *(state.input for state in states)),
             outputs=(
-                *("logits", "logprobs", "top_logprobs", "top_ids", "read_next", "hash_next"),
+                *("logits", "logprobs", "top_logprobs", "top_ids"),
+                *(state.output for state in states if state.output is not None),
                 *more_outputs,
                 *maps["decoder"],
             ),
@@ -194,6 +197,7 @@ class FakeRunner:
         max_rows: int,
         *,
         faults: Faults | None = None,
+        num_prefix_blocks: int = 0,
         encode_s: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
@@ -210,6 +214,7 @@ class FakeRunner:
         self._source = np.full((max_rows, limits.max_source_tokens), GARBAGE, np.float32)
         self._read = np.full((max_rows, limits.max_target_tokens), GARBAGE, np.float32)
         self._hash = np.full((max_rows, 1), GARBAGE, np.float32)
+        self._blocks = np.full((num_prefix_blocks, PREFILL_TOKENS), GARBAGE, np.float32)
         self._last_outputs: Mapping[str, Array] = {}
         self.num_encodes = 0
         self.num_prefills = 0
@@ -223,6 +228,10 @@ class FakeRunner:
     @property
     def max_rows(self) -> int:
         return self._max_rows
+
+    @property
+    def num_prefix_blocks(self) -> int:
+        return len(self._blocks)
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         self.num_encodes += 1
@@ -311,6 +320,14 @@ class FakeRunner:
             maps = self._maps("decoder", read, is_real[None])
             available |= {name: array[0][:, None] for name, array in maps.items()}  # (H, 1, S, columns)
         return {name: available[name] for name in outputs}
+
+    def store_prefix(self, row: int, first_token: int, block: int) -> None:
+        self._blocks[block] = self._read[row, first_token : first_token + PREFILL_TOKENS]
+
+    def load_prefix(self, block: int, row: int, first_token: int) -> None:
+        num_read = first_token + PREFILL_TOKENS
+        self._read[row, first_token:num_read] = self._blocks[block]
+        self._hash[row] = _rolling_hash(self._read[row, :num_read].astype(int).tolist())
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         for state in (self._read, self._hash):

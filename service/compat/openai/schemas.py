@@ -240,10 +240,19 @@ class CompletionChoice(TypedDict):
     ]
 
 
+class PromptTokensDetails(TypedDict):
+    cached_tokens: Annotated[int, Field(description="Tokens of the prompts whose states came from the prefix cache.")]
+
+
 class CompletionUsage(TypedDict):
     prompt_tokens: Annotated[int, Field(description="Tokens of the prompts.")]
     completion_tokens: Annotated[int, Field(description="Generated tokens.")]
     total_tokens: Annotated[int, Field(description="Sum of both.")]
+    prompt_tokens_details: NotRequired[
+        Annotated[
+            PromptTokensDetails, Field(description="Parts of `prompt_tokens`; only of decoder-only models, at the end.")
+        ]
+    ]
 
 
 class Completion(TypedDict):

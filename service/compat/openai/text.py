@@ -10,6 +10,7 @@ from service.compat.common import DataEventEncoder
 from service.compat.openai.schemas import CompletionUsage, DecodingBody
 from service.inference.call import AnyInputs, Call
 from service.inference.generate import GenerateOutput, GenerateWarning, generate
+from service.inference.results import CachedUsage, Usage
 from service.inference.sentences import sentence_warnings
 from service.inference.service import ServedModel
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
@@ -70,8 +71,7 @@ class TextResponse(DataEventEncoder):
             return EventStream(events, self)
         result = await generate(call, self._model, inputs, parameters)
         choices = [self._make_choice(index).whole(output) for index, output in enumerate(result.outputs)]
-        usage = usage_of(result.usage.input_tokens, result.usage.output_tokens)
-        response = {**self._head, "choices": choices, "usage": usage}
+        response = {**self._head, "choices": choices, "usage": usage_of(result.usage)}
         if warnings := await sentence_warnings(call, self._model, inputs, parameters):
             response["warnings"] = list(warnings.values())
         return response
@@ -87,7 +87,7 @@ class TextResponse(DataEventEncoder):
     def _event(self, sequence: StreamedSequence, choice: Any, more: Mapping[str, Any] | None = None) -> bytes:
         content = {**self._head, "choices": [choice], **(more or {})}
         if self._options and self._options.continuous_usage_stats:
-            content["usage"] = usage_of(sequence.num_input_tokens, sequence.num_tokens)
+            content["usage"] = usage_of(Usage(sequence.num_input_tokens, sequence.num_tokens))
         elif self._options and self._options.include_usage:
             content["usage"] = None
         return event_of(content)
@@ -95,13 +95,15 @@ class TextResponse(DataEventEncoder):
     def close(self, stream: Stream) -> bytes:
         if not (self._options and self._options.include_usage):
             return DONE
-        usage = usage_of(stream.num_input_tokens, stream.num_output_tokens)
-        return event_of({**self._head, "choices": [], "usage": usage}) + DONE
+        return event_of({**self._head, "choices": [], "usage": usage_of(stream.usage)}) + DONE
 
 
-def usage_of(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
+def usage_of(usage: Usage) -> CompletionUsage:
+    found: CompletionUsage = {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
     }
+    if isinstance(usage, CachedUsage):
+        found["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return found

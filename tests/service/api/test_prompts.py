@@ -68,7 +68,7 @@ async def test_score_reads_the_target_after_the_input(prompted: Running) -> None
 async def test_input_and_output_share_the_limit(prompted: Running) -> None:
     body = {"inputs": "x" * 10, "parameters": {"max_new_tokens": LIMIT, "min_new_tokens": LIMIT}}
     response = await post(prompted, "/v1/generate", **body)
-    input_tokens, output_tokens = response["usage"].values()
+    input_tokens, output_tokens = response["usage"]["input_tokens"], response["usage"]["output_tokens"]
     assert input_tokens - 1 + output_tokens == LIMIT
     assert response["outputs"][0]["finish_reason"] == "length"
 

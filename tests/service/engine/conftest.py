@@ -174,9 +174,19 @@ class CheckedRow:
 class CheckedRunner:
     """Wraps a FakeRunner and checks every call against its own record of the rows."""
 
-    def __init__(self, max_rows: int, manifest: Manifest | None = None, faults: Faults | None = None) -> None:
-        self.inner = FakeRunner(manifest or fake_manifest(), max_rows, faults=faults)
+    def __init__(
+        self,
+        max_rows: int,
+        manifest: Manifest | None = None,
+        faults: Faults | None = None,
+        num_prefix_blocks: int = 0,
+    ) -> None:
+        self.inner = FakeRunner(
+            manifest or fake_manifest(), max_rows, faults=faults, num_prefix_blocks=num_prefix_blocks
+        )
         self.manifest, self.max_rows = self.inner.manifest, max_rows
+        self.num_prefix_blocks = num_prefix_blocks
+        self.blocks: dict[int, list[int]] = {}  # all tokens before the end of each block
         self.rows: list[CheckedRow] = []  # may include rows that have ended
         self.encoded: list[list[list[int]]] = []  # the sources of each encoder call
         self.stepped: list[CheckedRow] = []  # rows of all steps; tests may clear it
@@ -230,6 +240,18 @@ class CheckedRunner:
         self.rows[row].read += token_ids.tolist()
         self.prefilled += token_ids.tolist()
         return given
+
+    def store_prefix(self, row: int, first_token: int, block: int) -> None:
+        assert 0 <= block < self.num_prefix_blocks
+        assert first_token % PREFILL_TOKENS == 0
+        assert len(self.rows[row].read) == first_token + PREFILL_TOKENS
+        self.blocks[block] = self.rows[row].read[:]
+        self.inner.store_prefix(row, first_token, block)
+
+    def load_prefix(self, block: int, row: int, first_token: int) -> None:
+        assert self.rows[row].read == self.blocks[block][:first_token] and first_token % PREFILL_TOKENS == 0
+        self.rows[row].read = self.blocks[block][:]
+        self.inner.load_prefix(block, row, first_token)
 
     def swap(self, first: int, second: int, target_tokens: int) -> None:
         assert self.manifest.is_decoder_only

@@ -139,6 +139,15 @@ def test_samples_of_one_prompt_share_its_prefill(manifest: Manifest) -> None:
         assert ids(harness, active) == alone(active.request, manifest)  # type: ignore[arg-type]
 
 
+def test_prompts_that_differ_in_their_last_token_share_a_prefill(manifest: Manifest) -> None:
+    runner, source = Timed(8, manifest), prompt(50)
+    handles = [runner.harness.submit(request((*source, last), parameters=BEAMS)) for last in (5, 6)]
+    runner.harness.run()
+    assert runner.prefilled == list(source)
+    for active in handles:
+        assert ids(runner.harness, active) == alone(active.request, manifest)  # type: ignore[arg-type]
+
+
 def test_other_calls_and_encode_requests_do_not_share_a_prefill(manifest: Manifest) -> None:
     runner, source = Timed(8, manifest), prompt(50)
     harness = runner.harness

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from service.bundle import MAX_BEAMS, Manifest, read_manifest
-from service.runtime.memory import MAX_AUTO_ROWS, row_bytes, rows_within
-from tests.support.fake_runner import fake_classifier_manifest
+from service.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest, State, read_manifest
+from service.runtime.memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within
+from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 MB = 1_000_000
 
@@ -41,3 +41,21 @@ def test_a_row_takes_its_longest_state_and_two_rows_of_scores(bundle: str, state
 
 def test_a_classifier_has_no_rows() -> None:
     assert row_bytes(fake_classifier_manifest("judge")) == 0
+
+
+@pytest.mark.parametrize(
+    ("bundle", "size"),
+    [
+        ("smalltalk-chat-gatt", 4 * 4 * PREFILL_TOKENS * 128 * 2),  # bytes, layers, tokens, width, key and value
+        ("multi30k-en-de", 0),  # its states depend on a source
+    ],
+)
+def test_a_block_of_prefixes_takes_the_states_of_a_chunk(bundle: str, size: int) -> None:
+    assert prefix_block_bytes(read_manifest(Path("bundles") / bundle)) == size
+
+
+def test_a_model_with_a_state_of_fixed_size_has_no_prefix_cache() -> None:
+    manifest = fake_manifest(decoder_start="source")
+    assert manifest.has_prefix_states
+    fixed = State(input="sum", output="sum_next", init="zeros", shape=(1,))
+    assert not manifest.model_copy(update={"states": (*manifest.states, fixed)}).has_prefix_states

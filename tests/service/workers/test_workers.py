@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.inference.service import state_bytes
+from service.inference.service import prefix_cache_bytes, state_bytes
 from service.settings import Settings, SettingsError, make_settings
 from service.workers import supervisor
 from service.workers.supervisor import max_workers, share_of
@@ -278,6 +278,7 @@ def test_workers_and_threads_follow_from_one_measurement(run: Run, limits: str, 
 def test_the_share_of_a_worker_is_large_enough_for_its_largest_call() -> None:
     settings = Settings(max_rows=8, max_waiting_sequences=100, max_waiting_bytes=1 << 20, max_response_bytes=9)
     share = share_of(settings, 3)
+    assert share.max_prefix_cache_bytes == -(-prefix_cache_bytes(settings) // 3)
     assert (share.max_waiting_sequences, share.max_waiting_bytes, share.max_response_bytes) == (34, 1 << 20, 3)
     assert share.max_rows == 8  # a search with the largest number of beams
     assert share.max_state_bytes == -(-state_bytes(settings) // 3)
