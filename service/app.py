@@ -159,7 +159,7 @@ def log_ready(service: Service) -> None:
     failed = f"; {len(service.failed_models)} failed to load" if service.failed_models else ""
     on_use = f"; {len(lazy)} more {'is' if len(lazy) == 1 else 'are'} loaded on first use" if lazy else ""
     on_prefixes = ""
-    if any(manifest.has_prefix_states for manifest in service.manifests.values()):
+    if any(manifest.has_prefix_states for manifest in service.manifests):
         on_prefixes = f", {size_text(prefixes)} for prefixes of prompts"
     text = (
         f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{on_use}{failed}; "

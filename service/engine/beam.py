@@ -139,7 +139,7 @@ class BeamGeneration(Generation):
             rows = np.array([search.rows[:num_open] for search in group])
             ids, logprobs = _top_allowed(scores, rows, count, forbidden)
             sums = np.array([[beam.rank_score for beam in search._open] for search in group])
-            is_finite = np.isfinite(logprobs[:, :, 0]).all(axis=1)
+            is_finite = np.logical_and.reduce(np.isfinite(logprobs[:, :, 0]), axis=1)
             for search, candidates, is_usable in zip(group, _best(ids, logprobs, sums, count), is_finite, strict=True):
                 search._ranked = candidates if is_usable else None
 
