@@ -223,12 +223,12 @@ class SessionRunner(ABC):
         name = self.manifest.name
         self._bindings.clear()  # they keep their session
         graphs = {
-            "encoder": (self._encoder, load_encoder, self._seconds_of_encoder),
-            "decoder": (self._decoder, load_decoder, self._seconds_of_decoder),
+            "encoder": (load_encoder, self._seconds_of_encoder),
+            "decoder": (load_decoder, self._seconds_of_decoder),
         }
-        for graph, (session, load, seconds_of_run) in graphs.items():
+        for graph, (load, seconds_of_run) in graphs.items():
             known = plan.known.get(name, {}).get(graph)
-            if session is None or known == self.threads[graph]:
+            if known == self.threads.get(graph):  # also if the model has no such graph
                 continue
             if known is not None:
                 load(known)
