@@ -127,6 +127,7 @@ class Supervisor:
         self._networks: Counter[str] = Counter()  # connections of all workers, by the client's network
         self._served: dict[str, Any] | None = None  # digest and state of the models, by name
         self._changes = asyncio.Lock()  # held while the models of the workers change
+        self._replacing = asyncio.Lock()  # held while the workers are replaced
         self._have_all_been_ready = False
         self._ended_metrics: list[Any] = []  # counters of the workers that have ended
         self._is_draining = False
@@ -148,7 +149,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._replace_all()))
         log_listening(self._settings.host, self._listeners[0].getsockname()[1])
         for slot in range(1 if self._is_measuring else self._num_workers):
-            self._start(slot)
+            await self._start(slot)
         return await self._exit_code
 
     async def _listen(self) -> list[socket.socket]:
@@ -166,13 +167,17 @@ class Supervisor:
 
     # Workers
 
-    def _start(self, slot: int, *, is_replacement: bool = False) -> None:
-        self._spawn(self._run_worker(slot, is_replacement=is_replacement))
-
-    async def _run_worker(self, slot: int, *, is_replacement: bool) -> None:
-        """Start a worker, serve its calls until it ends, and start the next one."""
+    async def _start(self, slot: int, *, is_replacement: bool = False) -> WorkerProcess:
+        """Start a worker. Another one follows its end, unless it is a replacement that fails."""
         worker = await self._fork(slot)
         self._workers.append(worker)
+        self._spawn(self._attend(worker, is_replacement=is_replacement))
+        return worker
+
+    async def _attend(self, worker: WorkerProcess, *, is_replacement: bool) -> None:
+        """Serve the calls of a worker until it ends, and start the next one."""
+        if self._is_draining:
+            worker.channel.notify("drain", 0.0)
         loop = asyncio.get_running_loop()
         loop.add_reader(worker.handover.fileno(), self._forget_ended, worker)
         self._update_listening()
@@ -194,7 +199,7 @@ class Supervisor:
         loop.remove_reader(worker.handover.fileno())
         worker.handover.close()
         self._workers.remove(worker)
-        self._networks.subtract(worker.num_of_network)
+        self._networks -= worker.num_of_network
         self._update_listening()
         worker.exit_code = await self._reap(worker.pid)
         worker.has_ended.set()
@@ -265,7 +270,7 @@ class Supervisor:
         if self._num_workers != expected:
             await self._replace_all()
         for slot in range(1, self._num_workers):
-            self._start(slot)
+            await self._start(slot)
         self._tell_if_all_are_ready()
 
     async def _reconcile(self, worker: WorkerProcess, models: Mapping[str, Any], served: Mapping[str, Any]) -> None:
@@ -313,7 +318,7 @@ class Supervisor:
                     self._finish(code if code > 0 else EXIT_NO_WORKER)
                 return
         logger.error("%s has ended (%s); a new one starts", worker.name, reason)
-        self._start(worker.slot)
+        self._spawn(self._start(worker.slot))
 
     def _finish(self, code: int) -> None:
         """End the supervisor; its workers end with it."""
@@ -324,25 +329,22 @@ class Supervisor:
 
     async def _replace_all(self) -> None:
         """Replace the workers one after another, each after its successor is ready."""
-        if self._is_draining:
-            return
-        logger.info("replacing the workers")
-        async with self._changes:
-            self._served = None  # the new workers serve the bundles as they are now
-        for old in [one for one in self._workers if one.state == "ready"]:
-            known = set(self._workers)
-            self._start(old.slot, is_replacement=True)
-            while not (found := [one for one in self._workers if one not in known and one.slot == old.slot]):
-                await asyncio.sleep(RETRY_S)
-            (new,) = found
-            await self._first(new.is_ready, new.has_ended)
-            if not new.is_ready.is_set():
-                logger.error("the new %s did not start; the old one goes on, and no other is replaced", old.name)
-                return
-            old.state = "retiring"
-            old.channel.notify("retire")
-            await old.has_ended.wait()
-        logger.info("replaced the workers")
+        async with self._replacing:
+            logger.info("replacing the workers")
+            async with self._changes:
+                self._served = None  # the new workers serve the bundles as they are now
+            for old in [one for one in self._workers if one.state == "ready"]:
+                if self._is_draining:
+                    return
+                new = await self._start(old.slot, is_replacement=True)
+                await self._first(new.is_ready, new.has_ended)
+                if not new.is_ready.is_set():
+                    logger.error("the new %s did not start; the old one goes on, and no other is replaced", old.name)
+                    return
+                old.state = "retiring"
+                old.channel.notify("retire")
+                await old.has_ended.wait()
+            logger.info("replaced the workers")
 
     async def _first(self, *events: asyncio.Event) -> None:
         waiting = [asyncio.create_task(one.wait()) for one in events]

@@ -95,6 +95,13 @@ class WorkerServer(DrainingServer):
             on_end: tells the supervisor that the connection has ended.
             elsewhere: number of connections of all other workers, and of the same client to them.
         """
+        task = asyncio.create_task(self._serve_connection(sock, on_end, elsewhere))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    async def _serve_connection(
+        self, sock: socket.socket, on_end: Callable[[], None], elsewhere: tuple[int, int]
+    ) -> None:
         factory = functools.partial(
             self._protocol,
             config=self.config,
@@ -103,9 +110,11 @@ class WorkerServer(DrainingServer):
             on_end=on_end,
             elsewhere=elsewhere,
         )
-        task = asyncio.ensure_future(asyncio.get_running_loop().connect_accepted_socket(factory, sock))
-        self.server_state.tasks.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(self.server_state.tasks.discard)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(factory, sock)
+        except OSError:  # the client has gone
+            sock.close()
+            on_end()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._handover.stop_receiving()
