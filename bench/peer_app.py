@@ -12,6 +12,11 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+try:
+    from litserve import LitAPI
+except ImportError:  # in the environments of the other libraries
+    LitAPI = object
+
 PATHS = ("/v1/generate", "/v1/embeddings")
 MAX_NEW_TOKENS = 128
 Body = dict[str, Any]
@@ -120,31 +125,37 @@ def serve_fastapi(arguments: argparse.Namespace) -> None:
     uvicorn.run(app, host="127.0.0.1", port=arguments.port, log_level="warning", access_log=False)
 
 
+class Api(LitAPI):  # type: ignore[misc]
+    """LitServe API that takes one text per request and answers each batch as one."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        size, wait_s = arguments.batch_size, arguments.wait_ms / 1000
+        super().__init__(max_batch_size=size, batch_timeout=wait_s, api_path=PATHS[0])
+        self._arguments = arguments
+
+    def setup(self, device: str) -> None:
+        self._answer = ANSWERS[self._arguments.library](self._arguments)
+
+    def decode_request(self, request: Body) -> Body:
+        return {"parameters": {}, **request}
+
+    def batch(self, inputs: Sequence[Body]) -> list[Body]:
+        return list(inputs)
+
+    def predict(self, x: list[Body]) -> list[Body]:
+        return self._answer(x)
+
+    def unbatch(self, output: list[Body]) -> list[Body]:
+        return output
+
+    def encode_response(self, output: Body) -> Body:
+        return output
+
+
 def serve_litserve(arguments: argparse.Namespace) -> None:
     import litserve
 
-    class Api(litserve.LitAPI):  # type: ignore[misc]
-        def setup(self, device: str) -> None:
-            self._answer = ANSWERS[arguments.library](arguments)
-
-        def decode_request(self, request: Body) -> Body:
-            return {"parameters": {}, **request}
-
-        def batch(self, inputs: Sequence[Body]) -> list[Body]:
-            return list(inputs)
-
-        def predict(self, x: list[Body]) -> list[Body]:
-            return self._answer(x)
-
-        def unbatch(self, output: list[Body]) -> list[Body]:
-            return output
-
-        def encode_response(self, output: Body) -> Body:
-            return output
-
-    size, wait_s = arguments.batch_size, arguments.wait_ms / 1000
-    api = Api(max_batch_size=size, batch_timeout=wait_s, api_path=PATHS[0])
-    server = litserve.LitServer(api, accelerator="cpu", timeout=60)
+    server = litserve.LitServer(Api(arguments), accelerator="cpu", timeout=60)
     server.run(host="127.0.0.1", port=arguments.port, log_level="warning", generate_client_file=False, access_log=False)
 
 

@@ -66,7 +66,7 @@ def text_of(part: str, results: Results) -> str:
         "targets": targets_table,
         "reliability": lambda results: targets_table(results, RELIABILITY),
         "readme": headline,
-        "machines": machines,
+        "machines": lambda results: machines(results, with_commands=True),
     }
     return summaries[part](results) if part in summaries else section_table(results.get(part))
 
@@ -113,13 +113,14 @@ def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
     return table(["figure", "measured", "target", "met"], rows)
 
 
-def machines(results: Results) -> str:
-    """List the command, machine and commit of each section; equal ones share a line."""
+def machines(results: Results, with_commands: bool = False) -> str:
+    """List the machine and commit of each section, and its command; equal ones share a line."""
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
         commits = sorted({row["commit"] for row in recorded.result.rows if "commit" in row})
         kept = f" (some of its rows at {', '.join(commits)})" if commits else ""
-        groups.setdefault(f"`{recorded.command}`, {_machine(recorded.machine)}", []).append(f"`{name}`{kept}")
+        command = f"`{recorded.command}`, " if with_commands else ""
+        groups.setdefault(f"{command}{_machine(recorded.machine)}", []).append(f"`{name}`{kept}")
     return "\n".join(f"- {', '.join(names)}: {machine}" for machine, names in groups.items())
 
 

@@ -86,7 +86,7 @@ def serving_command(
     started = time.perf_counter()
     with log.open("wb") if log else contextlib.nullcontext() as errors:
         process = Process(command, {**inherited, **environment}, stderr=errors)
-    shown = " ".join(command[:3]) + (f" (log in {log})" if log else "")
+    shown = " ".join(Path(word).name for word in command[:3]) + (f" (log in {log})" if log else "")
     try:
         while not _is_ready(port, health):
             if process.exit_code is not None:

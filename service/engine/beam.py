@@ -139,8 +139,9 @@ class BeamGeneration(Generation):
             rows = np.array([search.rows[:num_open] for search in group])
             ids, logprobs = _top_allowed(scores, rows, count, forbidden)
             sums = np.array([[beam.rank_score for beam in search._open] for search in group])
-            is_finite = np.logical_and.reduce(np.isfinite(logprobs[:, :, 0]), axis=1)
-            for search, candidates, is_usable in zip(group, _best(ids, logprobs, sums, count), is_finite, strict=True):
+            is_finite = np.all(np.isfinite(logprobs[:, :, 0]), axis=1)
+            ranked = _best(ids, logprobs, sums, count)
+            for search, candidates, is_usable in zip(group, ranked, is_finite.tolist(), strict=True):
                 search._ranked = candidates if is_usable else None
 
     def _candidates(self, scores: StepScores) -> list[Candidate]:

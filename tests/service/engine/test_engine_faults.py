@@ -190,7 +190,7 @@ def test_a_step_that_fails_once_changes_no_result(call: int) -> None:
 @pytest.mark.parametrize("call", range(1, 13))
 @pytest.mark.parametrize("victim", range(len(MATES)))
 def test_a_request_whose_row_breaks_the_decoder_fails_alone(call: int, victim: int) -> None:
-    row = victim  # the first rows of all requests come first
+    row = [0, 1, 2, 3, 4, 4, 2, 2].index(victim)  # the first step skips the last two rows
     expected, given = (
         run_mates(FaultyRunner(FakeRunner(fake_manifest(), 8), Fault("step", number, "poison", row=row)))
         for number in (0, call)

@@ -106,7 +106,7 @@ def test_rows_of_a_generation_keep_their_order_when_they_move() -> None:
 
 def test_releasing_the_last_row_moves_nothing() -> None:
     filled = Filled(max_rows=5)
-    filled.admit([2])  # together, the first rows of both would come first
+    filled.admit([2])  # rows of searches that are admitted together alternate
     filled.admit([3])
     filled.release(1)
     filled.release(0)

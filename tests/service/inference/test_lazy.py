@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import threading
 from collections.abc import AsyncIterator
@@ -10,6 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from service.api.models import MemoryUse
 from service.bundle import BundleError, Languages
 from service.inference.changes import RETRY_DELAY_S
 from service.logs import FIELDS, TEXT
@@ -18,7 +20,7 @@ from tests.support.fake_runner import fake_classifier_manifest
 
 pytestmark = pytest.mark.anyio
 
-NOT_LOADED = {"weight_bytes": 0, "max_rows": 0, "state_bytes_per_row": 0, "max_state_bytes": 0, "state_bytes": 0}
+NOT_LOADED = dict.fromkeys((field.name for field in dataclasses.fields(MemoryUse)), 0)
 
 
 @contextlib.asynccontextmanager
