@@ -226,13 +226,17 @@ def sums(families: Families) -> dict[tuple[str, str], float]:
     }
 
 
-def pack(families: Families, *, is_final: bool = False) -> list[Any]:
-    """Return metrics as values of JSON; `is_final` leaves out gauges, because the process ends."""
+def pack(families: Families) -> list[Any]:
+    """Return metrics as values of JSON."""
     return [
         [one.name, one.documentation, one.type, [[sample.name, sample.labels, sample.value] for sample in one.samples]]
         for one in families
-        if not is_final or one.type != "gauge"
     ]
+
+
+def without_gauges(packed: Iterable[Any]) -> list[Any]:
+    """Return what is left of packed metrics after the end of their process."""
+    return [family for family in packed if family[2] != "gauge"]
 
 
 def unpack(packed: Iterable[Any]) -> list[Metric]:

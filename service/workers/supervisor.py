@@ -23,7 +23,7 @@ from service.errors import ApiError
 from service.http.connections import network_of
 from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
 from service.machine import available_memory, usable_memory, usable_threads
-from service.metrics import merge
+from service.metrics import merge, without_gauges
 from service.runtime.threads import ThreadPlan
 from service.server import EXIT_CUT_SHORT, RESPONSE_S, log_draining, log_end, log_listening
 from service.settings import Settings
@@ -99,6 +99,7 @@ class WorkerProcess:
     num_of_network: Counter[str] = field(default_factory=Counter)
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    metrics: list[Any] = field(default_factory=list)  # at the last scrape, or at its end; see `pack`
     exit_code: int | None = None  # negative: the number of the signal that has ended it
 
     @property
@@ -182,6 +183,9 @@ class Supervisor:
         loop.add_reader(worker.handover.fileno(), self._forget_ended, worker)
         self._update_listening()
 
+        async def keep_metrics(packed: list[Any]) -> None:
+            worker.metrics = packed
+
         async def ready(models: dict[str, Any], threads: dict[str, dict[str, int]]) -> None:
             await self._on_ready(worker, models)
             if self._is_measuring:
@@ -191,7 +195,7 @@ class Supervisor:
             {
                 "ready": ready,
                 "metrics": self._metrics,
-                "last_metrics": self._keep_metrics,
+                "last_metrics": keep_metrics,
                 "load": self._load,
                 "unload": self._unload,
             }
@@ -200,6 +204,7 @@ class Supervisor:
         worker.handover.close()
         self._workers.remove(worker)
         self._networks -= worker.num_of_network
+        self._ended_metrics = merge([self._ended_metrics, without_gauges(worker.metrics)])
         self._update_listening()
         worker.exit_code = await self._reap(worker.pid)
         worker.has_ended.set()
@@ -478,11 +483,10 @@ class Supervisor:
         ]
 
     async def _metrics(self) -> list[Any]:
-        pages = await self._gather(self._workers, "metrics")
-        return merge([self._ended_metrics, *(page for _, page in pages if not isinstance(page, ApiError))])
-
-    async def _keep_metrics(self, packed: list[Any]) -> None:
-        self._ended_metrics = merge([self._ended_metrics, packed])
+        for worker, page in await self._gather(self._workers, "metrics"):
+            if not isinstance(page, ApiError):
+                worker.metrics = page
+        return merge([self._ended_metrics, *(one.metrics for one in self._workers)])
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:
         """Load a model in all workers, or in none.

@@ -121,7 +121,7 @@ class WorkerServer(DrainingServer):
         await super().shutdown(sockets)
         with contextlib.suppress(ChannelClosedError, TimeoutError):
             async with asyncio.timeout(LAST_METRICS_S):
-                await self._channel.call("last_metrics", pack(self._service.metrics.collect(), is_final=True))
+                await self._channel.call("last_metrics", await self._metrics())
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -149,6 +149,7 @@ def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail(run: Run
         service.wait_ready()
         with Load(service) as load:
             wait_until(lambda: len(load.statuses) > 20)
+            counted = service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}')
             victim = service.workers[0]
             killed = time.monotonic()
             os.kill(victim, signal.SIGKILL)
@@ -159,6 +160,8 @@ def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail(run: Run
         assert len(failures) <= load.num_clients  # those in flight in the killed worker
         assert {"overloaded", 503}.isdisjoint(failures)
         assert len(service.workers) == 2 and victim not in service.workers
+        # Counters never fall: the last scrape of the worker that was killed still counts.
+        assert service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}') >= counted > 0
         assert "SIGKILL" in service.logged("a new one starts")[0]["message"]
         assert service.ask("/health/ready")[0] == 200
         assert replaced_s < 5  # two seconds on a machine that does nothing else
