@@ -145,6 +145,10 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def _ignore_reload(number: int, frame: FrameType | None) -> None:
+    logger.warning("SIGHUP replaces workers, but this service is one process; restart it to read the bundles again")
+
+
 def log_listening(host: str, port: int) -> None:
     """Log the address of the service."""
     url = url_of(host, port)
@@ -167,8 +171,18 @@ def log_end(exit_code: int) -> None:
     flush_logs()
 
 
+def has_terminal() -> bool:
+    """Return True if the process was started from a terminal, whose end sends SIGHUP."""
+    try:
+        return os.isatty(0)
+    except OSError:
+        return False
+
+
 def serve(settings: Settings) -> NoReturn:
     """Serve in this process until the server ends, then exit the process."""
+    if not has_terminal():  # without a handler, SIGHUP would end the process
+        signal.signal(signal.SIGHUP, _ignore_reload)
     server: DrainingServer
 
     def end(exit_code: int) -> None:

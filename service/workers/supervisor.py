@@ -25,7 +25,7 @@ from service.inference.service import prefix_cache_bytes, response_bytes, state_
 from service.machine import available_memory, usable_memory, usable_threads
 from service.metrics import merge, without_gauges
 from service.runtime.threads import ThreadPlan
-from service.server import EXIT_CUT_SHORT, RESPONSE_S, log_draining, log_end, log_listening
+from service.server import EXIT_CUT_SHORT, RESPONSE_S, has_terminal, log_draining, log_end, log_listening
 from service.settings import Settings
 from service.workers.channel import Channel, ChannelClosedError
 from service.workers.handover import connected_pair, ended_connections, send_connection
@@ -131,6 +131,7 @@ class Supervisor:
         self._replacing = asyncio.Lock()  # held while the workers are replaced
         self._have_all_been_ready = False
         self._ended_metrics: list[Any] = []  # counters of the workers that have ended
+        self._has_terminal = has_terminal()
         self._is_draining = False
         self._drain_code = 0  # largest exit code of the workers that have ended while draining
         self._exit_code: asyncio.Future[int]
@@ -145,9 +146,8 @@ class Supervisor:
         except OSError as error:
             logger.error(error)
             return EXIT_CANNOT_LISTEN
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._replace_all()))
         log_listening(self._settings.host, self._listeners[0].getsockname()[1])
         for slot in range(1 if self._is_measuring else self._num_workers):
             await self._start(slot)
@@ -360,7 +360,13 @@ class Supervisor:
     # Signals
 
     def _on_signal(self, number: signal.Signals) -> None:
-        """Start to drain; end at the second signal. See `DrainingServer.handle_exit`."""
+        """Start to drain; end at the second signal. See `DrainingServer.handle_exit`.
+
+        SIGHUP replaces the workers, unless it says that the terminal of the service has ended.
+        """
+        if number == signal.SIGHUP and not self._has_terminal:
+            self._spawn(self._replace_all())
+            return
         if self._is_draining:
             self._finish(EXIT_CUT_SHORT)
             return

@@ -25,6 +25,9 @@ from service.__main__ import check_one_runtime, main
 from service.settings import SettingsError
 
 
+IGNORED = "SIGHUP replaces workers, but this service is one process; restart it to read the bundles again"
+
+
 @pytest.fixture
 def folder(bundle: Path, tmp_path: Path) -> Path:
     shutil.copytree(bundle, tmp_path / "bundles" / "toy")
@@ -37,7 +40,7 @@ def process(*arguments: str, program: Sequence[str] = ("-m", "service")) -> Iter
     environment["SIGHTLINE_WORKERS"] = "1"
     command = [sys.executable, *program, *arguments]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
         try:
             yield running
@@ -81,6 +84,9 @@ def test_it_starts_translates_and_ends_cleanly_at_sigterm(folder: Path) -> None:
         attention = ask(port, "/v1/attention", {"inputs": "A man sleeps.", "targets": "Ein Mann"})
         assert [one["kind"] for one in attention["outputs"][0]["maps"]] == ["encoder", "cross", "decoder"]
         assert ask(port, "/v1/encode", {"inputs": "A man sleeps."})["dimensions"] == 32
+        running.send_signal(signal.SIGHUP)  # for workers, of which there are none
+        (warning,) = [line for line in lines_until(running.stdout, IGNORED) if line["level"] == "warning"]
+        assert warning["message"] == IGNORED
         running.send_signal(signal.SIGTERM)
         ended = lines_until(running.stdout, "ended")
         assert [line["message"] for line in ended if line["level"] != "debug"][-2:] == [

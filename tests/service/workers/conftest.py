@@ -97,7 +97,12 @@ def run(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
         environment |= {f"SIGHTLINE_{name.upper()}": str(value) for name, value in values.items()}
         command = [sys.executable, *program]
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         ) as process:
             service = WorkerService(folder, process)
             reader = threading.Thread(target=_read_log, args=(service,), daemon=True)
