@@ -24,7 +24,6 @@ from service import __version__
 from service.__main__ import check_one_runtime, main
 from service.settings import SettingsError
 
-
 IGNORED = "SIGHUP replaces workers, but this service is one process; restart it to read the bundles again"
 
 
