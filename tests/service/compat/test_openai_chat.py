@@ -56,11 +56,12 @@ async def test_a_reply_equals_the_continuation_of_the_dialogue_by_generate(chat:
     (choice,) = response["choices"]
     assert choice["message"] == {"role": "assistant", "content": own["outputs"][0]["text"], "refusal": None}
     assert (choice["index"], choice["logprobs"], choice["finish_reason"]) == (0, None, "stop")
-    input_tokens, output_tokens = own["usage"].values()
+    input_tokens, output_tokens = own["usage"]["input_tokens"], own["usage"]["output_tokens"]
     assert response["usage"] == {
         "prompt_tokens": input_tokens,
         "completion_tokens": output_tokens,
         "total_tokens": input_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert (response["object"], response["model"]) == ("chat.completion", "fake")
     assert response["id"].startswith("chatcmpl-")
