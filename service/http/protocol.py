@@ -319,7 +319,8 @@ class GuardedProtocol(HttpToolsProtocol):
         exchange = self._exchange
         exchange.is_complete = True
         is_counted = exchange.num_counted or self._earlier or exchange.num_received > MAX_UNCOUNTED_BYTES
-        if is_counted and exchange.rejection is None:
+        # After the response nothing would release the bytes.
+        if is_counted and exchange.rejection is None and not self.cycle.response_complete:
             self._bodies.count(exchange)
 
     def _arm_head_timer(self) -> None:

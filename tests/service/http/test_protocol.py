@@ -143,6 +143,21 @@ def test_bodies_that_no_route_reads_are_counted_and_released(serve: Serve, make_
         wait_until(lambda: bodies.num_bytes == 0)
 
 
+def test_a_body_that_arrives_after_its_response_is_not_counted(serve: Serve) -> None:
+    """Regression: its bytes counted for ever, until every body was rejected."""
+    with serve() as wire, wire.connect() as client:
+        head = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nX-Request-Timeout-Ms: x\r\nContent-Length: %d\r\n\r\n"
+        for _ in range(2):
+            client.sendall(head % 50_000)
+            received = b""
+            while not received.endswith(b"}"):
+                received += client.recv(65536)
+            assert b" 422 " in received
+            client.sendall(b"x" * 50_000)
+        assert wire.get("/health/live")[0] == 200
+        assert wire.server.bodies.num_bytes == 0
+
+
 def test_a_body_after_another_request_is_rejected_in_order(serve: Serve, make_backend: MakeBackend) -> None:
     """The limit also applies to complete bodies, before the previous request has its response."""
     limits = {"max_body_bytes": 60_000, "max_waiting_bytes": 60_000}
