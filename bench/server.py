@@ -84,7 +84,9 @@ def serving_command(
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_")}
     started = time.perf_counter()
-    with log.open("wb") if log else contextlib.nullcontext() as errors:
+    if log is not None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") if log is not None else contextlib.nullcontext() as errors:
         process = Process(command, {**inherited, **environment}, stderr=errors)
     shown = " ".join(Path(word).name for word in command[:3]) + (f" (log in {log})" if log else "")
     try:
