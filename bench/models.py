@@ -187,7 +187,7 @@ class Models:
 
     @property
     def firefox(self) -> Subject:
-        """Mozilla's English-Portuguese model, as an import gives it by default, and in 8 bits."""
+        """Mozilla's English-Portuguese model, in 8 bits as an import gives it, and in float32."""
 
         def make(subject: Subject) -> None:
             with tempfile.TemporaryDirectory() as temporary:

