@@ -61,8 +61,8 @@ class Settings(BaseModel):
         coerce_numbers_to_str=True,
         description="Worker processes that serve the port together: a number from 1 to 256, or auto for one for each "
         "core that the process may use, if the memory suffices; 1 on a GPU. The limits hold for all workers "
-        "together: each has an equal share of `max_rows`, `max_state_bytes`, `max_waiting_*` and "
-        "`max_response_bytes`.",
+        "together: each has an equal share of `max_rows`, `max_state_bytes`, `max_prefix_cache_bytes`, "
+        "`max_waiting_*` and `max_response_bytes`.",
     )
     bundles: Path = Field(
         default=Path("bundles"),
