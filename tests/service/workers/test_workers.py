@@ -188,12 +188,14 @@ def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bund
 
 
 def test_sigterm_lets_running_requests_finish_and_ends_with_0(run: Run) -> None:
-    with run(drain_s=0.5) as service:
+    with run(drain_s=1) as service:
         service.wait_ready()
         with contextlib.closing(service.connect()) as open_before:
             assert service.ask("/v1/generate", GENERATE, open_before)[0] == 200
             service.process.send_signal(signal.SIGTERM)
+            # The supervisor has told the workers before it says so, but they may not have read it yet.
             wait_until(lambda: bool(service.logged("draining")))
+            wait_until(lambda: service.ask("/health/ready")[0] == 503)
             for connection in (open_before, None):  # also a new connection, so that it learns why
                 status, body = service.ask("/v1/generate", GENERATE, connection)
                 assert (status, body["error"]["code"]) == (503, "draining")
