@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from service.engine.hypothesis import Hypothesis
 from service.engine.request import FinishReason, GenerateRequest, StopCondition, Target
 from service.engine.sampling import best_indices
 from service.engine.scores import StepScores
+
+MIN_TOGETHER = 4  # with fewer searches, lists are faster than arrays
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,11 @@ class BeamGeneration(Generation):
     def rank_together(searches: Sequence["BeamGeneration"], scores: StepScores) -> None:
         """Rank the candidates of several searches at once, for the next `advance` of each.
 
-        Searches that need more than the top tokens, and those with scores that are not finite, are
-        left to `advance`.
+        Fewer than `MIN_TOGETHER` searches, those that need more than the top tokens, and those with
+        scores that are not finite are left to `advance`.
         """
+        if len(searches) < MIN_TOGETHER:
+            return
         groups: dict[tuple[int, int, frozenset[int]], list[BeamGeneration]] = {}
         for search in searches:
             if not (search._is_in_prefix or search._is_processed):
@@ -149,11 +154,18 @@ class BeamGeneration(Generation):
         count = self._num_candidates
         if self._is_processed:
             ids, logprobs = self._best_of_all(scores, count)
-        else:
-            rows = np.array(self.rows[: len(self._open)])
-            ids, logprobs = _top_allowed(scores, rows, count, self._forbidden(self._open[0]))
-        sums = np.array([beam.rank_score for beam in self._open])
-        return _best(ids[None], logprobs[None], sums[None], count)[0]
+            sums = np.array([beam.rank_score for beam in self._open])
+            return _best(ids[None], logprobs[None], sums[None], count)[0]
+        forbidden = self._forbidden(self._open[0])
+        candidates: list[Candidate] = []
+        for beam, (row, hypothesis) in enumerate(zip(self.rows, self._open, strict=False)):
+            score = hypothesis.rank_score
+            candidates += [
+                (beam, token_id, -inf if token_id in forbidden else score + logprob)
+                for token_id, logprob in zip(*scores.top_of(row, count + len(forbidden)), strict=True)
+            ]
+        candidates.sort(key=itemgetter(2), reverse=True)  # equal ones keep their order
+        return candidates[:count]
 
     def _best_of_all(self, scores: StepScores, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the `count` best tokens of each beam after the processors, and their scores.

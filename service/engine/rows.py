@@ -270,6 +270,15 @@ class Rows:
         part = slice(rows.start, rows.stop)
         return self._token_ids[part], self._lengths[part], self._source_lengths[part]
 
+    @property
+    def first_generation(self) -> Generation:
+        return next(iter(self._running))
+
+    def advance_first(self, token_id: int) -> None:
+        """Advance the first row with its next input token."""
+        self._token_ids[0] = token_id
+        self._lengths[0] += 1
+
     def advance(self, rows: range, token_ids: NDArray[np.int64], beam_copies: BeamCopies) -> None:
         """Set the next input tokens of the rows of the last step.
 

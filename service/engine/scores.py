@@ -56,6 +56,11 @@ class StepScores:
         indices = rows - self._first
         return self._top_ids[indices, :count], self._top_logprobs[indices, :count]
 
+    def top_of(self, row: int, count: int) -> tuple[list[int], list[float]]:
+        """Return the top `count` token ids of one row, best first, and their log-probabilities."""
+        index = row - self._first
+        return self._top_ids[index, :count].tolist(), self._top_logprobs[index, :count].tolist()
+
     def logits(self, row: int) -> Array:
         """Return the logits (V,) of a row as a view that must not be modified."""
         logits: Array = self._outputs["logits"][row - self._first]
@@ -70,6 +75,4 @@ class StepScores:
         """Return the top `count` tokens of a row as (id, log-probability), best first."""
         if not count:
             return ()
-        index = row - self._first
-        ids, logprobs = self._top_ids[index, :count], self._top_logprobs[index, :count]
-        return tuple(zip(ids.tolist(), logprobs.tolist(), strict=True))
+        return tuple(zip(*self.top_of(row, count), strict=True))

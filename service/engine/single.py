@@ -22,10 +22,31 @@ class SingleGeneration(Generation):
         self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
         super().__init__(active, request, manifest, encoder_maps)
-        self._sampler = Sampler(request.parameters, request.sampling_seed) if request.parameters.do_sample else None
+        parameters = request.parameters
+        self._sampler = Sampler(parameters, request.sampling_seed) if parameters.do_sample else None
+        self._needs_advance = bool(
+            self._reads_logits
+            or parameters.top_logprobs
+            or self.records_maps
+            or request.map_budget
+            or request.stop
+            or request.stream
+        )
 
     def hypotheses(self) -> list[Hypothesis]:
         return [self._first]
+
+    def take_best(self, token_id: int, logprob: float) -> bool:
+        num_tokens = len(self._first.ids)
+        if (
+            self._needs_advance
+            or token_id in self._suppressed_or_end
+            or not len(self._prefix) <= num_tokens < self._max_tokens - 1
+            or not isfinite(logprob)
+        ):
+            return False
+        self._first.append(token_id, logprob, ())
+        return True
 
     def advance(self, scores: StepScores, beam_copies: BeamCopies) -> tuple[Target, ...]:
         row, hypothesis = self.rows[0], self._first

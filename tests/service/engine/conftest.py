@@ -39,7 +39,7 @@ class Harness:
     ) -> None:
         self.now = 0.0
         self.runner = runner or FakeRunner(fake_manifest(), max_rows, faults=faults)
-        self.engine = Engine(self.runner, lambda: self.now, **settings)
+        self.engine = Engine(self.runner, lambda: self.now, **{"alone_s": 0.0, **settings})
         self.events: dict[ActiveRequest, list[Event]] = {}
 
     def submit(self, request: Request, sink: Sink | None = None) -> ActiveRequest:

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bundle import Manifest
+from service.engine import beam
 from service.engine.beam import BeamGeneration
 from service.engine.generation import ActiveRequest, BeamCopies
 from service.engine.request import (
@@ -45,8 +47,8 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 @pytest.fixture(scope="module")
 def searched() -> Reference:
     """Return the hypotheses of the reference for a request, best first."""
+    from model.decoding import reference
     from model.decoding.processors import LogitsProcessors
-    from model.decoding.reference import beam, greedy
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop
@@ -67,11 +69,11 @@ def searched() -> Reference:
         step = slow_logits(manifest, request.source_ids)
         options: dict[str, Any] = {"prefix": prefix, "processors": processors, "stop": stops}
         if asked.num_beams == 1:
-            return [greedy(step, 1, END, max_new_tokens, **options)]
+            return [reference.greedy(step, 1, END, max_new_tokens, **options)]
         penalty, early = asked.length_penalty, asked.early_stopping
         count = asked.num_return_sequences
         options["num_forced"] = num_counted(request)
-        return beam(step, 1, END, max_new_tokens, asked.num_beams, penalty, early, count, **options)
+        return reference.beam(step, 1, END, max_new_tokens, asked.num_beams, penalty, early, count, **options)
 
     return search
 
@@ -141,12 +143,14 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
 def test_beam_searches_in_one_batch_equal_the_reference(
     searched: Reference, data: st.DataObject, vocabulary: int, max_rows: int
 ) -> None:
-    """Several beam searches and greedy generations share one batch."""
+    """Several beam searches, ranked in both ways, and greedy generations share one batch."""
     manifest = fake_manifest(vocabulary=vocabulary, max_target_tokens=MAX_TARGET_TOKENS)
     beams, single = requests_of(vocabulary, st.integers(2, 8)), requests_of(vocabulary, st.just(1))
     requests = data.draw(st.lists(st.one_of(beams, beams, single), min_size=1, max_size=5))
     copies = [dataclasses.replace(request, stop=request.stop and request.stop.copy()) for request in requests]
-    for request, targets in zip(requests, run(manifest, max_rows, copies), strict=True):
+    with patch.object(beam, "MIN_TOGETHER", data.draw(st.sampled_from([1, 9]))):
+        results = run(manifest, max_rows, copies)
+    for request, targets in zip(requests, results, strict=True):
         check_targets(targets, request, searched(manifest, request))
 
 

@@ -1,9 +1,11 @@
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from service.engine.engine import Engine
+from service.engine.generation import ActiveRequest
 from service.engine.observer import NullObserver
 from service.engine.request import (
     Cancelled,
@@ -16,7 +18,7 @@ from service.engine.request import (
     TokenEvent,
 )
 from service.parameters import FORCED, GenerateParameters
-from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
+from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, StopAtSum, run_alone
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
 
@@ -393,3 +395,69 @@ def test_a_step_of_a_small_call_that_fails_is_repeated_with_the_others() -> None
     assert harness.ids(small) == harness.expected(SOURCES[7])
     assert isinstance(large.request, GenerateRequest)
     assert harness.generated(large).targets == run_alone(large.request, runner.manifest).targets
+
+
+def run_one_by_one(alone_s: float, faults: Faults, fields: dict[str, Any]) -> tuple[int, list[list[Event]]]:
+    """Return the number of steps of the engine and the events of the requests."""
+    harness = Harness(runner=CheckedRunner(4, faults=faults), alone_s=alone_s)
+    num_steps = 0
+    for source in SOURCES[:5]:
+        stop = {"stop": fields["stop"].copy()} if "stop" in fields else {}
+        harness.generate(source, **{**fields, **stop})
+        while harness.engine.has_work:
+            harness.engine.step()
+            num_steps += 1
+    return num_steps, list(harness.events.values())
+
+
+PLAIN: list[dict[str, Any]] = [
+    {},
+    {"parameters": GenerateParameters(min_new_tokens=9)},
+    {"parameters": GenerateParameters(max_new_tokens=4)},
+    {"parameters": GenerateParameters(suppress_tokens=(9, 20))},
+    {"target_prefix": (7, 8)},
+]
+OTHERS: list[dict[str, Any]] = [  # need more than the token of each step
+    {"parameters": FORCED, "target_prefix": (7, 8, 9)},
+    {"parameters": GenerateParameters(top_logprobs=2)},
+    {"parameters": GenerateParameters(repetition_penalty=1.5)},
+    {"parameters": GenerateParameters(do_sample=True, seed=3)},
+    {"stop": StopAtSum(60)},
+    {"stream": True},
+]
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(step_calls=frozenset({3, 9}))], ids=["", "failed steps"])
+@pytest.mark.parametrize("fields", [*PLAIN, *OTHERS])
+def test_a_row_alone_takes_several_steps_at_a_time_with_the_same_events(fields: dict[str, Any], faults: Faults) -> None:
+    num_single, expected = run_one_by_one(0.0, faults, fields)
+    num_steps, events = run_one_by_one(1.0, faults, fields)
+    assert events == expected
+    assert (num_steps < num_single) == (fields in PLAIN)
+
+
+def test_steps_of_a_row_alone_end_when_something_else_is_to_do() -> None:
+    class Interrupted(FakeRunner):
+        interrupt: Callable[[], Any]
+
+        def step(self, *arguments: Any, **options: Any) -> Any:
+            self.interrupt()
+            return super().step(*arguments, **options)
+
+    runner = Interrupted(fake_manifest(), 4)
+    harness, handles = Harness(runner=runner, alone_s=1.0), list[ActiveRequest]()
+
+    def steps_after(interrupt: Callable[[], Any]) -> int:
+        handles.append(harness.generate(SOURCES[7]))
+        before, runner.interrupt = runner.num_steps, interrupt
+        harness.engine.step()
+        runner.interrupt = lambda: None
+        num_steps = runner.num_steps - before
+        harness.run()
+        return num_steps
+
+    assert steps_after(lambda: None) == len(harness.expected(SOURCES[7])) > 4
+    assert steps_after(lambda: handles.append(harness.generate(SOURCES[1]))) == 1
+    assert steps_after(lambda: harness.engine.cancel(handles[-1])) == 1
+    assert harness.final(handles[-1]) == Cancelled()
+    assert steps_after(lambda: setattr(harness, "now", harness.now + 0.4)) == 3  # `alone_s` is over

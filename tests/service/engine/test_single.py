@@ -63,6 +63,14 @@ def test_a_row_that_is_not_finite_is_reported(whole: float, prefix: tuple[int, .
         single(1, prefix, do_sample=do_sample).advance(scores, [])
 
 
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf])
+def test_a_token_is_taken_only_if_its_score_is_finite(logprob: float) -> None:
+    generation = single(0)
+    assert not generation.take_best(3, logprob)
+    assert generation.hypotheses()[0].ids == []
+    assert generation.take_best(3, -0.5)
+
+
 def test_a_step_does_not_change_the_scores() -> None:
     """The scores are arrays of the runner and must not be changed."""
     scores = scores_of([[0.0, 1.0, 5.0, 2.0, 0.0, 0.0]])

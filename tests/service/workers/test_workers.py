@@ -193,7 +193,7 @@ def test_sigterm_lets_running_requests_finish_and_ends_with_0(run: Run) -> None:
         with contextlib.closing(service.connect()) as open_before:
             assert service.ask("/v1/generate", GENERATE, open_before)[0] == 200
             service.process.send_signal(signal.SIGTERM)
-            # The supervisor has told the workers before it says so, but they may not have read it yet.
+            # The workers may not have read the message yet when the supervisor logs it.
             wait_until(lambda: bool(service.logged("draining")))
             wait_until(lambda: service.ask("/health/ready")[0] == 503)
             for connection in (open_before, None):  # also a new connection, so that it learns why
