@@ -95,7 +95,7 @@ SERVICE = (
     _at_most("memory.ready", "memory of a service that is ready, every shipped bundle", 350),
     _at_most("memory.loaded", "largest memory sampled over 5,000 mixed calls, every shipped bundle", 450),
     _at_most("start.ready", "from process start to the first 200 of /health/ready", 2),
-    _at_most("start.resident", "VmRSS after 2,000 requests at 32 rows", 250),
+    _at_most("start.resident", "VmRSS of one process after 2,000 requests at 32 rows", 250),
 )
 
 RELIABILITY = (

@@ -151,6 +151,7 @@ def log_ready(service: Service) -> None:
             "model": model.name,
             "provider": model.provider,
             "threads": model.threads,
+            "threads_alone": model.threads_alone,
             "max_rows": model.max_rows,
         }
         logger.info("ready", extra={"fields": fields, "text": _ready_text(model, width)})
@@ -184,6 +185,8 @@ def _ready_text(model: ServedModel, width: int) -> str:
     manifest = model.manifest
     languages = f"{_languages_text(manifest.languages)}, " if manifest.languages else ""
     threads = ", ".join(f"{graph} {count}" for graph, count in model.threads.items()) or "default"
+    if model.threads_alone > 1:
+        threads += f", while other workers are idle {model.threads_alone}"
     return (
         f"ready: {model.name:{width}}  {languages}{manifest.dtype} on {model.provider}, "
         f"{model.max_rows} rows, threads: {threads}"

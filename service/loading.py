@@ -218,7 +218,7 @@ def load_bundles(
     gc.collect()
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
-    worker = Worker({name: one.engine for name, one in loaded.items()})
+    worker = Worker({name: one.engine for name, one in loaded.items()}, plan.activity)
     return Backend(loaded, max_rows, worker, repository, lazy=lazy)
 
 
@@ -391,7 +391,8 @@ def _run_graphs(
     runner.warm_up(settings.max_batch_tokens)
     _check_known_inputs(bundle.folder, runner)
     seconds = bundle.model.load_seconds + time.perf_counter() - started
-    model = replace(bundle.model, threads=runner.threads, load_seconds=seconds)
+    alone = plan.alone(bundle.model.manifest.loaded_bytes) if not settings.threads else 1
+    model = replace(bundle.model, threads=runner.threads, threads_alone=alone, load_seconds=seconds)
     engine = Engine(runner, max_batch_tokens=settings.max_batch_tokens, observer=observer_of(model.name))
     return LoadedModel(model, engine)
 

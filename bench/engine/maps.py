@@ -10,6 +10,7 @@ from bench.options import Options
 from bench.record import Figure, Result
 from service.bundle import read_bundle
 from service.engine.engine import Engine
+from service.engine.observer import NullObserver
 from service.engine.request import GenerateRequest
 from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
@@ -23,26 +24,36 @@ def run(options: Options) -> Result:
     folder = subject.bundle("shipped")
     manifest = read_bundle(folder)
     sources = [tuple(source) for source in subject.sources(options.sentences)]
-    engine = Engine(OnnxRunner(folder, manifest, num_threads=options.threads, max_rows=max(ROWS)))
+    steps = _Steps()
+    runner = OnnxRunner(folder, manifest, num_threads=options.threads, max_rows=max(ROWS))
+    engine = Engine(runner, observer=steps)
     kinds = frozenset(attention.kind for attention in manifest.attention)
     figures = {}
     for rows in options.allowed(ROWS):
         ratios = []
         for _ in range(1 + options.rounds):  # the first round is a warm-up
-            with_maps = _seconds_per_step(engine, sources[:rows], kinds)
-            ratios.append(with_maps / _seconds_per_step(engine, sources[:rows], frozenset()))
+            with_maps = _seconds_per_step(engine, steps, sources[:rows], kinds)
+            ratios.append(with_maps / _seconds_per_step(engine, steps, sources[:rows], frozenset()))
         figures[f"maps.{rows}"] = Figure.of(ratios[1:])
     return Result(figures)
 
 
-def _seconds_per_step(engine: Engine, sources: Sequence[tuple[int, ...]], attention: frozenset[str]) -> float:
+class _Steps(NullObserver):
+    """Counts the decoder steps after the last run of the encoder."""
+
+    def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
+        self.number, self.started = 0, time.perf_counter()
+
+    def on_step(self, rows: int, seconds: float) -> None:
+        self.number += 1
+
+
+def _seconds_per_step(
+    engine: Engine, steps: _Steps, sources: Sequence[tuple[int, ...]], attention: frozenset[str]
+) -> float:
     for source in sources:
         request = GenerateRequest("bench", source, math.inf, PARAMETERS, attention=attention)
         engine.submit(request, lambda event: None)
-    while engine.num_waiting:  # encode before the timing starts
-        engine.step()
-    steps, started = 0, time.perf_counter()
     while engine.has_work:
         engine.step()
-        steps += 1
-    return (time.perf_counter() - started) / steps
+    return (time.perf_counter() - steps.started) / steps.number

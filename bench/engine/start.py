@@ -1,5 +1,5 @@
-"""Measure the time until ready, the first request relative to the tenth, and resident memory after
-a load.
+"""Measure the time until ready, the first request relative to the tenth, and resident memory of one
+process after a load.
 """
 
 import time
@@ -34,7 +34,7 @@ def run(options: Options) -> Result:
             ready.append(server.seconds_to_ready)
             latencies = with_client(server.url, ten_latencies)
             ratios.append(latencies[0] / latencies[9])
-    with serving(bundles, max_rows=ROWS) as server:
+    with serving(bundles, max_rows=ROWS, workers=1) as server:
         measure_load(server.url, Load(GENERATE, bodies_of(options.sentences), clients=ROWS, requests=REQUESTS))
         resident = server.memory_mb("VmRSS")
     return Result(

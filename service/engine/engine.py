@@ -644,11 +644,12 @@ class Engine:
                 return False
             now = self._clock()
             self._notify(self._observer.on_step, len(rows), now - started)
+            if self._rows.record_maps:
+                self._record_maps(rows, outputs)
             if now - first >= self._alone_s or not self._take_best(outputs):
                 break
             started = now
         generations = self._rows.generations_of(rows)
-        self._record_maps([one for one in generations if one.records_maps], outputs, rows.start)
         num_skipping = self._rows.first_free - len(self._rows) if len(rows) == len(self._rows) else 0
         scores = StepScores(outputs, rows.start, num_skipping)
         BeamGeneration.rank_together([one for one in generations if isinstance(one, BeamGeneration)], scores)
@@ -686,12 +687,13 @@ class Engine:
             logger.exception("a decoder step failed for %d rows", len(rows))
         return self._rows.step_each(rows) if len(rows) > 1 else None
 
-    def _record_maps(self, requesting: Sequence[Generation], outputs: Mapping[str, Array], first: int) -> None:
-        """Record the attention maps of a step; row 0 of its outputs belongs to row `first`."""
+    def _record_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
+        """Record the attention maps of a step."""
+        requesting = [one for one in self._rows.generations_of(rows) if one.records_maps]
         for generation in requesting:
             generation.charge_step()
         recorders = [
-            (row - first, hypothesis.maps)
+            (row - rows.start, hypothesis.maps)
             for generation in requesting
             for row, hypothesis in zip(generation.rows, generation.hypotheses(), strict=False)
         ]

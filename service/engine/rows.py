@@ -48,6 +48,7 @@ class Rows:
         self._token_ids = np.zeros(runner.max_rows, np.int64)  # next input token of each row
         self._lengths = np.zeros(runner.max_rows, np.int32)  # number of tokens that each row has processed
         self._source_lengths = np.zeros(runner.max_rows, np.int32)  # without hidden source tokens
+        self.record_maps = False  # a running generation records attention maps
         self._outputs: tuple[str, ...] = ()  # outputs of the next step that the generations need
 
     def __len__(self) -> int:
@@ -234,6 +235,7 @@ class Rows:
         self._owners[first], self._owners[second] = owners[1], owners[0]
 
     def _choose_outputs(self) -> None:
+        self.record_maps = any(generation.records_maps for generation in self._running)
         requested = TOP_OUTPUTS.union(*(generation.outputs for generation in self._running))
         self._outputs = tuple(name for name in self._runner.manifest.decoder_graph.outputs if name in requested)
 

@@ -24,14 +24,7 @@ class SingleGeneration(Generation):
         super().__init__(active, request, manifest, encoder_maps)
         parameters = request.parameters
         self._sampler = Sampler(parameters, request.sampling_seed) if parameters.do_sample else None
-        self._needs_advance = bool(
-            self._reads_logits
-            or parameters.top_logprobs
-            or self.records_maps
-            or request.map_budget
-            or request.stop
-            or request.stream
-        )
+        self._needs_advance = bool(self._reads_logits or parameters.top_logprobs or request.stop or request.stream)
 
     def hypotheses(self) -> list[Hypothesis]:
         return [self._first]
@@ -43,6 +36,7 @@ class SingleGeneration(Generation):
             or token_id in self._suppressed_or_end
             or not len(self._prefix) <= num_tokens < self._max_tokens - 1
             or not isfinite(logprob)
+            or self.map_error is not None
         ):
             return False
         self._first.append(token_id, logprob, ())

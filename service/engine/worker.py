@@ -14,6 +14,7 @@ from typing import Any
 from service.engine.engine import Engine
 from service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
 from service.runtime.memory import trim_heap
+from service.runtime.threads import Activity, NoActivity
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,10 @@ class Worker:
     even if the engine thread dies or hangs.
     """
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Engine], activity: Activity | None = None) -> None:
+        """Create a worker whose thread is not started; `activity` tells others that it has work."""
         self._engines = dict(engines)  # after `start`, only the engine thread changes it
+        self._activity = activity or NoActivity()
         # The event loop's side
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -227,6 +230,7 @@ class Worker:
             self._has_died = True
             self._call_on_loop(self._close, "engine_dead")
         finally:
+            self._activity.set_busy(False)
             self._call_on_loop(self._has_ended.set)
 
     def _run_commands(self) -> None:
@@ -250,7 +254,9 @@ class Worker:
         with self._wake:
             while not self._is_stopping:
                 if self._commands or any(engine.has_work for engine in self._engines.values()):
+                    self._activity.set_busy(True)
                     return True
+                self._activity.set_busy(False)
                 if self._is_draining:
                     return False
                 remaining = self._next_release - time.monotonic() if self._used else None

@@ -35,6 +35,7 @@ class ServedModel:
     hidden_size: int  # M of `Encoded.hidden`
     max_rows: int  # rows of the decoder's batch: one for each sequence, or one for each beam
     threads: Mapping[str, int]  # number of threads for each graph
+    threads_alone: int = 1  # the same while the other workers are idle, if it is more
     dense: tuple[DenseLayer, ...] = ()  # layers of pooled vectors
     load_seconds: float = 0.0  # duration of its load
 

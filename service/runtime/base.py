@@ -1,17 +1,17 @@
 """Base classes of the runners: sessions, I/O bindings, and groups of decoder states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from service.bundle import PREFILL_TOKENS, Manifest, State
+from service.bundle import PREFILL_TOKENS, Graph, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
 from service.runtime.provider import Provider, load_optional_session, load_session, session_options
-from service.runtime.threads import ThreadPlan, shortest_run, tune_threads
+from service.runtime.threads import Activity, NoActivity, ThreadPlan, shortest_run, tune_threads
 
 # A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
 # more.
@@ -128,11 +128,13 @@ class StepBinding:
         inputs = {node.name for node in session.get_inputs()}
         shapes = {"token_ids": (count,) if num_tokens is None else (count, num_tokens)}
         self._inputs = {
-            name: zeros(shapes.get(name, (count,)), dtype, device)
-            for name, dtype in ROW_INPUTS.items()
-            if name in inputs
+            name: np.zeros(shapes.get(name, (count,)), dtype) for name, dtype in ROW_INPUTS.items() if name in inputs
         }
-        for name, tensor in self._inputs.items():
+        self._copies: dict[str, Any] = {}  # of inputs, in the memory of a device
+        for name, array in self._inputs.items():
+            tensor = onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)  # on the CPU, it is the array
+            if device != "cpu":
+                self._copies[name] = tensor
             self._io.bind_ortvalue_input(name, tensor)
         for group in groups:
             group.bind(self._io, first, count)
@@ -144,8 +146,10 @@ class StepBinding:
 
     def run(self, inputs: Mapping[str, Array], options: Any = None) -> Mapping[str, Array]:
         """Run the graph; `options` are run options of ONNX Runtime."""
-        for name, tensor in self._inputs.items():
-            tensor.update_inplace(np.ascontiguousarray(inputs[name]))
+        for name, array in self._inputs.items():
+            array[...] = inputs[name]
+        for name, tensor in self._copies.items():
+            tensor.update_inplace(self._inputs[name])
         self._session.run_with_iobinding(self._io, options)
         if not self._allocated:
             return self._fixed
@@ -192,9 +196,11 @@ class SessionRunner(ABC):
         self._similar = load_optional_session(folder, manifest.similar, similar_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
+        self._alone: dict[str, Any] = {}  # sessions by graph with more threads, for use while other workers are idle
+        self._activity: Activity = NoActivity()
         self._sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
         self._groups: Sequence[StateGroup] = ()
-        self._bindings: dict[tuple[int, int, tuple[str, ...]], StepBinding] = {}  # most recently used last
+        self._bindings: dict[tuple[int, int, tuple[str, ...], bool], StepBinding] = {}  # most recently used last
         # The decoder graph of a decoder-only model has an axis for several tokens of a row.
         self._tokens_per_step = 1 if manifest.is_decoder_only else None
         self._map_names = {name for one in manifest.attention for name in one.outputs}
@@ -209,31 +215,51 @@ class SessionRunner(ABC):
             folder: folder of the bundle.
             plan: numbers of threads that are known, and the maximum of those that are measured.
         """
+        manifest = self.manifest
+        self._activity = plan.activity
+        self._bindings.clear()  # they keep their session
 
         def load_encoder(threads: int) -> None:
             self._encoder = None  # two sessions would need twice the memory
-            self._encoder = load_session(folder, self.manifest.encoder_graph, session_options(threads), self.provider)
-            self.threads["encoder"] = threads
+            self._encoder = load_session(folder, manifest.encoder_graph, session_options(threads), self.provider)
 
         def load_decoder(threads: int) -> None:
             self._decoder = None
-            self._decoder = load_session(folder, self.manifest.decoder_graph, session_options(threads), self.provider)
-            self.threads["decoder"] = threads
+            self._decoder = load_session(folder, manifest.decoder_graph, session_options(threads), self.provider)
 
-        name = self.manifest.name
-        self._bindings.clear()  # they keep their session
-        graphs = {
-            "encoder": (load_encoder, self._seconds_of_encoder),
-            "decoder": (load_decoder, self._seconds_of_decoder),
-        }
-        for graph, (load, seconds_of_run) in graphs.items():
-            known = plan.known.get(name, {}).get(graph)
-            if known == self.threads.get(graph):  # also if the model has no such graph
-                continue
-            if known is not None:
-                load(known)
-            else:
-                tune_threads(f"{name}, {graph}", load, seconds_of_run, plan.max_threads)
+        if manifest.encoder is not None:
+            self._choose("encoder", load_encoder, self._seconds_of_encoder, folder, manifest.encoder, plan)
+        if manifest.decoder is not None:
+            self._choose("decoder", load_decoder, self._seconds_of_decoder, folder, manifest.decoder, plan)
+
+    def _choose(
+        self,
+        name: str,
+        load: Callable[[int], None],
+        seconds_of_run: Callable[[], float],
+        folder: Path,
+        graph: Graph,
+        plan: ThreadPlan,
+    ) -> None:
+        """Set the number of threads of one graph.
+
+        Args:
+            name: encoder or decoder.
+            load: replaces the session by one with a given number of threads.
+            seconds_of_run: returns the duration of a run in the current session.
+            folder: folder of the bundle.
+            graph: the graph.
+            plan: see `choose_threads`.
+        """
+        num_bytes = self.manifest.loaded_bytes
+        number = plan.known.get(self.manifest.name, {}).get(name)
+        if number is None:
+            number = tune_threads(f"{self.manifest.name}, {name}", load, seconds_of_run, plan.most(num_bytes))
+        elif number != self.threads[name]:
+            load(number)
+        self.threads[name] = number
+        if plan.alone(num_bytes) > number:
+            self._alone[name] = load_session(folder, graph, session_options(plan.alone(num_bytes)), self.provider)
 
     def _seconds_of_encoder(self) -> float:
         length = min(SAMPLE_TOKENS, self._sizes["source"])
@@ -252,6 +278,15 @@ class SessionRunner(ABC):
         outputs = ("top_ids", "top_logprobs")
         binding = StepBinding(self._decoder, 0, rows, outputs, self._groups, {}, self.provider, self._tokens_per_step)
         return shortest_run(lambda: binding.run(inputs))
+
+    def _is_alone(self, graph: str) -> bool:
+        """Return True if the next run of a graph uses the session with more threads."""
+        return graph in self._alone and self._activity.is_alone()
+
+    @property
+    def _decoder_now(self) -> Any:
+        """Session of the decoder for the next run."""
+        return self._alone["decoder"] if self._is_alone("decoder") else self._decoder
 
     @abstractmethod
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]: ...
@@ -333,7 +368,7 @@ class SessionRunner(ABC):
         self, row: int, token_ids: Int64, length: int, outputs: Sequence[str], options: Any
     ) -> Mapping[str, Array]:
         # A new binding takes little time compared with several tokens, and sizes and rows vary.
-        binding = StepBinding(self._decoder, row, 1, outputs, self._groups, {}, self.provider, len(token_ids))
+        binding = StepBinding(self._decoder_now, row, 1, outputs, self._groups, {}, self.provider, len(token_ids))
         given = binding.run({"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}, options)
         for group in self._groups:
             group.finish_step(slice(row, row + 1))
@@ -355,11 +390,13 @@ class SessionRunner(ABC):
 
     def _binding(self, first: int, count: int, outputs: tuple[str, ...]) -> StepBinding:
         """Return the binding for a kind of step from an LRU cache."""
-        key = (first, count, outputs)
+        key = (first, count, outputs, self._is_alone("decoder"))
         binding = self._bindings.pop(key, None)
         if binding is None:
-            fixed = self._fixed_outputs(outputs, count)
-            binding = StepBinding(self._decoder, *key, self._groups, fixed, self.provider, self._tokens_per_step)
+            fixed, session = self._fixed_outputs(outputs, count), self._alone["decoder"] if key[-1] else self._decoder
+            binding = StepBinding(
+                session, first, count, outputs, self._groups, fixed, self.provider, self._tokens_per_step
+            )
             if len(self._bindings) == MAX_BINDINGS:
                 del self._bindings[next(iter(self._bindings))]
         self._bindings[key] = binding

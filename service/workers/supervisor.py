@@ -14,17 +14,17 @@ import socket
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
-from service.bundle import BundleError
+from service.bundle import BundleError, Manifest
 from service.discovery import find_bundles
 from service.errors import ApiError
 from service.http.connections import network_of
 from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
 from service.machine import available_memory, usable_memory, usable_threads
 from service.metrics import merge, without_gauges
-from service.runtime.threads import ThreadPlan
+from service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
 from service.server import EXIT_CUT_SHORT, RESPONSE_S, has_terminal, log_draining, log_end, log_listening
 from service.settings import Settings
 from service.workers.channel import Channel, ChannelClosedError
@@ -57,17 +57,25 @@ def max_workers(settings: Settings) -> int:
     cores = usable_threads() // max(1, settings.threads)
     if cores <= 1 or settings.provider == "cuda":
         return 1
-    try:
-        manifests = list(find_bundles(settings.bundles, on_failure=lambda folder, error: None).values())
-    except BundleError:  # the one process reports it
-        return 1
-    if any(manifest.rows is not None for manifest in manifests):
+    manifests = _manifests(settings)
+    if not manifests or any(manifest.rows is not None for manifest in manifests):
         return 1
     memory = available_memory()
     if memory is None:
         return cores
-    one = PROCESS_BYTES + sum(manifest.loaded_bytes for manifest in manifests)
+    one = PROCESS_BYTES
+    for manifest in manifests:
+        has_two_sessions = not settings.threads and threads_alone(manifest.loaded_bytes, cores) > 1
+        one += manifest.loaded_bytes * (2 if has_two_sessions else 1)
     return max(1, min(cores, memory // (2 * one)))  # the other half is for states and responses
+
+
+def _manifests(settings: Settings) -> list[Manifest]:
+    """Return the manifests of the bundles; none if there are none that can be read."""
+    try:
+        return list(find_bundles(settings.bundles, on_failure=lambda folder, error: None).values())
+    except BundleError:  # a worker reports it
+        return []
 
 
 def share_of(settings: Settings, num_workers: int) -> Settings:
@@ -115,10 +123,15 @@ class Supervisor:
         self._settings = settings
         self._num_workers = num_workers
         # Graphs that several workers may run with more than one thread are measured by the first
-        # worker alone, before the others start.
-        is_auto = settings.workers == "auto"
-        self._plan = ThreadPlan(max(1, usable_threads() // (1 if is_auto else num_workers)))
-        self._is_measuring = settings.threads == 0 and self._plan.max_threads > 1
+        # worker alone, before the others start. If those of a large model get several threads,
+        # there are fewer workers.
+        cores = usable_threads()
+        share, most = max(1, cores // num_workers), 1
+        if settings.workers == "auto" and any(one.loaded_bytes > MAX_BYTES_ALONE for one in _manifests(settings)):
+            most = cores
+        self._plan = ThreadPlan(share, most, cores)
+        self._activity = SharedActivity(num_workers)
+        self._is_measuring = settings.threads == 0 and max(share, most) > 1
         self._workers: list[WorkerProcess] = []  # all that run, retiring ones included
         self._failed_starts: Counter[int] = Counter()  # consecutive ones, by slot
         self._listeners: list[socket.socket] = []
@@ -149,6 +162,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         log_listening(self._settings.host, self._listeners[0].getsockname()[1])
+        if not self._is_measuring:
+            self._log_workers(self._settings.threads or 1)
         for slot in range(1 if self._is_measuring else self._num_workers):
             await self._start(slot)
         return await self._exit_code
@@ -207,6 +222,7 @@ class Supervisor:
         self._ended_metrics = merge([self._ended_metrics, without_gauges(worker.metrics)])
         self._update_listening()
         worker.exit_code = await self._reap(worker.pid)
+        self._activity.clear(worker.slot)
         worker.has_ended.set()
         self._on_end(worker, is_replacement=is_replacement)
 
@@ -216,7 +232,8 @@ class Supervisor:
         pid = os.fork()
         if pid == 0:
             share = share_of(self._settings, self._num_workers)
-            run_forked(share, self._plan, slot + 1, control_of_worker, handover_of_worker)
+            plan = replace(self._plan, activity=self._activity.of(slot))
+            run_forked(share, plan, slot + 1, control_of_worker, handover_of_worker)
         for one in (control_of_worker, handover_of_worker):
             one.close()
         return WorkerProcess(slot, pid, await Channel.open(control), handover)
@@ -266,17 +283,22 @@ class Supervisor:
         """
         self._is_measuring = False
         most = max((number for graphs in threads.values() for number in graphs.values()), default=1)
-        expected = self._num_workers
+        expected, cores = self._num_workers, usable_threads()
         if self._settings.workers == "auto":
-            self._num_workers = max(1, min(expected, usable_threads() // most))
-        self._plan = ThreadPlan(max(1, usable_threads() // self._num_workers), threads)
-        fields = {"workers": self._num_workers, "max_threads": most}
-        logger.info("workers chosen", extra={"fields": fields})
+            self._num_workers = max(1, min(expected, cores // most))
+        if self._num_workers != expected:  # then there is more than one thread for small models, too
+            threads = {name: graphs for name, graphs in threads.items() if max(graphs.values()) > 1}
+        self._plan = ThreadPlan(max(1, cores // self._num_workers), cores=cores, known=threads)
+        self._log_workers(most)
         if self._num_workers != expected:
             await self._replace_all()
         for slot in range(1, self._num_workers):
             await self._start(slot)
         self._tell_if_all_are_ready()
+
+    def _log_workers(self, most: int) -> None:
+        fields = {"workers": self._num_workers, "max_threads": most}
+        logger.info("workers chosen", extra={"fields": fields})
 
     async def _reconcile(self, worker: WorkerProcess, models: Mapping[str, Any], served: Mapping[str, Any]) -> None:
         """Load and unload models of a new worker, as requests did in the other workers."""

@@ -98,6 +98,29 @@ async def test_a_single_request_gets_its_result() -> None:
         assert isinstance(await submit(worker, "m0", EncodeRequest("e", SOURCE, FAR)).result(), Encoded)
 
 
+async def test_others_are_told_while_there_is_work() -> None:
+    class Noting:
+        def __init__(self) -> None:
+            self.noted = [False]
+
+        def set_busy(self, is_busy: bool) -> None:
+            if is_busy is not self.noted[-1]:
+                self.noted.append(is_busy)
+
+        def is_alone(self) -> bool:
+            return False
+
+    activity = Noting()
+    worker = Worker({"m0": Engine(runner_of())}, activity)
+    worker.start()
+    for _ in range(2):
+        await submit(worker, "m0", request()).result()
+        while activity.noted[-1]:
+            await asyncio.sleep(0.001)
+    await worker.stop(timeout_s=5)
+    assert activity.noted == [False, True, False, True, False]
+
+
 async def test_tokens_stream_in_order_and_the_result_comes_last() -> None:
     async with running(runner_of()) as worker:
         collector = submit(worker, "m0", request(stream=True))

@@ -8,7 +8,7 @@ import pytest
 from service.bundle import read_bundle
 from service.runtime import threads
 from service.runtime.ort import OnnxRunner
-from service.runtime.threads import ThreadPlan, shortest_run, tune_threads
+from service.runtime.threads import SharedActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
 from tests.equality.company import assert_same_bits, draw, run_rows
 
 
@@ -58,9 +58,68 @@ def test_a_runner_has_the_same_bits_after_it_has_chosen_its_threads(
     assert one.threads == {"encoder": 1, "decoder": 1}
     monkeypatch.setattr(threads, "MIN_SECONDS", 0.0)
     monkeypatch.setattr(threads, "MIN_SPEEDUP", 0.0)
-    more.choose_threads(bundle, ThreadPlan(4, {manifest.name: {"encoder": 2}}))
+    more.choose_threads(bundle, ThreadPlan(4, known={manifest.name: {"encoder": 2}}))
     assert more.threads == {"encoder": 2, "decoder": 4}  # a known number is not measured again
     random = np.random.default_rng(3)
     sequences = [(draw(random, manifest, length), draw(random, manifest, 3)) for length in (5, 1, 17, 9, 30, 2)]
     for row in range(6):
         assert_same_bits(run_rows(more, sequences, row), run_rows(one, sequences, row), f"row {row}")
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "cores", "expected"),
+    [(49, 64, 1), (50, 64, 2), (50, 1, 1), (99, 64, 2), (100, 64, 4), (200, 64, 8), (200, 6, 4), (201, 64, 1)],
+)
+def test_a_model_of_medium_size_gets_more_threads_while_the_others_are_idle(
+    megabytes: int, cores: int, expected: int
+) -> None:
+    assert threads_alone(megabytes * 1_000_000, cores) == expected
+    assert ThreadPlan(1, cores=cores).alone(megabytes * 1_000_000) == expected
+
+
+@pytest.mark.parametrize(("megabytes", "expected"), [(200, 3), (201, 8)])
+def test_a_large_model_may_get_more_threads_than_the_share_of_a_worker(megabytes: int, expected: int) -> None:
+    assert ThreadPlan(3, 8).most(megabytes * 1_000_000) == expected
+
+
+def test_a_worker_is_alone_once_the_others_have_been_idle_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("service.runtime.threads.time.monotonic", lambda: now)
+    shared = SharedActivity(3)
+    first, second, third = map(shared.of, range(3))
+
+    def alone() -> list[bool]:
+        return [one.is_alone() for one in (first, second, third)]
+
+    assert alone() == [True, True, True]
+    second.set_busy(True)
+    assert alone() == [False, True, False]
+    third.set_busy(True)
+    assert alone() == [False, False, False]
+    now = 200.0
+    second.set_busy(False)
+    assert alone() == [False, False, False]  # the second worker has just become idle
+    now += threads.IDLE_S + 0.001
+    assert alone() == [False, False, True]
+    shared.clear(2)  # the process has ended
+    assert alone() == [True, True, True]
+
+
+def test_a_runner_has_the_same_bits_while_the_others_are_idle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "BYTES_OF_THREAD", 1_000_000)
+    manifest = read_bundle(bundle)
+    shared = SharedActivity(2)
+    one, more = (OnnxRunner(bundle, manifest, num_threads=1, max_rows=6) for _ in range(2))
+    more.choose_threads(bundle, ThreadPlan(1, cores=4, activity=shared.of(0)))
+    assert more.threads == {"encoder": 1, "decoder": 1}
+    ran = set[str]()
+    for graph, session in (("encoder", more._alone["encoder"]), ("decoder", more._alone["decoder"])):
+        assert session.get_session_options().intra_op_num_threads == 4
+    random, other = np.random.default_rng(3), shared.of(1)
+    sequences = [(draw(random, manifest, length), draw(random, manifest, 3)) for length in (5, 1, 17, 9, 30, 2)]
+    for row in range(6):
+        other.set_busy(row % 2 == 0)
+        monkeypatch.setattr(threads, "IDLE_S", -1.0)  # idle at once
+        ran.add("alone" if more._is_alone("decoder") else "not alone")
+        assert_same_bits(run_rows(more, sequences, row), run_rows(one, sequences, row), f"row {row}")
+    assert ran == {"alone", "not alone"}

@@ -251,21 +251,25 @@ def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others
         assert len(service.workers) == 1
 
 
-# `python -m service` on a machine with two cores, where two threads always or never pay.
+# `python -m service` on a machine with two cores, where every model is large, and two threads always
+# or never pay.
 WITH_TWO_CORES = """
 import sys
 from service.runtime import threads
 from service.workers import supervisor
-threads.MIN_SECONDS, threads.MIN_SPEEDUP = {limits}
+threads.MIN_SECONDS = threads.MIN_SPEEDUP = {limit}
+threads.MAX_BYTES_ALONE = supervisor.MAX_BYTES_ALONE = 0
 supervisor.usable_threads = lambda: 2
 from service.__main__ import main
 sys.exit(main([]))
 """
 
 
-@pytest.mark.parametrize(("limits", "num_workers"), [("0.0, 0.0", 1), ("1e9, 1e9", 2)])
-def test_workers_and_threads_follow_from_one_measurement(run: Run, limits: str, num_workers: int) -> None:
-    program = ("-c", WITH_TWO_CORES.format(limits=limits))
+@pytest.mark.parametrize(("limit", "num_workers"), [(0.0, 1), (1e9, 2)])
+def test_workers_and_threads_of_a_large_model_follow_from_one_measurement(
+    run: Run, limit: float, num_workers: int
+) -> None:
+    program = ("-c", WITH_TWO_CORES.format(limit=limit))
     with run("auto", program=program, threads=0, max_waiting_sequences=90) as service:
         service.wait_ready()
         # The first worker measures alone. If fewer are chosen, another one with a larger share
@@ -278,6 +282,31 @@ def test_workers_and_threads_follow_from_one_measurement(run: Run, limits: str, 
         assert ready == [(1, threads), (num_workers, threads)]
         wait_until(lambda: len(service.workers) == num_workers)
         assert service.metric('sightline_limit{setting="max_waiting_sequences"}') == 90
+
+
+ALONE_WITH_TWO_THREADS = """
+import sys
+from service.runtime import threads
+from service.workers import supervisor
+threads.BYTES_OF_THREAD = 1_000_000
+supervisor.usable_threads = lambda: 2
+from service.__main__ import main
+sys.exit(main([]))
+"""
+
+
+def test_a_worker_has_more_threads_while_the_others_are_idle_and_the_same_bits(run: Run, two: WorkerService) -> None:
+    with run("auto", program=("-c", ALONE_WITH_TWO_THREADS), threads=0) as service:
+        service.wait_ready()
+        wait_until(lambda: len(service.logged("serving")) == 2)
+        ready = [(line["threads"], line["threads_alone"]) for line in service.logged("ready") if "threads" in line]
+        assert ready == [({"encoder": 1, "decoder": 1}, 2)] * 2
+        expected = two.ask("/v1/generate", GENERATE)[1]["outputs"]
+        assert service.ask("/v1/generate", GENERATE)[1]["outputs"] == expected
+        with Load(service) as load:  # none is alone
+            wait_until(lambda: len(load.statuses) > 20)
+            assert service.ask("/v1/generate", GENERATE)[1]["outputs"] == expected
+        assert set(load.statuses) == {200}
 
 
 def test_the_share_of_a_worker_is_large_enough_for_its_largest_call() -> None:
