@@ -113,7 +113,7 @@ def test_a_runner_has_the_same_bits_while_the_others_are_idle(bundle: Path, monk
     more.choose_threads(bundle, ThreadPlan(1, cores=4, activity=shared.of(0)))
     assert more.threads == {"encoder": 1, "decoder": 1}
     ran = set[str]()
-    for graph, session in (("encoder", more._alone["encoder"]), ("decoder", more._alone["decoder"])):
+    for session in (more._alone["encoder"], more._alone["decoder"]):
         assert session.get_session_options().intra_op_num_threads == 4
     random, other = np.random.default_rng(3), shared.of(1)
     sequences = [(draw(random, manifest, length), draw(random, manifest, 3)) for length in (5, 1, 17, 9, 30, 2)]

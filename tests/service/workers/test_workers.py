@@ -251,7 +251,7 @@ def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others
         assert len(service.workers) == 1
 
 
-# `python -m service` on a machine with two cores, where every model is large, and two threads always
+# `python -m service` with two cores, where every model is large, and two threads always
 # or never pay.
 WITH_TWO_CORES = """
 import sys
