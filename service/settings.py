@@ -119,8 +119,8 @@ class Settings(BaseModel):
         default=0,
         ge=0,
         le=1024,
-        description="Threads for each graph; 0 measures at start how many are fastest, up to the container's CPU quota "
-        "or the number of cores.",
+        description="Threads for each graph; with 0, each of several workers uses one, or more while the others are "
+        "idle, and large models are measured at start. The container's CPU quota or the number of cores is the limit.",
     )
     max_rows: int = Field(
         default=0,

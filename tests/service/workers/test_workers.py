@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from service.inference.service import prefix_cache_bytes, state_bytes
+from service.metrics import SHARED_SETTINGS
 from service.settings import Settings, SettingsError, make_settings
 from service.workers import supervisor
 from service.workers.supervisor import max_workers, share_of
@@ -317,6 +318,13 @@ def test_the_share_of_a_worker_is_large_enough_for_its_largest_call() -> None:
     assert share.max_rows == 8  # a search with the largest number of beams
     assert share.max_state_bytes == -(-state_bytes(settings) // 3)
     assert (share.max_connections, share.max_inputs) == (settings.max_connections, settings.max_inputs)
+
+
+def test_the_gauges_of_the_settings_that_workers_share_are_added() -> None:
+    settings = Settings(max_rows=64)
+    share = share_of(settings, 2)
+    changed = {name for name in Settings.model_fields if getattr(share, name) != getattr(settings, name)}
+    assert changed == SHARED_SETTINGS
 
 
 @pytest.mark.parametrize(
