@@ -112,6 +112,7 @@ def measure(parsed: argparse.Namespace, command: str) -> list[str]:
         requests=parsed.requests,
         minutes=parsed.minutes,
         threads=usable_threads(),
+        default_model=parsed.bundle.name,
         is_quick=parsed.quick,
     )
     facts = {"options": {name: getattr(options, name) for name in ("rounds", "seconds", "max_clients")}}

@@ -12,7 +12,6 @@ from loadtest.load import Load, run_load
 from loadtest.report import Summary, summarize
 
 GENERATE = "/v1/generate"
-DEFAULT_MODEL = "multi30k-en-de"  # of the folder of shipped bundles, for calls that name no model
 TIMEOUT_S = 120
 Answer = TypeVar("Answer")
 

@@ -18,6 +18,7 @@ class Options:
     requests: int  # number of requests of the memory section
     minutes: float  # duration of the soak test
     threads: int  # for each peer, and for Sightline's engine without the service
+    default_model: str = ""  # in the folder of bundles, for calls that name no model
     is_quick: bool = False  # use the first settings of peers instead of searching the best ones
 
     def allowed(self, numbers: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bench.load import DEFAULT_MODEL, GENERATE, with_client
+from bench.load import GENERATE, with_client
 from bench.options import Options
 from bench.record import Figure, Result
 from bench.server import RunningServer, serving
@@ -33,7 +33,7 @@ SECONDS = 2.4  # duration of a load, as a multiple of that of the other sections
 
 def run(options: Options) -> Result:
     options = replace(options, seconds=SECONDS * options.seconds)
-    with serving(options.bundles, log_level="info", default_model=DEFAULT_MODEL) as server:
+    with serving(options.bundles, log_level="info", default_model=options.default_model) as server:
         rows: list[dict[str, Any]] = []
         figures: dict[str, Figure] = {}
         _warm_up(server, options)

@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from bench.load import DEFAULT_MODEL, GENERATE, with_client
+from bench.load import GENERATE, with_client
 from bench.options import Options
 from bench.record import Figure, Result
 from bench.reliability.limited import limited_memory
@@ -32,7 +32,7 @@ def run(options: Options) -> Result:
     normal: Counter[str] = Counter()
     with limited_memory(LIMIT_BYTES) as group, contextlib.ExitStack() as stack:
         with group.entered():
-            server = stack.enter_context(serving(options.bundles, log_level="info", default_model=DEFAULT_MODEL))
+            server = stack.enter_context(serving(options.bundles, log_level="info", default_model=options.default_model))
 
         async def send(client: Client, path: str, body: bytes, counts: Counter[str]) -> bool:
             try:
