@@ -32,7 +32,9 @@ def run(options: Options) -> Result:
     normal: Counter[str] = Counter()
     with limited_memory(LIMIT_BYTES) as group, contextlib.ExitStack() as stack:
         with group.entered():
-            server = stack.enter_context(serving(options.bundles, log_level="info", default_model=options.default_model))
+            server = stack.enter_context(
+                serving(options.bundles, log_level="info", default_model=options.default_model)
+            )
 
         async def send(client: Client, path: str, body: bytes, counts: Counter[str]) -> bool:
             try:
