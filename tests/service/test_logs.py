@@ -218,7 +218,7 @@ def piped(*, is_blocking: bool = True) -> Iterator[tuple[int, QueuedHandler]]:
 def test_a_reader_that_stops_reading_blocks_nothing_and_every_lost_line_is_counted(is_blocking: bool) -> None:
     with piped(is_blocking=is_blocking) as (reader, handler):
         logger = logging.getLogger("one")
-        num_logged = 2 * MAX_WAITING_LINES
+        num_logged = 4 * MAX_WAITING_LINES  # more than the queue, the thread and the pipe hold together
         started = time.monotonic()
         for number in range(num_logged):
             logger.info("line", extra={"fields": {"number": number}})
