@@ -189,7 +189,7 @@ def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bund
 
 
 def test_sigterm_lets_running_requests_finish_and_ends_with_0(run: Run) -> None:
-    with run(drain_s=1) as service:
+    with run(drain_s=2) as service:
         service.wait_ready()
         with contextlib.closing(service.connect()) as open_before:
             assert service.ask("/v1/generate", GENERATE, open_before)[0] == 200
