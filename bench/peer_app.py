@@ -1,6 +1,6 @@
 """Serve a library as its users do: behind FastAPI or LitServe, or by its own server.
 
-Usage: `PYTHON bench/peer_app.py LIBRARY MODEL --port PORT`, with the interpreter of the library's
+Usage: `PYTHON bench/peer_app.py PEER MODEL --port PORT`, with the interpreter of the library's
 own environment. Therefore, this file imports nothing of this project. With `--describe` instead, it
 prints the build of the library and the instruction set that it uses.
 """
@@ -114,7 +114,7 @@ def serve_fastapi(arguments: argparse.Namespace) -> None:
         inputs: str = Field(validation_alias=AliasChoices("inputs", "input"))
         parameters: dict[str, Any] = {}
 
-    app, answer = FastAPI(), ANSWERS[arguments.library](arguments)
+    app, answer = FastAPI(), ANSWERS[arguments.peer](arguments)
 
     def respond(call: Call) -> dict[str, Any]:
         return answer([call.model_dump()])[0]
@@ -134,7 +134,7 @@ class Api(LitAPI):  # type: ignore[misc]
         self._arguments = arguments
 
     def setup(self, device: str) -> None:
-        self._answer = ANSWERS[self._arguments.library](self._arguments)
+        self._answer = ANSWERS[self._arguments.peer](self._arguments)
 
     def decode_request(self, request: Body) -> Body:
         return {"parameters": {}, **request}
@@ -197,7 +197,7 @@ def _versions(*packages: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("library", choices=(*ANSWERS, "llama.cpp", "infinity-emb"))
+    parser.add_argument("peer", choices=(*ANSWERS, "llama.cpp", "infinity-emb"))
     parser.add_argument("model", nargs="?", help="folder or file of the model")
     parser.add_argument("--describe", action="store_true")
     parser.add_argument("--tokenizer", help="tokenizer.json of a CTranslate2 model")
@@ -209,8 +209,8 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     arguments = parser.parse_args()
     if arguments.describe:
-        print(describe(arguments.library))
-    elif arguments.library == "llama.cpp":
+        print(describe(arguments.peer))
+    elif arguments.peer == "llama.cpp":
         serve_llama(arguments)
     elif arguments.batch_size:
         serve_litserve(arguments)

@@ -37,7 +37,7 @@ class Peer:
 
     Args:
         name: Name in tables and figures.
-        library: Name of the library in `bench/peer_app.py`.
+        app_name: Name of the peer in `bench/peer_app.py`.
         packages: Pinned packages of its environment.
         command: Arguments of the environment's Python. `{model}`, `{port}` and `{threads}` are
             filled in; other braces name files of the model, such as `{tokenizer}`.
@@ -46,7 +46,7 @@ class Peer:
     """
 
     name: str
-    library: str
+    app_name: str
     packages: Sequence[str]
     command: Sequence[str]
     axes: Sequence[Sequence[Setting]] = ()
@@ -75,7 +75,7 @@ class Peer:
         Raises:
             MissingPeerError: The packages cannot be installed, or do not work on this machine.
         """
-        return self._run(str(self.python()), APP, self.library, "--describe").strip()
+        return self._run(str(self.python()), APP, self.app_name, "--describe").strip()
 
     def start(
         self, files: Mapping[str, Path], threads: int, settings: Sequence[Setting]

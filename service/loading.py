@@ -391,8 +391,7 @@ def _run_graphs(
     runner.warm_up(settings.max_batch_tokens)
     _check_known_inputs(bundle.folder, runner)
     seconds = bundle.model.load_seconds + time.perf_counter() - started
-    alone = plan.alone(bundle.model.manifest.loaded_bytes) if not settings.threads else 1
-    model = replace(bundle.model, threads=runner.threads, threads_alone=alone, load_seconds=seconds)
+    model = replace(bundle.model, threads=runner.threads, threads_alone=runner.threads_alone, load_seconds=seconds)
     engine = Engine(runner, max_batch_tokens=settings.max_batch_tokens, observer=observer_of(model.name))
     return LoadedModel(model, engine)
 

@@ -1,17 +1,17 @@
 """Base classes of the runners: sessions, I/O bindings, and groups of decoder states."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from service.bundle import PREFILL_TOKENS, Graph, Manifest, State
+from service.bundle import PREFILL_TOKENS, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
 from service.runtime.provider import Provider, load_optional_session, load_session, session_options
-from service.runtime.threads import Activity, NoActivity, ThreadPlan, shortest_run, tune_threads
+from service.runtime.threads import Activity, NoActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
 
 # A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
 # more.
@@ -196,6 +196,7 @@ class SessionRunner(ABC):
         self._similar = load_optional_session(folder, manifest.similar, similar_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
+        self.threads_alone = 1  # number of threads while the other workers are idle, if it is more
         self._alone: dict[str, Any] = {}  # sessions by graph with more threads, for use while other workers are idle
         self._activity: Activity = NoActivity()
         self._sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
@@ -227,39 +228,23 @@ class SessionRunner(ABC):
             self._decoder = None
             self._decoder = load_session(folder, manifest.decoder_graph, session_options(threads), self.provider)
 
-        if manifest.encoder is not None:
-            self._choose("encoder", load_encoder, self._seconds_of_encoder, folder, manifest.encoder, plan)
-        if manifest.decoder is not None:
-            self._choose("decoder", load_decoder, self._seconds_of_decoder, folder, manifest.decoder, plan)
-
-    def _choose(
-        self,
-        name: str,
-        load: Callable[[int], None],
-        seconds_of_run: Callable[[], float],
-        folder: Path,
-        graph: Graph,
-        plan: ThreadPlan,
-    ) -> None:
-        """Set the number of threads of one graph.
-
-        Args:
-            name: encoder or decoder.
-            load: replaces the session by one with a given number of threads.
-            seconds_of_run: returns the duration of a run in the current session.
-            folder: folder of the bundle.
-            graph: the graph.
-            plan: see `choose_threads`.
-        """
-        num_bytes = self.manifest.loaded_bytes
-        number = plan.known.get(self.manifest.name, {}).get(name)
-        if number is None:
-            number = tune_threads(f"{self.manifest.name}, {name}", load, seconds_of_run, plan.most(num_bytes))
-        elif number != self.threads[name]:
-            load(number)
-        self.threads[name] = number
-        if plan.alone(num_bytes) > number:
-            self._alone[name] = load_session(folder, graph, session_options(plan.alone(num_bytes)), self.provider)
+        num_bytes, known = manifest.loaded_bytes, plan.known.get(manifest.name, {})
+        alone = threads_alone(num_bytes, plan.cores)
+        for name, graph, load, seconds_of_run in (
+            ("encoder", manifest.encoder, load_encoder, self._seconds_of_encoder),
+            ("decoder", manifest.decoder, load_decoder, self._seconds_of_decoder),
+        ):
+            if graph is None:
+                continue
+            number = known.get(name)
+            if number is None:
+                number = tune_threads(f"{manifest.name}, {name}", load, seconds_of_run, plan.most(num_bytes))
+            elif number != self.threads[name]:
+                load(number)
+            self.threads[name] = number
+            if alone > number:
+                self._alone[name] = load_session(folder, graph, session_options(alone), self.provider)
+                self.threads_alone = alone
 
     def _seconds_of_encoder(self) -> float:
         length = min(SAMPLE_TOKENS, self._sizes["source"])
@@ -279,14 +264,11 @@ class SessionRunner(ABC):
         binding = StepBinding(self._decoder, 0, rows, outputs, self._groups, {}, self.provider, self._tokens_per_step)
         return shortest_run(lambda: binding.run(inputs))
 
-    def _is_alone(self, graph: str) -> bool:
-        """Return True if the next run of a graph uses the session with more threads."""
-        return graph in self._alone and self._activity.is_alone()
-
-    @property
-    def _decoder_now(self) -> Any:
-        """Session of the decoder for the next run."""
-        return self._alone["decoder"] if self._is_alone("decoder") else self._decoder
+    def _session(self, graph: str) -> Any:
+        """Return the session of the encoder or the decoder for the next run."""
+        if graph in self._alone and self._activity.is_alone():
+            return self._alone[graph]
+        return self._encoder if graph == "encoder" else self._decoder
 
     @abstractmethod
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]: ...
@@ -368,7 +350,9 @@ class SessionRunner(ABC):
         self, row: int, token_ids: Int64, length: int, outputs: Sequence[str], options: Any
     ) -> Mapping[str, Array]:
         # A new binding takes little time compared with several tokens, and sizes and rows vary.
-        binding = StepBinding(self._decoder_now, row, 1, outputs, self._groups, {}, self.provider, len(token_ids))
+        binding = StepBinding(
+            self._session("decoder"), row, 1, outputs, self._groups, {}, self.provider, len(token_ids)
+        )
         given = binding.run({"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}, options)
         for group in self._groups:
             group.finish_step(slice(row, row + 1))
@@ -390,10 +374,11 @@ class SessionRunner(ABC):
 
     def _binding(self, first: int, count: int, outputs: tuple[str, ...]) -> StepBinding:
         """Return the binding for a kind of step from an LRU cache."""
-        key = (first, count, outputs, self._is_alone("decoder"))
+        session = self._session("decoder")
+        key = (first, count, outputs, session is self._decoder)
         binding = self._bindings.pop(key, None)
         if binding is None:
-            fixed, session = self._fixed_outputs(outputs, count), self._alone["decoder"] if key[-1] else self._decoder
+            fixed = self._fixed_outputs(outputs, count)
             binding = StepBinding(
                 session, first, count, outputs, self._groups, fixed, self.provider, self._tokens_per_step
             )

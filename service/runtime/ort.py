@@ -163,8 +163,7 @@ class OnnxRunner(SessionRunner):
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         feed = {"source_ids": self._with_even_width(source_ids), "source_lengths": source_lengths}
-        session = self._alone["encoder"] if self._is_alone("encoder") else self._encoder
-        return dict(zip(outputs, session.run(list(outputs), feed), strict=True))
+        return dict(zip(outputs, self._session("encoder").run(list(outputs), feed), strict=True))
 
     def _with_even_width(self, source_ids: Int64) -> Int64:
         """Pad an odd number of columns to an even number, unless it is the model's maximum.

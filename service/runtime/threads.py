@@ -98,10 +98,6 @@ class ThreadPlan:
         is_large = num_bytes > MAX_BYTES_ALONE
         return max(self.max_threads, self.max_threads_of_large) if is_large else self.max_threads
 
-    def alone(self, num_bytes: int) -> int:
-        """Return the number of threads of a graph while the other workers are idle."""
-        return threads_alone(num_bytes, self.cores)
-
 
 def threads_alone(num_bytes: int, cores: int) -> int:
     """Return the number of threads of a model's graphs while the other workers are idle.

@@ -287,7 +287,7 @@ class Supervisor:
         if self._settings.workers == "auto":
             self._num_workers = max(1, min(expected, cores // most))
         if self._num_workers != expected:  # then there is more than one thread for small models, too
-            threads = {name: graphs for name, graphs in threads.items() if max(graphs.values()) > 1}
+            threads = {name: graphs for name, graphs in threads.items() if any(one > 1 for one in graphs.values())}
         self._plan = ThreadPlan(max(1, cores // self._num_workers), cores=cores, known=threads)
         self._log_workers(most)
         if self._num_workers != expected:

@@ -74,7 +74,6 @@ def test_a_model_of_medium_size_gets_more_threads_while_the_others_are_idle(
     megabytes: int, cores: int, expected: int
 ) -> None:
     assert threads_alone(megabytes * 1_000_000, cores) == expected
-    assert ThreadPlan(1, cores=cores).alone(megabytes * 1_000_000) == expected
 
 
 @pytest.mark.parametrize(("megabytes", "expected"), [(200, 3), (201, 8)])
@@ -111,7 +110,7 @@ def test_a_runner_has_the_same_bits_while_the_others_are_idle(bundle: Path, monk
     shared = SharedActivity(2)
     one, more = (OnnxRunner(bundle, manifest, num_threads=1, max_rows=6) for _ in range(2))
     more.choose_threads(bundle, ThreadPlan(1, cores=4, activity=shared.of(0)))
-    assert more.threads == {"encoder": 1, "decoder": 1}
+    assert (more.threads, more.threads_alone) == ({"encoder": 1, "decoder": 1}, 4)
     ran = set[str]()
     for session in (more._alone["encoder"], more._alone["decoder"]):
         assert session.get_session_options().intra_op_num_threads == 4
@@ -120,6 +119,6 @@ def test_a_runner_has_the_same_bits_while_the_others_are_idle(bundle: Path, monk
     for row in range(6):
         other.set_busy(row % 2 == 0)
         monkeypatch.setattr(threads, "IDLE_S", -1.0)  # idle at once
-        ran.add("alone" if more._is_alone("decoder") else "not alone")
+        ran.add("not alone" if more._session("decoder") is more._decoder else "alone")
         assert_same_bits(run_rows(more, sequences, row), run_rows(one, sequences, row), f"row {row}")
     assert ran == {"alone", "not alone"}
