@@ -36,7 +36,7 @@ def test_sections_are_measured_and_recorded(run: list[str], tmp_path: Path) -> N
     assert results["maps"]["figures"]["maps.1"]["value"] > 0
     assert results["maps"]["command"].startswith("python -m bench maps mixed memory")
     assert [row["requests"] for row in results["memory"]["rows"]] == list(range(0, 22, 2))
-    assert results["mixed"]["figures"]["mixed.gap"]["value"] > 0
+    assert results["mixed"]["figures"]["mixed.first_token"]["value"] > 0
 
 
 def test_unknown_sections_are_rejected(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
