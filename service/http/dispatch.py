@@ -220,6 +220,7 @@ async def _send(call: HttpCall, send: Send, response: Any) -> None:
         # empty last part, the call keeps its reservation until most of the body is read.
         await send({"type": "http.response.body", "body": body, "more_body": True})
         body = b""
+        await asyncio.sleep(0)  # the loop reports a connection that this part found closed
     await send({"type": "http.response.body", "body": body})
 
 
