@@ -12,7 +12,7 @@ from typing import get_args
 from pydantic import BaseModel
 
 from export.errors import VerificationError
-from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, FLOAT32_BITS, MAX_LOSS, MIN_PAIRS
+from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, FLOAT32_BITS, MAX_LOSS, MIN_PAIRS, StateType
 from export.sources.checkpoint import Kind
 from model.errors import EXIT_USAGE, exit_status
 from service.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
@@ -145,6 +145,12 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
             help="quantization scheme; per-token scales are dynamic, a per-tensor scale is static (default: "
             + ("per-token with 8 bits, group-wise with 4)" if layer_group == "encoder" else "group-wise)"),
         )
+    parser.add_argument(
+        "--states",
+        choices=get_args(StateType),
+        default="int8",
+        help="type of the keys and values that the decoder of an encoder-decoder keeps (default: int8)",
+    )
     parser.add_argument(
         "--calibration",
         type=Path,

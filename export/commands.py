@@ -324,7 +324,8 @@ def align(arguments: argparse.Namespace) -> Alignment:
 
 def quantize(arguments: argparse.Namespace) -> Quantization:
     text = _text(arguments)
-    recipe = Recipe(arguments.bits, arguments.block_size, arguments.encoder, arguments.layers, arguments.projection)
+    options = ("bits", "block_size", "encoder", "layers", "projection", "states")
+    recipe = Recipe(**{name: getattr(arguments, name) for name in options})
     sentences: Sequence[str] = ()
     if "per-tensor" in recipe.schemes.values() and arguments.calibration is not None:
         sentences = _usable_sentences(arguments.bundle, arguments.calibration, "--calibration")

@@ -37,6 +37,7 @@ BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
 # `per-token` are about twice as fast as those of `group-wise`, but they always have 8 bits.
 ENCODER_SCHEME: dict[int, QuantScheme] = {8: "per-token", 4: "group-wise"}
 FLOAT32_BITS = 32
+StateType = Literal["int8", "float32"]
 
 MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
 # Limits of the loss on plain text, see `export.convert.text_quality`.
@@ -89,6 +90,7 @@ class Recipe:
     encoder: QuantScheme | None = None  # None means the default `ENCODER_SCHEME`
     layers: QuantScheme = "group-wise"  # layers of the decoder
     projection: QuantScheme = "group-wise"  # output projection
+    states: StateType = "int8"  # keys and values of the decoder, see `export.convert.states`
 
     @property
     def schemes(self) -> dict[LayerGroup, QuantScheme]:

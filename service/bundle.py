@@ -120,20 +120,32 @@ class State(_Part):
     the number of source or target tokens. A state with a "target" axis, such as a KV cache, is
     updated in place: the decoder graph writes to the memory that it reads. With the operators
     "standard" (`Manifest.ops`), the output is a new tensor with the whole updated state.
+
+    States of type int8 hold codes, whose scales are in the graphs. Their operator needs the memory
+    of each state as output too, even if it never changes the state.
     """
 
     input: str  # name of the input of the decoder graph
-    output: str | None = None  # name of the output; None if decoder steps never change the state
+    output: str | None = None  # name of the output; None only if decoder steps never change the state
     init: Literal["encoder", "zeros"]  # initial value
     encoder_output: str | None = None  # encoder output with the initial value, if `init` is "encoder"
     shape: tuple[int | Literal["source", "target"], ...]
-    dtype: Literal["float32", "float16"] = "float32"
+    dtype: Literal["float32", "float16", "int8"] = "float32"
 
     @model_validator(mode="after")
     def _check_initial_value(self) -> "State":
         if (self.init == "encoder") != (self.encoder_output is not None):
             raise ValueError("encoder_output is required if init is 'encoder', and not allowed otherwise")
         return self
+
+    @property
+    def is_changed(self) -> bool:
+        """True if decoder steps change the state. Keys and values of the source never change."""
+        return self.output is not None and "source" not in self.shape
+
+    @property
+    def has_fixed_size(self) -> bool:
+        return all(isinstance(axis, int) for axis in self.shape)
 
 
 class Window(_Part):

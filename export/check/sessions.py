@@ -86,7 +86,7 @@ class DecoderSession:
             memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
             binding.bind_ortvalue_input(state.input, memory)
             if state.output is not None:
-                if self._ops == "standard" or "target" not in state.shape:
+                if self._ops == "standard" or state.has_fixed_size:
                     separate[state.input] = np.empty_like(states[state.input])
                     memory = onnxruntime.OrtValue.ortvalue_from_numpy(separate[state.input])
                 binding.bind_ortvalue_output(state.output, memory)

@@ -6,8 +6,8 @@ A converted bundle replaces an old one only after the loss was measured and is s
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -16,6 +16,7 @@ from export.convert.calibrate import measure_ranges
 from export.convert.half import half_graphs, rows_graph
 from export.convert.quality import ParallelText, check_loss, compare, encode_sources
 from export.convert.quantize import Ranges, quantize_graphs
+from export.convert.states import measure_states, round_states, rounded_states
 from export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
 from export.graphs.builder import WeightFile
 from export.options import BundleMetadata, Recipe
@@ -24,7 +25,6 @@ from model.data.tokenizer import read_tokenizer
 from model.errors import UsageError
 from service.bundle import (
     BundleError,
-    FileRecord,
     Manifest,
     Quality,
     Quantization,
@@ -82,9 +82,17 @@ def quantize_bundle(
         if is_static:
             sources = encode_sources(original, read_tokenizer(source / original.source_tokenizer), calibration)
             ranges = measure_ranges(source, original, sources)
-        rewrite = partial(quantize_graphs, recipe=recipe, ranges=ranges)
-        files = _write_rewritten(source, original, folder, rewrite)
-        return original.model_copy(update={"dtype": f"int{recipe.bits}", "files": files})
+        state_ranges = measure_states(source, original) if recipe.states == "int8" else {}
+
+        def rewrite(models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile) -> list[onnx.ModelProto]:
+            quantized = quantize_graphs(models, folder, weights, recipe, ranges)
+            if state_ranges:
+                round_states(quantized, state_ranges)
+            return quantized
+
+        changes = _write_rewritten(source, original, folder, rewrite)
+        states = rounded_states(original, state_ranges)
+        return original.model_copy(update={"dtype": f"int{recipe.bits}", "states": states, **changes})
 
     return _write_converted(source, bundle, text, force, record, write, name)
 
@@ -101,7 +109,7 @@ def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
     record = Quantization(bits=16, block_size=None, schemes={}, float32_digest="", quality=None)
 
     def write(original: Manifest, folder: Path) -> Manifest:
-        if not all(any(isinstance(axis, str) for axis in state.shape) for state in original.states):
+        if any(state.has_fixed_size for state in original.states):
             raise BundleError(f"{source} has states of fixed size; float16 bundles support only key-value caches")
         kind = "an encoder" if original.decoder is None else "a decoder-only model" if original.is_decoder_only else ""
         if kind:
@@ -109,9 +117,10 @@ def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
         states = tuple(state.model_copy(update={"dtype": "float16"}) for state in original.states)
         rows = rows_graph()
         onnx.save_model(rows, folder / ROWS)
-        files = _write_rewritten(source, original, folder, half_graphs) | record_files(folder, [ROWS])
+        changes = _write_rewritten(source, original, folder, half_graphs)
+        changes["files"] |= record_files(folder, [ROWS])
         return original.model_copy(
-            update={"dtype": "float16", "rows": graph_entry(ROWS, rows), "states": states, "files": files}
+            update={"dtype": "float16", "rows": graph_entry(ROWS, rows), "states": states, **changes}
         )
 
     return _write_converted(source, bundle, text, force, record, write)
@@ -168,10 +177,14 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
     return text_quality
 
 
-def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, FileRecord]:
-    """Write converted graphs, their weights and the other files; return the file records."""
-    entries = (manifest.encoder, manifest.decoder, manifest.similar)
-    graphs = [entry.file for entry in entries if entry is not None]
+def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
+    """Write converted graphs, their weights and the other files.
+
+    Returns:
+        The changed fields of the manifest: the entries of the graphs, and `files`.
+    """
+    fields = [name for name in ("encoder", "decoder", "similar") if getattr(manifest, name) is not None]
+    graphs = [getattr(manifest, name).file for name in fields]
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
     with WeightFile(folder / WEIGHTS) as weights:
         rewritten = rewrite(originals, source, weights)
@@ -181,4 +194,5 @@ def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Re
     others |= {layer.file for layer in (manifest.embedding.dense if manifest.embedding else ())}
     for name in others:
         shutil.copyfile(source / name, folder / name)
-    return record_files(folder, (*graphs, WEIGHTS, *sorted(others)))
+    entries = {field: graph_entry(name, proto) for field, name, proto in zip(fields, graphs, rewritten, strict=True)}
+    return {**entries, "files": record_files(folder, (*graphs, WEIGHTS, *sorted(others)))}

@@ -23,23 +23,34 @@ def find_non_finite(states: Sequence[State], encoded: Mapping[str, Array], num_t
     Padding is not checked. The scores of the decoder do not always show this: quantised products
     convert NaN to integers, and the sigmoid and tanh of ONNX Runtime's recurrent cells clamp it.
     States in device memory are not checked: they belong to float16 Transformers, whose scores do
-    become NaN.
+    become NaN. Integers cannot show it, so the hidden states are checked that they came from.
 
     Args:
         states: states of the decoder.
-        encoded: outputs of the encoder.
+        encoded: outputs of the encoder, with those of `checked_outputs`.
         num_tokens: number of source tokens of each sequence.
     """
     found: set[int] = set()
-    for state in states:
-        value = encoded.get(state.encoder_output or "")
+    for name, shape in checked_outputs(states).items():
+        value = encoded.get(name)
         if not isinstance(value, np.ndarray) or np.isfinite(value).all():
             continue
         for index, size in enumerate(num_tokens):
-            used: tuple[Any, ...] = tuple(slice(size if isinstance(axis, str) else axis) for axis in state.shape)
+            used: tuple[Any, ...] = tuple(slice(size if isinstance(axis, str) else axis) for axis in shape)
             if not np.isfinite(value[index][used]).all():
                 found.add(index)
     return found
+
+
+def checked_outputs(states: Sequence[State]) -> dict[str, tuple[int | str, ...]]:
+    """Return the encoder outputs that show NaN in initial states, and the shapes of their rows."""
+    initial = [state for state in states if state.encoder_output is not None]
+    shapes: dict[str, tuple[int | str, ...]] = {
+        str(state.encoder_output): state.shape for state in initial if state.dtype != "int8"
+    }
+    if len(shapes) < len(initial):
+        shapes["hidden"] = ("source",)
+    return shapes
 
 
 def run_test_input(runner: Runner, graph: GraphName, row: int = 0) -> None:

@@ -22,7 +22,7 @@ from service.engine.attention import (
     record_step,
 )
 from service.engine.beam import BeamGeneration
-from service.engine.checks import GraphName, find_non_finite, run_test_input
+from service.engine.checks import GraphName, checked_outputs, find_non_finite, run_test_input
 from service.engine.generation import (
     ActiveRequest,
     BeamCopies,
@@ -393,6 +393,7 @@ class Engine:
             request = active.source_request
             if isinstance(request, GenerateRequest):
                 names.update(state.encoder_output for state in self._manifest.states)
+                names.update(checked_outputs(self._manifest.states))
             else:
                 names.add("hidden")
                 if request.return_labels:

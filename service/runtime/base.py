@@ -37,7 +37,7 @@ class StateGroup(ABC):
     @property
     def is_changed(self) -> bool:
         """True if a step changes these states."""
-        return self.states[0].output is not None
+        return self.states[0].is_changed
 
     def row_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape of one row of a state for given sizes of the source and target axes."""

@@ -46,7 +46,7 @@ class _ArrayGroup(StateGroup):
         read = written = PagedArray(shape, states[0].dtype)
         # Only attention kernels support the same memory as input and output. States of fixed size
         # are written to a second array and copied back.
-        if self.is_changed and all(isinstance(axis, int) for axis in states[0].shape):
+        if self.is_changed and states[0].has_fixed_size:
             written = PagedArray(shape, states[0].dtype)
         self._pages = (read, written)
         self._rows, self._outputs = read.values, written.values
@@ -57,7 +57,7 @@ class _ArrayGroup(StateGroup):
         rows = slice(first, first + count)
         for index, state in enumerate(self.states):
             io.bind_ortvalue_input(state.input, _wrap(self._rows[index, rows]))
-            if self.is_changed:
+            if state.output is not None:
                 io.bind_ortvalue_output(state.output, _wrap(self._outputs[index, rows]))
 
     def init_rows(self, first: int, encoded: Mapping[str, Array], examples: Sequence[int]) -> None:

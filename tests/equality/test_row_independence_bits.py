@@ -1,6 +1,7 @@
 """All outputs of all bundles have the same bits for a sequence alone and in a batch."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,13 +71,14 @@ def test_a_row_beyond_the_first_hundred_has_the_bits_of_the_first() -> None:
     assert_same_bits(steps(runner, sequences[-1:], 0, first=count - 1), expected, "the last row of 101 by itself")
 
 
-def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray[np.float32]]:
-    """Return encoder outputs for sources of a given length that contain only NaN."""
+def not_numbers(runner: OnnxRunner, rows: int, length: int) -> dict[str, NDArray[Any]]:
+    """Return encoder outputs for sources of a given length: only NaN, or the largest integer."""
     made = {}
     for state in runner.manifest.states:
         if state.encoder_output is not None:
             shape = [length if isinstance(axis, str) else axis for axis in state.shape]
-            made[state.encoder_output] = np.full((rows, *shape), np.nan, np.float32)
+            largest = 127 if state.dtype == "int8" else np.nan
+            made[state.encoder_output] = np.full((rows, *shape), largest, state.dtype)
     return made
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto
 from export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
 from export.convert.calibrate import measure_ranges
 from export.convert.quantize import quantize_graphs
+from export.convert.states import measure_states, round_states, rounded_states
 from export.graphs.builder import GraphBuilder, WeightFile
 from export.options import Recipe
 from model.architectures.transformer import Transformer
@@ -40,6 +41,7 @@ RECIPES = [
     *RECIPES_OF_PRODUCTS,
     Recipe(8, 64, encoder="per-token", projection="per-token"),
     Recipe(8, layers="float32"),
+    Recipe(8, states="float32"),
     Recipe(4, encoder="per-tensor"),
     Recipe(8, encoder="per-token", layers="per-tensor", projection="float32"),
 ]
@@ -157,15 +159,18 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
         built = build_trained(model, weights)
     assert built.encoder is not None and built.decoder is not None
     graphs = [built.encoder, built.decoder]
-    ranges = measure_ranges(bundle, manifest, sources)
+    ranges, state_ranges = measure_ranges(bundle, manifest, sources), measure_states(bundle, manifest)
 
     def load(recipe: Recipe, spoilt: bool) -> Sessions:
         out = tmp_path_factory.mktemp("quantized")
         with WeightFile(out / "weights.bin") as weights:
             quantised = quantize_graphs(graphs, folder, weights, recipe, ranges)
+        if recipe.states == "int8":
+            round_states(quantised, state_ranges)
+        states = rounded_states(manifest, state_ranges if recipe.states == "int8" else {})
         for name, graph in zip((manifest.encoder_graph.file, manifest.decoder_graph.file), quantised, strict=True):
             onnx.save_model(with_one_scale(graph) if spoilt else graph, out / name)
-        return open_sessions(out, manifest.model_copy(update={"similar": None}))
+        return open_sessions(out, manifest.model_copy(update={"similar": None, "states": states}))
 
     return load
 

@@ -139,6 +139,8 @@ def test_every_kind_of_imported_model_is_quantized(bundles: Path, tmp_path: Path
     manifest, original = read_bundle(out), read_bundle(bundles / name)
     assert manifest.quantization == record
     changed = {"name", "created", "dtype", "verification", "quantization", "files"}
+    if name == "translator":  # has 8-bit states
+        changed |= {"states", "decoder"}
     assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
     assert manifest.origin is not None
     kinds: dict[str, type] = {"decoder": PerplexityQuality, "translator": AgreementQuality}

@@ -121,8 +121,9 @@ async def test_maps_that_grow_too_large_end_the_call_at_once(
     async with start(with_heads(make_backend(), 200)) as running:
         (runner,) = running.backend.runners
         rows_a_step = 3 * parameters.get("num_return_sequences", 1)
-        assert await work_before_rejection(running, ["x" * 38] * 3, max_new_tokens=60, **options) == 1
-        assert runner.num_steps == 62 // rows_a_step + 1
+        assert await work_before_rejection(running, ["x" * 38] * 3, max_new_tokens=60, **options) > 0
+        # More if the engine begins with the first text before it has the others.
+        assert 62 // rows_a_step + 1 <= runner.num_steps < 40
         await until(lambda: running.backend.num_busy == 0)
         assert len(await generate(running, "x" * 38, max_new_tokens=60, **parameters)) >= 1
 

@@ -29,7 +29,7 @@ def test_rows_of_all_models_fit_together(num_bytes: int, sizes: list[int], rows:
 @pytest.mark.parametrize(
     ("bundle", "state"),
     [
-        ("multi30k-en-de", 4 * 4 * (256 + 256) * 128 * 2),  # bytes, layers, source and target, width, key and value
+        ("multi30k-en-de", 1 * 4 * (256 + 256) * 128 * 2),  # bytes, layers, source and target, width, key and value
         ("multi30k-en-de-bahdanau", 4 * (256 * (384 + 192) + 256)),  # annotations and keys, and one vector
         ("smalltalk-chat-gatt", 4 * 4 * 1024 * 128 * 2),
     ],
