@@ -48,7 +48,7 @@ def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
     if not measured:
         return {}
     sessions = open_sessions(folder, manifest)
-    ranges = {state.input: np.zeros((state.shape[0], state.shape[2]), np.float32) for state in measured}
+    ranges: dict[str, NDArray[np.float32]] = {}
     for source in _sources(folder, manifest):
         *filled, token_id = manifest.decoder_prompt_ids(source)
         positions = len(filled) + min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
@@ -60,7 +60,8 @@ def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
             used += 1
         for state in measured:
             visible = states[state.input][0, :, : len(source) if "source" in state.shape else used]
-            np.maximum(ranges[state.input], np.abs(visible).max(axis=1), out=ranges[state.input])
+            largest = np.abs(visible).max(axis=1)
+            ranges[state.input] = np.maximum(ranges.get(state.input, largest), largest)
     return {name: MARGIN * values for name, values in ranges.items()}
 
 
@@ -87,7 +88,7 @@ def rounded_states(manifest: Manifest, ranges: StateRanges) -> tuple[State, ...]
 
 
 def round_states(models: Sequence[onnx.ModelProto], ranges: StateRanges) -> None:
-    """Change the graphs `encoder` and `step` of a bundle in place, so that these states are codes."""
+    """Change the graphs `encoder` and `step` of a bundle in place, so that the states are codes."""
     scales = {name: _scales(values) for name, values in ranges.items()}
     for model in models:
         if model.graph.name == "encoder":

@@ -15,7 +15,7 @@ from export.convert.states import LEVELS, MARGIN, measure_states, round_states
 from export.families.description import Attention
 from export.graphs import operators
 from export.graphs.builder import GraphBuilder, WeightFile
-from export.options import Recipe
+from export.options import Recipe, StateType
 from service.bundle import read_bundle
 
 Array = NDArray[np.float32]
@@ -29,7 +29,8 @@ def random(*shape: int) -> Array:
 
 
 def codes_of(values: Array) -> NDArray[np.int8]:
-    return np.clip(np.rint(values * (LEVELS / LARGEST)), -LEVELS - 1, LEVELS).astype(np.int8)
+    codes: NDArray[np.int8] = np.clip(np.rint(values * (LEVELS / LARGEST)), -LEVELS - 1, LEVELS).astype(np.int8)
+    return codes
 
 
 def attention(query: Array, keys: Array, values: Array) -> tuple[Array, Array]:
@@ -109,7 +110,7 @@ def test_ranges_have_a_margin_over_the_read_sentences(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("states", ["int8", "float32"])
-def test_a_bundle_has_the_chosen_type_of_states(bundle: Path, tmp_path: Path, states: str) -> None:
+def test_a_bundle_has_the_chosen_type_of_states(bundle: Path, tmp_path: Path, states: StateType) -> None:
     quantize_bundle(bundle, tmp_path / "small", Recipe(8, states=states), None)
     manifest, original = read_bundle(tmp_path / "small"), read_bundle(bundle)
     assert {state.dtype for state in manifest.states} == {states}
