@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -20,9 +21,10 @@ logger = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 1.0  # time that the running step may still take after the drain timeout
 COMMAND_INTERVAL_S = 0.01
-# Interval between releases of memory. A release takes a few milliseconds and causes later page
-# faults.
-RELEASE_INTERVAL_S = 5.0
+# Shortest time between the first step of a model after a release of its memory and the next
+# release, which waits until the model has no work. A release takes a few milliseconds and causes
+# later page faults.
+RELEASE_INTERVAL_S = 1.0
 
 
 @dataclass(eq=False)
@@ -76,8 +78,7 @@ class Worker:
         self._step_started: float | None = None
         self._commands: deque[Callable[[], None]] = deque()  # run by the engine thread between two steps
         # Used by the engine thread only
-        self._used: set[str] = set()  # models that ran since their memory was last released
-        self._next_release = 0.0
+        self._release_at: dict[str, float] = {}  # earliest next release of models that ran since the last one
 
     def start(self) -> None:
         """Start the thread; events are delivered to the running event loop."""
@@ -135,7 +136,7 @@ class Worker:
 
         def run() -> None:
             self._engines.pop(model, None)
-            self._used.discard(model)
+            self._release_at.pop(model, None)
 
         await self._run_between_steps(run)
 
@@ -246,7 +247,8 @@ class Worker:
         """
         for name, engine in self._engines.items():
             if engine.has_work:
-                self._used.add(name)
+                if name not in self._release_at:
+                    self._release_at[name] = time.monotonic() + RELEASE_INTERVAL_S
                 self._step(engine)
 
     def _wait_for_work(self) -> bool:
@@ -259,26 +261,24 @@ class Worker:
                 self._activity.set_busy(False)
                 if self._is_draining:
                     return False
-                remaining = self._next_release - time.monotonic() if self._used else None
-                if remaining is not None and remaining <= 0:
+                remaining = min(self._release_at.values(), default=math.inf) - time.monotonic()
+                if remaining <= 0:
                     return True
-                self._wake.wait(remaining)
+                self._wake.wait(None if remaining == math.inf else remaining)
             return False
 
     def _release_memory(self) -> None:
-        """Release the memory of idle models that ran since the last release, once per interval."""
+        """Release the memory of models that have no work now and whose time has come."""
         now = time.monotonic()
-        if now < self._next_release:
+        idle = [name for name, due in self._release_at.items() if due <= now and not self._engines[name].has_work]
+        if not idle:
             return
-        self._next_release = now + RELEASE_INTERVAL_S
-        idle = [name for name in self._used if not self._engines[name].has_work]
         self._step_started = now  # a release runs a graph, which may hang like a step
         for name in idle:
             self._engines[name].release_memory()
-        if idle:
-            trim_heap()
+            del self._release_at[name]
+        trim_heap()
         self._step_started = None
-        self._used.difference_update(idle)
 
     def _step(self, engine: Engine) -> None:
         self._step_started = time.monotonic()

@@ -182,7 +182,6 @@ class OnnxRunner(SessionRunner):
         super().release_memory()
         for array in self._outputs.values():
             array.release(KEPT_ROWS)
-        self._bindings.clear()
         # All sessions share one arena, so the end of any run can release its free memory.
         if self._encoder is None:
             self._prefill(0, np.zeros(1, np.int64), 0, (), self._shrink_arena)

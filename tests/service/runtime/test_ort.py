@@ -138,5 +138,5 @@ def test_only_the_most_recent_kinds_of_steps_stay_bound(folder: Path, monkeypatc
             totals[:rows] = [total + 10 for total in totals[:rows]]
             assert [total for total, _ in given] == totals[:rows]
     assert len(bound) == 3
-    runner.release_memory()
-    assert len(bound) == 0
+    runner.release_memory()  # a binding takes as long to create as a step
+    assert len(bound) == 3
