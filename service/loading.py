@@ -191,7 +191,7 @@ def load_bundles(
     repository = BundleRepository(settings, provider, tokenizers, observer_of, plan)
     if not settings.max_rows:
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
-    max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()))
+    max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()), provider)
     settings = settings.model_copy(
         update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, bundles.values())}
     )
@@ -258,7 +258,9 @@ class BundleRepository:
         limit = state_bytes(self._settings)
         if not self._settings.max_rows:
             _with_enough_memory(found, limit, raise_failure)
-        max_rows = self._settings.max_rows or rows_within(max(0, limit - reserved_bytes), [row_bytes(manifest)])
+        max_rows = self._settings.max_rows or rows_within(
+            max(0, limit - reserved_bytes), [row_bytes(manifest)], self._provider
+        )
         share = _prefix_cache_share(self._settings, bundles.values())
         settings = self._settings.model_copy(update={"max_rows": max_rows, "max_prefix_cache_bytes": share})
 

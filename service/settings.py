@@ -127,7 +127,7 @@ class Settings(BaseModel):
         ge=0,
         le=1024,
         description="Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0 "
-        "derives the number from `max_state_bytes`, between 8 and 128.",
+        "derives the number from `max_state_bytes`, between 8 and 32 (on CUDA 128).",
     )
     max_state_bytes: int = Field(
         default=0,

@@ -11,15 +11,19 @@ import math
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from service.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest
 from service.runtime.protocol import Array
 
-# More rows do not increase the number of tokens per second (docs/adr/0014).
-MAX_AUTO_ROWS = 128
+if TYPE_CHECKING:  # that module needs ONNX Runtime
+    from service.runtime.provider import Provider
+
+# More rows do not increase the number of tokens per second, but each step takes longer
+# (docs/adr/0014).
+MAX_AUTO_ROWS: Mapping["Provider", int] = {"cpu": 32, "cuda": 128}
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def _state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
     )
 
 
-def rows_within(num_bytes: int, sizes: Iterable[int]) -> int:
+def rows_within(num_bytes: int, sizes: Iterable[int], provider: "Provider") -> int:
     """Return the number of rows of each model with which all models fit into `num_bytes`.
 
     The result is at least `MAX_BEAMS`, even if these rows do not fit.
@@ -75,8 +79,9 @@ def rows_within(num_bytes: int, sizes: Iterable[int]) -> int:
     Args:
         num_bytes: memory for the rows of all models.
         sizes: size of one row of each model in bytes.
+        provider: provider that runs the models.
     """
-    return max(MAX_BEAMS, min(MAX_AUTO_ROWS, num_bytes // max(1, sum(sizes))))
+    return max(MAX_BEAMS, min(MAX_AUTO_ROWS[provider], num_bytes // max(1, sum(sizes))))
 
 
 class PagedArray:

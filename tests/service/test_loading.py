@@ -662,9 +662,9 @@ def test_functions_in_threads_return_their_results_in_order_or_raise_the_first_e
 def test_a_later_load_gets_the_rows_that_fit_in_the_remaining_memory(folder: Path) -> None:
     row = row_bytes(read_manifest(folder / "toy"))
     add_another(folder, "other")
-    settings = Settings(bundles=folder, threads=1, max_state_bytes=40 * row)
+    settings = Settings(bundles=folder, threads=1, max_state_bytes=30 * row)
     repository = load_backend(settings, observer_of).repository
-    for reserved, rows in ((0, 40), (20 * row, 20), (40 * row, MAX_BEAMS), (100 * row, MAX_BEAMS)):
+    for reserved, rows in ((0, 30), (10 * row, 20), (30 * row, MAX_BEAMS), (100 * row, MAX_BEAMS)):
         assert repository.load("toy", reserved).model.max_rows == rows
     repository = load_backend(settings.model_copy(update={"max_rows": 3}), observer_of).repository
     assert repository.load("toy", 0).model.max_rows == 3
