@@ -50,16 +50,17 @@ def measure_states(folder: Path, manifest: Manifest) -> StateRanges:
     sessions = open_sessions(folder, manifest)
     ranges: dict[str, NDArray[np.float32]] = {}
     for source in _sources(folder, manifest):
-        *filled, token_id = manifest.decoder_prompt_ids(source)
-        positions = len(filled) + min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
+        tokens = list(manifest.decoder_prompt_ids(source))  # of some models, they end with an end token
+        positions = len(tokens) - 1 + min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
         _, states = read_sources(sessions, [source], positions)
-        used = len(filled)
-        while used < positions and token_id not in manifest.tokens.end_ids:
-            outputs = run_step(sessions, states, [token_id], [used], [len(source)], ["top_ids"])
-            token_id = int(outputs["top_ids"][0, 0])
-            used += 1
+        for position in range(positions):
+            outputs = run_step(sessions, states, [tokens[position]], [position], [len(source)], ["top_ids"])
+            if position + 1 == len(tokens):
+                tokens.append(int(outputs["top_ids"][0, 0]))
+                if tokens[-1] in manifest.tokens.end_ids:
+                    break
         for state in measured:
-            visible = states[state.input][0, :, : len(source) if "source" in state.shape else used]
+            visible = states[state.input][0, :, : len(source) if "source" in state.shape else len(tokens) - 1]
             largest = np.abs(visible).max(axis=1)
             ranges[state.input] = np.maximum(ranges.get(state.input, largest), largest)
     return {name: MARGIN * values for name, values in ranges.items()}

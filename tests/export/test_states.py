@@ -109,6 +109,14 @@ def test_ranges_have_a_margin_over_the_read_sentences(bundle: Path) -> None:
         assert np.abs(states[name][0]).max() > 0.1 * largest.max()
 
 
+def test_a_model_whose_start_token_is_an_end_token_is_measured(bundle: Path) -> None:
+    manifest = read_bundle(bundle)
+    start = manifest.tokens.start_ids[-1]
+    changed = manifest.model_copy(update={"tokens": manifest.tokens.model_copy(update={"end_ids": (start,)})})
+    for name, largest in measure_states(bundle, changed).items():
+        assert largest.max() > 0, name
+
+
 @pytest.mark.parametrize("states", ["int8", "float32"])
 def test_a_bundle_has_the_chosen_type_of_states(bundle: Path, tmp_path: Path, states: StateType) -> None:
     quantize_bundle(bundle, tmp_path / "small", Recipe(8, states=states), None)
