@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S = 1.0  # time that the running step may still take after the drain timeout
 COMMAND_INTERVAL_S = 0.01
 # Shortest time between the first step of a model after a release of its memory and the next
-# release, which waits until the model has no work. A release takes a few milliseconds and causes
-# later page faults.
+# release, which waits until the model has no work. A release takes about a millisecond and
+# causes later page faults.
 RELEASE_INTERVAL_S = 1.0
 
 
