@@ -52,6 +52,7 @@ from service.runtime.ort import OnnxRunner
 from service.runtime.provider import Provider, choose_provider
 from service.runtime.threads import ThreadPlan
 from service.settings import ALL_MODELS, Settings
+from service.text.sentences import split_sentences
 from service.text.tokenizer import TextTokenizer, read_tokenizer
 from service.threads import run_in_threads, run_within
 
@@ -355,6 +356,8 @@ def _open_bundle(
             raise BundleError(
                 f"{folder}: a tokenizer has {len(tokenizer)} tokens, the model knows {size}; export the bundle again"
             )
+    if manifest.training_unit == "sentence" and manifest.languages:
+        split_sentences(".", manifest.languages.source, max_sentences=1)  # reads the rules of the language
     dense = () if manifest.embedding is None else manifest.embedding.dense
     layers = tuple(read_dense(folder, layer) for layer in dense)
     runner = _open_runner(folder, manifest, provider, settings)

@@ -152,7 +152,7 @@ class Dispatcher:
                     await self._app(scope, receive, send)
             except ApiError as error:
                 if error.code == "overloaded":
-                    await asyncio.sleep(self._service.rejection_pacer.delay_s())
+                    await self._service.rejection_pacer.wait()
                 await _send_error(call, send, error)
             except ClientGoneError:
                 call.code = CLIENT_GONE

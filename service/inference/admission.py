@@ -1,5 +1,6 @@
 """Admission control: count what calls in progress hold, and reject a call that does not fit."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -181,19 +182,31 @@ class RejectionPacer:
     """Delays rejections if there are very many.
 
     Otherwise clients that retry a rejected call immediately would occupy the CPU, and delay health
-    checks and admitted calls.
+    checks and admitted calls. But a rejection that is delayed holds its connection: clients that
+    send without waiting for responses would open more, up to the limit of connections, and each of
+    them would cost more than an immediate rejection. So their number is limited, too.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, max_delayed: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`max_delayed` rejections may be delayed at the same time; others are sent at once."""
+        self._max_delayed = max_delayed
         self._clock = clock
         self._next = 0.0  # time at which the next rejection may be sent
+        self._num_delayed = 0
 
-    def delay_s(self) -> float:
-        """Count a rejection and return the seconds to wait before it is sent."""
+    async def wait(self) -> None:
+        """Wait until a rejection may be sent."""
+        if self._num_delayed >= self._max_delayed:
+            return
         now = self._clock()
         self._next = max(self._next, now - REJECTION_BURST / REJECTIONS_PER_S)
         self._next = min(self._next + 1 / REJECTIONS_PER_S, now + MAX_REJECTION_DELAY_S)
-        return max(0.0, self._next - now)
+        if self._next > now:
+            self._num_delayed += 1
+            try:
+                await asyncio.sleep(self._next - now)
+            finally:
+                self._num_delayed -= 1
 
 
 class ResponseMemory:

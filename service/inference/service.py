@@ -215,7 +215,7 @@ class Service:
         self.peers = peers
         self.are_peers_ready = True  # False until all workers serve
         self.is_retiring = False  # a new worker replaces this one: connections close after their next response
-        self.rejection_pacer = RejectionPacer()
+        self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
         self.unavailable_code: ErrorCode | None = "loading"  # None while the service is ready
         self.models: dict[str, ListedModel] = {}  # sorted by name

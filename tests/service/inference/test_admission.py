@@ -1,4 +1,6 @@
+import asyncio
 import threading
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -261,13 +263,39 @@ def test_the_limit_is_an_eighth_of_the_memory_within_bounds() -> None:
 # The rate of rejections
 
 
-def test_few_rejections_are_sent_at_once_and_many_are_spread_over_time() -> None:
-    now = 1000.0
-    pace = RejectionPacer(lambda: now)
-    assert [pace.delay_s() for _ in range(100)] == [0.0] * 100
-    delays = [pace.delay_s() for _ in range(600)]
+def test_few_rejections_are_sent_at_once_and_many_are_spread_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, delays = 1000.0, list[float]()
+    monkeypatch.setattr("asyncio.sleep", AsyncMock(side_effect=delays.append))
+    pacer = RejectionPacer(1, lambda: now)
+
+    async def reject(count: int) -> None:
+        for _ in range(count):
+            await pacer.wait()
+
+    asyncio.run(reject(100))
+    assert delays == []
+    asyncio.run(reject(600))
     assert delays == sorted(delays)
     assert delays[0] == pytest.approx(1 / 500, abs=1e-6)
     assert delays[-1] == pytest.approx(1.0)  # never longer
     now += 10.0
-    assert pace.delay_s() == 0.0
+    asyncio.run(reject(1))
+    assert len(delays) == 600
+
+
+def test_rejections_are_sent_at_once_while_the_largest_number_is_delayed() -> None:
+    pacer = RejectionPacer(2, lambda: 1000.0)
+
+    async def reject_and_cancel() -> None:
+        for _ in range(100):
+            await pacer.wait()
+        delayed = [asyncio.create_task(pacer.wait()) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(pacer.wait(), 0.001)  # at once
+        for task in delayed:
+            task.cancel()
+        await asyncio.wait(delayed)
+        with pytest.raises(TimeoutError):  # there is a place again
+            await asyncio.wait_for(pacer.wait(), 0.001)
+
+    asyncio.run(reject_and_cancel())
