@@ -88,7 +88,7 @@ SERVICE = (
         _at_least(f"overload.{calls}.3", f"goodput at 3 times the capacity over the peak, {text}", 0.9)
         for calls, text in (("single", "single inputs"), ("large", "large calls"))
     ),
-    _at_most("memory.growth", "growth of VmRSS from request 1,000 to 5,000 of every kind", 5),
+    _at_most("memory.growth", "growth of VmRSS from request 1,000 to 5,000 of every kind, each after a pause", 5),
     _at_most("start.first", "the first request over the tenth", 1.5),
     *(_at_most(f"maps.{rows}", f"a step with all maps over one without, {_rows(rows)}", 1.1) for rows in (1, 8, 32)),
     _at_most("mixed.delay", "mixed load, p99 delay of a running row over one encode of the token budget", 1),

@@ -88,25 +88,17 @@ class PagedArray:
     """An array of zeros whose memory pages are allocated when they are first written."""
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self._row_bytes = int(np.prod(shape[2:], dtype=np.int64)) * np.dtype(dtype).itemsize
-        num_bytes = max(1, shape[0] * shape[1] * self._row_bytes)
-        self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        size = math.prod(shape)
+        self._mapping = mmap.mmap(
+            -1, max(1, size * np.dtype(dtype).itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
         if hasattr(mmap, "MADV_NOHUGEPAGE"):  # one token would allocate a huge page of 2 MiB
             self._mapping.madvise(mmap.MADV_NOHUGEPAGE)
-        self.values: Array = np.frombuffer(self._mapping, dtype, int(np.prod(shape, dtype=np.int64))).reshape(shape)
+        self.values: Array = np.frombuffer(self._mapping, dtype, size).reshape(shape)
 
-    def release(self, first_row: int) -> None:
-        """Return the memory of all rows from `first_row` on to the system.
-
-        Rows are indices of the second axis; their values become zeros. Pages that also contain
-        parts of an earlier row are kept.
-        """
-        num_blocks, num_rows = self.values.shape[:2]
-        for block in range(num_blocks):
-            begin, end = ((block * num_rows + row) * self._row_bytes for row in (min(first_row, num_rows), num_rows))
-            begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-            if begin < end:
-                self._mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+    def release(self) -> None:
+        """Return the memory to the system; all values become zeros."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def trim_heap() -> None:

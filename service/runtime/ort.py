@@ -26,8 +26,6 @@ _DTYPES: dict[str, type[Any]] = {
     "tensor(int32)": np.int32,
 }
 
-KEPT_ROWS = 4  # rows whose memory is never released, so that single requests cause no page faults
-
 
 class _ArrayGroup(StateGroup):
     """States in one NumPy array of shape (states, max_rows, ...)."""
@@ -108,9 +106,9 @@ class _ArrayGroup(StateGroup):
             self._rows[:, rows] = self._outputs[:, rows]
 
     def release_memory(self) -> None:
-        """Return the memory of all rows except the first `KEPT_ROWS` to the system."""
+        """Return the memory of all rows to the system, but not that of the blocks."""
         for pages in self._pages:
-            pages.release(KEPT_ROWS)
+            pages.release()
 
 
 class OnnxRunner(SessionRunner):
@@ -181,7 +179,7 @@ class OnnxRunner(SessionRunner):
     def release_memory(self) -> None:
         super().release_memory()
         for array in self._outputs.values():
-            array.release(KEPT_ROWS)
+            array.release()
         # All sessions share one arena, so the end of any run can release its free memory.
         if self._encoder is None:
             self._prefill(0, np.zeros(1, np.int64), 0, (), self._shrink_arena)
