@@ -126,7 +126,7 @@ def machines(results: Results, with_commands: bool = False) -> str:
 
 def _machine(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
-    commit = f"commit {facts['commit']}" if facts["commit"] else "unknown commit"
+    commit = f"commit {facts['commit'][:12]}" if facts["commit"] else "unknown commit"
     if changed := facts.get("changed"):
         commit += f" with uncommitted changes in {len(changed)} {'file' if len(changed) == 1 else 'files'}"
     return f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}, {commit}."
