@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from service.keys import KeysError, read_keys
 from service.logs import configure_logging, open_missing_streams
 from service.settings import SettingsError, read_settings
 
@@ -32,7 +33,9 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     try:
         settings = read_settings(arguments, parser=parser)
         check_one_runtime(installed_runtimes())
-    except SettingsError as error:
+        if settings.keys is not None:
+            read_keys(settings.keys)
+    except (SettingsError, KeysError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
     configure_logging(settings.log_level, log_format=settings.log_format)

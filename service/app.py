@@ -32,6 +32,7 @@ from service.http.application import Application
 from service.http.dispatch import CallLog, Dispatcher
 from service.inference.changes import NoPeers
 from service.inference.service import Backend, ServedModel, Service, prefix_cache_bytes, state_bytes
+from service.keys import KeyRing
 from service.machine import resident_bytes
 from service.metrics import Metrics, ModelMetrics
 from service.runtime.protocol import RuntimeUnavailableError
@@ -68,13 +69,16 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        running = asyncio.create_task(_load_and_watch(service, load, end_process, on_ready))
+        running = [asyncio.create_task(_load_and_watch(service, load, end_process, on_ready))]
+        if service.keys is not None:
+            running.append(asyncio.create_task(_follow(service.keys)))
         try:
             yield
         finally:
-            running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+            for task in running:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             await service.stop()
 
     endpoints = [
@@ -139,6 +143,13 @@ async def _load_and_watch(
     else:  # stopped, at the end of a drain
         return
     end_process(EXIT_ENGINE_DEAD)
+
+
+async def _follow(keys: KeyRing) -> None:
+    """Read the keys again when their file changes."""
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        keys.reload()
 
 
 def log_ready(service: Service) -> None:

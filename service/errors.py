@@ -11,6 +11,7 @@ ErrorType = Literal["invalid_request_error", "overloaded_error", "server_error"]
 ErrorCode = Literal[
     "malformed_request",
     "malformed_json",
+    "unauthorized",
     "forbidden",
     "not_found",
     "model_not_found",
@@ -57,6 +58,9 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
             400, _INVALID, "The request is not valid HTTP/1.1; send it with an HTTP client."
         ),
         "malformed_json": ErrorKind(400, _INVALID, "The body is not valid JSON in UTF-8; send one JSON object."),
+        "unauthorized": ErrorKind(
+            401, _INVALID, "The request needs an API key; send it in the header Authorization as `Bearer KEY`."
+        ),
         "forbidden": ErrorKind(
             403, _INVALID, "The settings of the service do not allow this request; ask its operator."
         ),

@@ -121,6 +121,12 @@ class Metrics:
         }
         self._failure = self._counter("request_failure", "Number of failed and rejected calls by error code.", "code")
         self._calls = self._counter("http_requests", "Number of HTTP responses by route and status.", "route", "status")
+        self._key_calls = self._counter(
+            "key_requests", "Number of HTTP responses by the label of the API key and status.", "key", "status"
+        )
+        self._key_tokens = self._counter(
+            "key_tokens", "Number of tokens of successful calls by the label of the API key and kind.", "key", "kind"
+        )
         self._limits = self._gauge("limit", "Value of each configured limit by the name of its setting.", "setting")
         self._limits_reached = self._counter(
             "limit_reached", "Number of connections and bodies rejected before routing, by limit.", "limit"
@@ -163,6 +169,19 @@ class Metrics:
             failures.inc()
 
         return count
+
+    def count_key(self, label: str, status: int, details: Mapping[str, Any]) -> None:
+        """Count one finished HTTP call of an API key.
+
+        Args:
+            label: label of the key; empty if the call had no valid key.
+            status: HTTP status of the response.
+            details: numbers of `input_tokens` and `output_tokens`, if the call has them.
+        """
+        self._key_calls.labels(key=label, status=str(status)).inc()
+        for kind in ("input", "output"):
+            if number := details.get(f"{kind}_tokens"):
+                self._key_tokens.labels(key=label, kind=kind).inc(number)
 
     def count_limit(self, limit: Limit) -> None:
         """Count one connection or body that was rejected because of a limit."""

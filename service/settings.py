@@ -55,6 +55,11 @@ class Settings(BaseModel):
         "loopback address answers only localhost and loopback addresses, so that no web page can reach it by a name "
         "of its own (DNS rebinding), and others answer any host.",
     )
+    keys: Path | None = Field(
+        default=None,
+        description="File of API keys, written by `sightline keys add` and read again when it changes. If set, every "
+        "request needs a key, except health checks; `/metrics` and model control need one with the role admin.",
+    )
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free port and logs it.")
     workers: str = Field(
         default="auto",
@@ -91,8 +96,8 @@ class Settings(BaseModel):
     model_control: Literal["none", "explicit"] = Field(
         default="none",
         description="explicit allows clients to load and unload models of the bundles folder by name with POST "
-        "/v2/repository/models/{model_name}/load and unload; none rejects these requests with 403. The service has no "
-        "authentication: let a proxy restrict these paths.",
+        "/v2/repository/models/{model_name}/load and unload; none rejects these requests with 403. Without `keys`, let "
+        "a proxy restrict these paths.",
     )
     provider: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",

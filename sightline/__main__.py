@@ -62,11 +62,18 @@ def models(parser: Parser, arguments: Sequence[str]) -> int:
     return models.run(parser, arguments)
 
 
+def keys(parser: Parser, arguments: Sequence[str]) -> int:
+    from sightline import keys
+
+    return keys.run(parser, arguments)
+
+
 COMMANDS = {
     "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
     "translate": Command(translate, "translate the lines of a file", "cpu"),
     "draw": Command(draw, "draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
+    "keys": Command(keys, "add, list and remove API keys", "cpu"),
     "train": Command(train, "train a model", "train"),
     "export": Command(
         partial(export, "export"), "export a training run, or import a model of others, as a bundle", "cpu,train"

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from service.errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
 from service.inference import call as inference_call
 from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken
+from service.keys import Role
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines
@@ -47,6 +48,8 @@ PathModel = Annotated[str, described("Name of the model.")]
 
 # Every endpoint can answer with these.
 COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal", "misdirected_request")
+# An endpoint that needs a key, once there are keys, can also answer with this.
+ACCESS_ERRORS: tuple[ErrorCode, ...] = ("unauthorized",)
 # An endpoint that needs the models to be ready can also answer with these,
 UNAVAILABLE_ERRORS: tuple[ErrorCode, ...] = ("loading", "draining", "engine_dead")
 # and one that reads a body with these.
@@ -210,6 +213,9 @@ class Endpoint:
     dependencies: Sequence[Callable[..., Awaitable[None]]] = ()
     # Parameters in the query are not checked: monitors and links add some of their own.
     ignores_query: bool = False
+    is_open: bool = False  # needs no key
+    role: Role = "use"  # that a key needs
+    key_field: str | None = None  # field of the body that can have the key, if no header has it
     name: str | None = None  # in the OpenAPI document, if it is not that of the handler
 
     @cached_property

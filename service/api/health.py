@@ -55,8 +55,8 @@ async def metrics(call: Call) -> Raw:
 
 
 ENDPOINTS = (
-    Endpoint("GET", "/health/live", live, Health, ignores_query=True),
-    Endpoint("GET", "/health/ready", ready, Readiness, errors=UNAVAILABLE_ERRORS, ignores_query=True),
-    Endpoint("GET", "/health", health, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True),
-    Endpoint("GET", "/metrics", metrics, media_types=("text/plain",), ignores_query=True),
+    Endpoint("GET", "/health/live", live, Health, ignores_query=True, is_open=True),
+    Endpoint("GET", "/health/ready", ready, Readiness, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
+    Endpoint("GET", "/health", health, Health, errors=UNAVAILABLE_ERRORS, ignores_query=True, is_open=True),
+    Endpoint("GET", "/metrics", metrics, media_types=("text/plain",), ignores_query=True, role="admin"),
 )

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
 from service.bundle import MAX_BEAMS
-from service.compat.common import SENTENCE_ERRORS, Ignored
+from service.compat.common import SENTENCE_ERRORS
 from service.errors import ApiError
 from service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
 from service.inference.generate import parameters_for
@@ -30,7 +30,7 @@ class TranslateBody(RequestBody):
     alternatives: Annotated[int, Field(ge=0, lt=MAX_BEAMS)] | None = Field(
         default=None, description="Number of alternative translations of each text, from a beam search."
     )
-    api_key: Ignored[str] = None
+    api_key: str | None = Field(default=None, description="API key, if the service needs one.")
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -120,6 +120,7 @@ ENDPOINTS = (
         errors=("input_too_long", *ENGINE_ERRORS, "unsupported_parameter"),
         error_format=SENTENCE_ERRORS,
         body_format=BodyFormat((JSON, FORM)),
+        key_field="api_key",
     ),
     Endpoint("GET", "/languages", languages, list[Language], errors=("loading",), error_format=SENTENCE_ERRORS),
 )

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, INTERRUPTIONS, ApiError, ClientGoneError
+from service.http.access import authorize, authorize_with
 from service.http.call import NO_ROUTE, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
 from service.http.hosts import AllowedHosts
@@ -102,10 +103,14 @@ class CallLog:
         if counter is None:
             counter = self._counters[route, status, code] = self._service.metrics.call_counter(route, status, code)
         counter()
+        label = None if call.key is None else call.key.label
+        if self._service.keys is not None:
+            self._service.metrics.count_key(label or "", status, call.details)
         fields = {
             "request_id": call.request_id,
             "method": call.scope["method"],
             "route": route,
+            **({} if label is None else {"key": label}),
             "model": call.model_name,
             "status": status,
             "code": code,
@@ -142,9 +147,14 @@ class Dispatcher:
                 # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
                 endpoint = by_method.get("GET" if method == "HEAD" else method)
                 if endpoint is not None:
+                    call.endpoint, call.error_format = endpoint, endpoint.error_format
                     if not self._hosts.allow(call.headers.get(b"host")):
-                        call.endpoint, call.error_format = endpoint, endpoint.error_format
                         raise ApiError("misdirected_request")
+                else:
+                    call.error_format = self._table.format_of(path)
+                if self._service.keys is not None:
+                    authorize(call, endpoint, self._service.keys)
+                if endpoint is not None:
                     await respond(call, endpoint, path_parameters, send)
                 elif path.endswith("\n"):  # FastAPI's router would ignore the line break
                     raise self._table.not_found(call, path)
@@ -185,6 +195,9 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
         if call.exchange is not None:
             call.exchange.on_lost = call.on_client_gone
         arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type)
+        if endpoint.key_field is not None and service.keys is not None and call.key is None:
+            secret = getattr(arguments["body"], endpoint.key_field) or ""
+            authorize_with(call, endpoint, service.keys, secret.encode())
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail
     if "model" in endpoint.takes:

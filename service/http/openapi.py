@@ -7,7 +7,16 @@ import orjson
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service.api.endpoint import BODY_ERRORS, COMMON_ERRORS, FORM, JSON, NATIVE_ERRORS, Endpoint, ErrorFormat
+from service.api.endpoint import (
+    ACCESS_ERRORS,
+    BODY_ERRORS,
+    COMMON_ERRORS,
+    FORM,
+    JSON,
+    NATIVE_ERRORS,
+    Endpoint,
+    ErrorFormat,
+)
 from service.errors import ApiError, ErrorCode
 from service.http.call import REQUEST_ID
 
@@ -59,6 +68,8 @@ LENGTH_PARAMETER = {
 def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     """Return the OpenAPI declaration of the errors of an endpoint: its responses by status."""
     own = (*endpoint.errors, *COMMON_ERRORS, *(BODY_ERRORS if endpoint.body_type else ()))
+    if not endpoint.is_open:
+        own = (*own, *ACCESS_ERRORS, *(("forbidden",) if endpoint.role == "admin" else ()))
     if not endpoint.ignores_query:
         own = (*own, "invalid_parameter")
     by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}

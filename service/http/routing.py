@@ -42,12 +42,16 @@ class RouteTable:
                 return by_method, match.groupdict()
         return {}, {}
 
+    def format_of(self, path: str) -> ErrorFormat:
+        """Return the format of errors of a path without an endpoint."""
+        formats = (one for prefix, one in self._error_formats.items() if path.startswith(prefix))
+        return next(formats, NATIVE_ERRORS)
+
     def not_found(self, call: HttpCall, path: str) -> ApiError:
         """Return the error of a path without an endpoint, which names the nearest path if there is
         one.
         """
-        formats = (one for prefix, one in self._error_formats.items() if path.startswith(prefix))
-        call.error_format = next(formats, NATIVE_ERRORS)
+        call.error_format = self.format_of(path)
         return ApiError("not_found", self._not_found_message(path))
 
     def _not_found_message(self, path: str) -> str:

@@ -15,6 +15,7 @@ from service.inference.lazy import load_on_first_use
 from service.inference.results import TimingsMs
 from service.inference.service import DefaultTask, ServedModel, Service
 from service.inference.submission import Submission
+from service.keys import Key
 from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
@@ -36,6 +37,8 @@ class Call:
     def __init__(self, service: Service, request_id: str) -> None:
         self.service = service
         self.request_id = request_id
+        self.key: Key | None = None  # API key of the client; None if the service needs none
+        self.cache_scope = ""  # label of the key: states of prompts are shared only with calls of the same key
         self.started = time.monotonic()
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self.num_bytes = 0  # size of the request body

@@ -68,7 +68,10 @@ async def run_encoder(
         ClientGoneError: the client closed the connection.
     """
     kinds = maps.kinds if maps else frozenset[str]()
-    requests = [EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds) for source in sources]
+    requests = [
+        EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds, call.cache_scope)
+        for source in sources
+    ]
     if maps:
         maps.check(requests)
     usage = Usage(sum(map(len, sources)), 0)

@@ -14,6 +14,7 @@ from service.engine.worker import Worker
 from service.errors import ApiError, ErrorCode
 from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
 from service.inference.dense import DenseLayer
+from service.keys import KeyRing
 from service.machine import usable_memory
 from service.metrics import Families, Metrics
 from service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
@@ -213,6 +214,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics
         self.peers = peers
+        self.keys = None if settings.keys is None else KeyRing(settings.keys)
         self.are_peers_ready = True  # False until all workers serve
         self.is_retiring = False  # a new worker replaces this one: connections close after their next response
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -278,11 +279,13 @@ class Cause:
 
 
 TIMEOUT = "x-request-timeout-ms"
+KEYS = Path("tests/data/keys.json")  # alice has the role use
 CAUSES: Mapping[ErrorCode, Cause] = {
     "malformed_request": Cause(content=lambda body: rejected_body("malformed_request")),
     "headers_too_large": Cause(content=lambda body: rejected_body("headers_too_large")),
     "malformed_json": Cause(content=lambda body: body[:-1]),
-    "forbidden": Cause(),
+    "unauthorized": Cause(settings={"keys": KEYS}),
+    "forbidden": Cause(headers={"x-api-key": "sl-alice"}, settings={"keys": KEYS}),
     "not_found": Cause(),
     "model_not_found": Cause(models=["nobody"], settings={"model_control": "explicit"}),
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),

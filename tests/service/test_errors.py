@@ -72,6 +72,7 @@ def test_every_code_is_caused_by_a_test() -> None:
     others = {
         *("client_too_slow", "unsupported_task", "response_too_large", "internal", "overloaded"),
         *("loading", "draining", "engine_dead", "deadline_exceeded"),
+        "unauthorized",  # see http/test_access.py
         "forbidden",  # see compat/test_open_inference_models.py
         "misdirected_request",  # see http/test_hosts.py
     }

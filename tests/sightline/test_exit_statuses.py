@@ -1,5 +1,6 @@
 """Exit statuses of every command: 0 done, 1 the work failed, 2 the arguments can never work."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -54,6 +55,20 @@ TABLE = [
     ("sightline models --bundles {broken}", 1),
     ("sightline models get nothing-like-this", 2),
     ("sightline models get owner/name --source package", 2),
+    ("sightline keys list --keys {keys}", 0),
+    ("sightline keys add bob --keys {tmp}/new --role admin", 0),
+    ("sightline keys remove alice --keys {keys}", 0),
+    ("sightline keys add alice --keys {keys}", 1),
+    ("sightline keys add no/slash --keys {tmp}/new", 1),
+    ("sightline keys add bob --keys {tmp}/no/new", 1),
+    ("sightline keys add bob --keys {damaged}/config.json", 1),
+    ("sightline keys remove nobody --keys {keys}", 1),
+    ("sightline keys list --keys {tmp}/no", 1),
+    ("sightline keys list --keys {text}", 1),
+    ("sightline keys list alice --keys {keys}", 2),
+    ("sightline keys add --keys {keys}", 2),
+    ("sightline keys list", 2),
+    ("sightline serve --keys {tmp}/no", 2),
     ("sightline train {tmp}/no --run {tmp}/run", 2),
     ("sightline train {tmp} --run {tmp}/run --dropout 1", 2),
     ("sightline export {tmp}/no --out {tmp}/out", 2),
@@ -108,13 +123,18 @@ def names(bundle: Path, classifier_bundle: Path, checkpoint: Path, tmp_path: Pat
     (tmp_path / "binary").write_bytes(b"\xff\n")
     for folder in ("damaged", "broken/one", "damaged_checkpoint"):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "damaged/config.json").write_text('{"keys": [{"label": "x"}]}')
+    shutil.copy("tests/data/keys.json", tmp_path / "keys")
     (tmp_path / "broken/one/manifest.json").write_text("{}")
     write_manifest(tmp_path / "damaged", read_manifest(bundle))  # its files are missing
     for name in ("config.json", "weights.safetensors", "tokenizer.json"):
         (tmp_path / "damaged_checkpoint" / name).write_text("{}")
     return {
         "tmp": tmp_path,
-        **{name: tmp_path / name for name in ("text", "long", "binary", "damaged", "broken", "damaged_checkpoint")},
+        **{
+            name: tmp_path / name
+            for name in ("text", "long", "binary", "keys", "damaged", "broken", "damaged_checkpoint")
+        },
         "bundle": bundle,
         "classifier": classifier_bundle,
         "folder": bundle.parent,

@@ -110,6 +110,7 @@ ENDPOINTS = (
             handler,
             schemas.RepositoryModel,
             ("forbidden", "model_not_found"),
+            role="admin",
             body_format=BodyFormat(UNTYPED_JSON.media_types, is_optional=True),
         )
         for verb, handler in (("load", models.repository_load), ("unload", models.repository_unload))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,6 +68,17 @@ async def test_usage_reports_the_tokens_of_the_prompt_that_were_cached(caching: 
         assert completion["usage"]["prompt_tokens"] == num_tokens
     reply = await post(caching, "/api/generate", model="causal", prompt=PROMPT, stream=False)
     assert reply["prompt_eval_count"] == num_tokens  # as in Ollama, with the cached tokens
+
+
+async def test_calls_of_other_keys_do_not_share_states_of_prompts(start: Start, tokenizer: TextTokenizer) -> None:
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 400, "max_target_tokens": 400}
+    backend = FakeBackend(tokenizer, (fake_manifest("causal", decoder_start="source", **sizes),), num_prefix_blocks=20)
+    async with start(backend, keys=Path("tests/data/keys.json")) as running:
+        found = []
+        for key in ("sl-alice", "sl-boss", "sl-alice", "sl-boss"):
+            response = await running.post("/v1/generate", {"inputs": PROMPT}, **{"x-api-key": key})
+            found.append(response.json()["usage"]["cached_tokens"])
+        assert found[:2] == [0, 0] and found[2] == found[3] > 0
 
 
 async def test_usage_of_a_model_with_an_encoder_has_no_cached_tokens(caching: Running) -> None:

@@ -1,0 +1,83 @@
+"""Access by API key: everything but the health checks needs one, once the settings name a file of
+keys.
+"""
+
+import base64
+import binascii
+from collections.abc import Mapping
+
+from service.api.endpoint import HTML, Endpoint, prefers
+from service.errors import ApiError
+from service.http.call import HttpCall
+from service.keys import KeyRing
+
+# Schemes of the header Authorization that are followed by the key.
+KEY_SCHEMES = (b"bearer", b"deepl-auth-key")
+MISSING = (
+    "The service needs an API key: send it in the header Authorization as `Bearer KEY`, or in the header X-API-Key."
+)
+UNKNOWN = "The service does not know this API key; ask its operator for another one."
+
+
+class UnauthorizedError(ApiError):
+    """A request has no valid key. Browsers ask their user for it if a page was requested."""
+
+    def __init__(self, message: str, *, is_page: bool) -> None:
+        super().__init__("unauthorized", message)
+        self._is_page = is_page
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        scheme = b'Basic realm="Sightline: the password is an API key", charset="UTF-8"' if self._is_page else b"Bearer"
+        return [*super().headers(), (b"www-authenticate", scheme)]
+
+
+def authorize(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing) -> None:
+    """Find the key of a call in its headers.
+
+    A call without a key passes if the endpoint is open, or finds the key in its body.
+
+    Args:
+        call: the call.
+        endpoint: its endpoint; None if no route matches.
+        keys: all keys.
+
+    Raises:
+        ApiError: `unauthorized`; `forbidden` if the key does not have the role of the endpoint.
+    """
+    if endpoint is not None and endpoint.is_open:
+        return
+    secret = key_in_headers(call.headers, call.scope["method"])
+    if secret is None and endpoint is not None and endpoint.key_field is not None:
+        return
+    authorize_with(call, endpoint, keys, secret)
+
+
+def authorize_with(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing, secret: bytes | None) -> None:
+    """Find the key of a call by its text, see `authorize`."""
+    call.key = keys.find(secret) if secret else None
+    if call.key is None:
+        raise UnauthorizedError(UNKNOWN if secret else MISSING, is_page=prefers(HTML, call.headers))
+    call.cache_scope = call.key.label
+    if endpoint is not None and endpoint.role == "admin" and call.key.role != "admin":
+        raise ApiError("forbidden", "This route needs an API key with the role admin; ask the operator for one.")
+
+
+def key_in_headers(headers: Mapping[bytes, bytes], method: str) -> bytes | None:
+    """Return the key in the headers of a request; None if there is none.
+
+    A browser sends the user's Basic credentials with every request to the service, also with those
+    that another site has caused. There they count only for links, which change nothing.
+    """
+    scheme, _, value = headers.get(b"authorization", b"").partition(b" ")
+    scheme = scheme.lower()
+    if scheme in KEY_SCHEMES:
+        return value.strip() or None
+    if scheme == b"basic":
+        is_own = headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin")
+        if not is_own and method not in ("GET", "HEAD"):
+            return None
+        try:
+            return base64.b64decode(value.strip(), validate=True).partition(b":")[2] or None
+        except binascii.Error:
+            return None
+    return headers.get(b"x-api-key") or None

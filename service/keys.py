@@ -1,0 +1,186 @@
+"""API keys: a file with the hash, label and role of each key.
+
+Keys are long and random, so that SHA-256 is a safe hash of them: nobody can try all keys, unlike
+all passwords.
+"""
+
+import fcntl
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Role = Literal["use", "admin"]
+KEY_PREFIX = "sl-"  # tools that look for secrets in source code recognize keys by it
+KEY_BYTES = 32  # random bytes of a key
+NEW_FILE_MODE = 0o600
+logger = logging.getLogger(__name__)
+
+
+class KeysError(Exception):
+    """The file of keys cannot be read, or a change of it is not possible."""
+
+
+class Key(BaseModel):
+    """A key as the file has it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    role: Role = "use"
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class _KeyFile(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keys: tuple[Key, ...] = ()
+
+
+class KeyRing:
+    """The keys of a file, which is read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file.
+
+        Raises:
+            KeysError: see `read_keys`.
+        """
+        self._path = path
+        self._signature = self._read_signature()
+        self._by_hash = _by_hash(read_keys(path))
+
+    def find(self, secret: bytes) -> Key | None:
+        """Return a key by its text; None if there is none.
+
+        The duration depends only on hashes, from which nothing about a key can be learned.
+        """
+        return self._by_hash.get(sha256(secret).hexdigest())
+
+    def reload(self) -> None:
+        """Read the file if it has changed. If it is not valid, the former keys stay."""
+        signature = self._read_signature()
+        if signature == self._signature:
+            return
+        self._signature = signature
+        try:
+            self._by_hash = _by_hash(read_keys(self._path))
+        except KeysError as error:
+            logger.error("the keys stay as they were: %s", error)
+        else:
+            logger.info("read the keys again", extra={"fields": {"keys": len(self._by_hash)}})
+
+    def _read_signature(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
+    return {key.sha256: key for key in keys}
+
+
+def read_keys(path: Path) -> Sequence[Key]:
+    """Read a file of keys.
+
+    Raises:
+        KeysError: the file cannot be read or is not valid.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise KeysError(
+            f"the file of keys {path} cannot be read: {error.strerror}; `sightline keys add` writes it"
+        ) from None
+    try:
+        keys = _KeyFile.model_validate_json(content).keys
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]  # a value may be a key that was written by mistake
+        place = ".".join(map(str, first["loc"]))
+        raise KeysError(f"{path} is not a file of keys: {place + ': ' if place else ''}{first['msg']}") from None
+    for name in ("label", "sha256"):
+        values = [getattr(key, name) for key in keys]
+        for value in values:
+            if values.count(value) > 1:
+                raise KeysError(f"{path} has two keys with the {name} {value}; remove one of them")
+    return keys
+
+
+def add_key(path: Path, label: str, role: Role) -> str:
+    """Add a key to a file, which is created if it does not exist, and return the key.
+
+    Raises:
+        KeysError: the label is not valid or is in use, or the file cannot be read or written.
+    """
+    secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    try:
+        key = Key(label=label, role=role, sha256=sha256(secret.encode()).hexdigest())
+    except ValidationError:
+        raise KeysError(
+            f"a label has 1 to 64 letters, digits, dots, hyphens or underscores, and begins with a letter or digit; "
+            f"got {label!r}"
+        ) from None
+    with _changing(path) as keys:
+        if any(one.label == label for one in keys):
+            raise KeysError(f"{path} already has a key with the label {label}; remove it first, or use another label")
+        keys.append(key)
+    return secret
+
+
+def remove_key(path: Path, label: str) -> None:
+    """Remove a key from a file.
+
+    Raises:
+        KeysError: there is no such key, or the file cannot be read or written.
+    """
+    with _changing(path) as keys:
+        kept = [key for key in keys if key.label != label]
+        if len(kept) == len(keys):
+            raise KeysError(f"{path} has no key with the label {label}; `sightline keys list` shows the labels")
+        keys[:] = kept
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[list[Key]]:
+    """Yield the keys of a file as a list, and replace the file by the changed list.
+
+    A process that reads the file at the same time sees the old or the new one. Changes wait for
+    each other.
+    """
+    path = path.resolve()
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            keys = list(read_keys(path)) if path.exists() else []
+            yield keys
+            _replace(path, _KeyFile(keys=tuple(keys)).model_dump_json(indent=1).encode() + b"\n")
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise KeysError(f"the file of keys {path} cannot be written: {error.strerror}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file as a whole; it keeps its mode and its owner."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, NEW_FILE_MODE), "wb") as file:
+            if path.exists():
+                former = path.stat()
+                os.fchown(file.fileno(), former.st_uid, former.st_gid)
+                os.fchmod(file.fileno(), former.st_mode & 0o777)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,112 @@
+"""The file of API keys."""
+
+import json
+import logging
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.keys import KeyRing, KeysError, add_key, read_keys, remove_key
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.json"
+
+
+def test_a_key_is_found_by_its_text_and_the_file_has_only_its_hash(path: Path) -> None:
+    alice, boss = add_key(path, "alice", "use"), add_key(path, "boss", "admin")
+    assert len(alice) == len("sl-") + 43 and alice.startswith("sl-") and alice != boss
+    ring = KeyRing(path)
+    found = [ring.find(secret.encode()) for secret in (alice, boss)]
+    assert [(key.label, key.role) for key in found if key] == [("alice", "use"), ("boss", "admin")]
+    content = path.read_text(encoding="utf-8")
+    assert alice[3:] not in content and boss[3:] not in content
+    for wrong in ("", "alice", alice[:-1], alice + " ", *(key.sha256 for key in read_keys(path))):
+        assert ring.find(wrong.encode()) is None
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_changed_file_keeps_its_mode_and_is_replaced_as_a_whole(path: Path) -> None:
+    add_key(path, "alice", "use")
+    path.chmod(0o640)
+    link = path.with_name("link.json")
+    link.symlink_to(path)
+    with path.open(encoding="utf-8") as reader:
+        add_key(link, "bob", "use")
+        assert len(json.load(reader)["keys"]) == 1  # a reader that has opened the old file reads it to its end
+    assert [key.label for key in read_keys(path)] == ["alice", "bob"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and link.is_symlink()
+    assert {one.name for one in path.parent.iterdir()} == {"keys.json", "link.json"}
+
+
+def test_keys_that_are_added_at_the_same_time_are_all_kept(path: Path) -> None:
+    threads = [threading.Thread(target=add_key, args=(path, f"key-{number}", "use")) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {key.label for key in read_keys(path)} == {f"key-{number}" for number in range(8)}
+
+
+def test_a_removed_key_is_not_found_any_more(path: Path) -> None:
+    alice, bob = add_key(path, "alice", "use"), add_key(path, "bob", "use")
+    ring = KeyRing(path)
+    remove_key(path, "alice")
+    assert ring.find(alice.encode())  # until the file is read again
+    ring.reload()
+    assert ring.find(alice.encode()) is None and ring.find(bob.encode())
+
+
+@pytest.mark.parametrize("content", [None, "", "{}x", '{"keys": 1}'])
+def test_former_keys_stay_while_the_file_is_not_valid(
+    path: Path, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    alice = add_key(path, "alice", "use")
+    ring, valid = KeyRing(path), path.read_bytes()
+    if content is None:
+        path.unlink()
+    else:
+        path.write_text(content, encoding="utf-8")
+    for _ in range(3):
+        ring.reload()
+    assert ring.find(alice.encode())
+    (message,) = caplog.messages  # one for each change
+    assert message.startswith("the keys stay as they were: ")
+    path.write_bytes(valid)
+    ring.reload()
+    assert caplog.messages[1:] == ["read the keys again"]
+
+
+KEY = {"label": "a", "role": "use", "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "is not a file of keys: "),
+        ({"keys": [{"label": "a"}]}, r"is not a file of keys: keys\.0\.sha256: Field required"),
+        ({"keys": [KEY | {"label": "a b"}]}, r"keys\.0\.label: String should match pattern"),
+        ({"keys": [KEY | {"role": "root"}]}, r"keys\.0\.role: Input should be 'use' or 'admin'"),
+        ({"keys": [KEY | {"key": "sl-secret"}]}, r"keys\.0\.key: Extra inputs are not permitted"),
+        ({"keys": [KEY | {"sha256": "sl-secret"}]}, r"keys\.0\.sha256: String should match pattern"),
+        ({"keys": [KEY, KEY | {"sha256": "1" * 64}]}, "has two keys with the label a; remove one of them"),
+        ({"keys": [KEY, KEY | {"label": "b"}]}, "has two keys with the sha256 0+; remove one of them"),
+    ],
+)
+def test_an_invalid_file_is_refused_without_repeating_its_values(path: Path, content: Any, message: str) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(KeysError, match=message) as caught:
+        read_keys(path)
+    assert "sl-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("label", ["", "a b", "-a", "ä", "a" * 65, "a\n"])
+def test_a_label_that_logs_and_metrics_cannot_show_is_refused(path: Path, label: str) -> None:
+    with pytest.raises(KeysError, match="a label has 1 to 64 letters"):
+        add_key(path, label, "use")
+    assert not path.exists()
