@@ -108,7 +108,7 @@ def _setting(option: str, value: str, text: str | None = None) -> Setting:
 
 CTRANSLATE2_PACKAGES = (*WEB, "ctranslate2==4.8.5", "tokenizers==0.23.3")
 CTRANSLATE2_AXES = (
-    [_setting("--compute-type", name) for name in ("float32", "int8", "int8_float32")],
+    [_setting("--compute-type", name) for name in ("int8", "int8_float32", "float32")],
     [Setting(name, environment={"CT2_FORCE_CPU_ISA": name}) for name in ("AVX512", "AVX2")]
     + [Setting("default instruction set")],
 )
