@@ -8,6 +8,7 @@ import fcntl
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -17,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Role = Literal["use", "admin"]
-KEY_PREFIX = "sl-"  # tools that look for secrets in source code recognize keys by it
+KEY_PREFIX = "sl-"  # so that people and tools recognize a key
 KEY_BYTES = 32  # random bytes of a key
 NEW_FILE_MODE = 0o600
 logger = logging.getLogger(__name__)
@@ -107,10 +108,9 @@ def read_keys(path: Path) -> Sequence[Key]:
         place = ".".join(map(str, first["loc"]))
         raise KeysError(f"{path} is not a file of keys: {place + ': ' if place else ''}{first['msg']}") from None
     for name in ("label", "sha256"):
-        values = [getattr(key, name) for key in keys]
-        for value in values:
-            if values.count(value) > 1:
-                raise KeysError(f"{path} has two keys with the {name} {value}; remove one of them")
+        for value, count in Counter(getattr(key, name) for key in keys).items():
+            if count > 1:
+                raise KeysError(f"{path} has {count} keys with the {name} {value}; keep one of them")
     return keys
 
 

@@ -94,8 +94,8 @@ KEY = {"label": "a", "role": "use", "sha256": "0" * 64}
         ({"keys": [KEY | {"role": "root"}]}, r"keys\.0\.role: Input should be 'use' or 'admin'"),
         ({"keys": [KEY | {"key": "sl-secret"}]}, r"keys\.0\.key: Extra inputs are not permitted"),
         ({"keys": [KEY | {"sha256": "sl-secret"}]}, r"keys\.0\.sha256: String should match pattern"),
-        ({"keys": [KEY, KEY | {"sha256": "1" * 64}]}, "has two keys with the label a; remove one of them"),
-        ({"keys": [KEY, KEY | {"label": "b"}]}, "has two keys with the sha256 0+; remove one of them"),
+        ({"keys": [KEY, KEY | {"sha256": "1" * 64}]}, "has 2 keys with the label a; keep one of them"),
+        ({"keys": [KEY, KEY | {"label": "b"}]}, "has 2 keys with the sha256 0+; keep one of them"),
     ],
 )
 def test_an_invalid_file_is_refused_without_repeating_its_values(path: Path, content: Any, message: str) -> None:
