@@ -47,9 +47,10 @@ from service.engine.request import (
     Request,
     SimilarRequest,
     TokenEvent,
+    call_of,
 )
 from service.engine.rows import Rows, num_rows
-from service.engine.scheduler import Scheduler, WaitingSequence
+from service.engine.scheduler import Scheduler, WaitingSequence, share_of
 from service.engine.scores import StepScores
 from service.engine.single import SingleGeneration
 from service.engine.throughput import Throughput
@@ -247,7 +248,7 @@ class Engine:
         self._drop_expired(self._clock())
         batch: list[ActiveRequest] = []
         if self._waiting:
-            next_ids = self._scheduler.next_batch(self._rows.num_free, self._rows.rows_by_call())
+            next_ids = self._scheduler.next_batch(self._rows.num_free, self._rows.counts())
             batch = [self._waiting[id_] for id_ in next_ids]
         if batch:
             self._run(batch, started=self._clock())
@@ -288,7 +289,7 @@ class Engine:
             # A SimilarRequest does not use the encoder. It counts as a full batch, so that it runs
             # alone.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
-            self._scheduler.add(WaitingSequence(active.id, request.request_id, tokens, rows, request.deadline))
+            self._scheduler.add(WaitingSequence(active.id, call_of(request), tokens, rows, request.deadline))
             self._waiting[active.id] = active
             self._arrived.popleft()
         for active in cancelled:
@@ -607,19 +608,23 @@ class Engine:
         self._note_failure("decoder", generations[0].active_request)
 
     def _run_extra_steps(self) -> None:
-        """Run extra decoder steps for calls with one row while large calls are running.
+        """Run extra decoder steps for one row while callers, or calls, with several are running.
 
         A step over one row takes a fraction of the time of a step over all rows. The extra steps
-        keep the latency of a small call close to its latency on an idle service. Their total number
+        keep the latency of a small call close to its latency on an idle service. They are for
+        callers that have one row, or if there are none, for calls that have one. Their total number
         is proportional to the number of running rows, and is divided among the small calls. If an
         extra step fails, the next step over all rows repeats it.
         """
         if len(self._rows) <= 1:
             return
-        rows_by_call = self._rows.rows_by_call()
-        if max(rows_by_call.values(), default=0) <= 1:
-            return
-        small = [one for one in self._rows if rows_by_call[one.request.request_id] == 1][: self._reserved_rows]
+        counts = self._rows.counts()
+        small: list[Generation] = []
+        if max(counts.of_share.values()) > 1:
+            small = [one for one in self._rows if counts.of_share[share_of(one.call)] == 1]
+        if not small and max(counts.of_call.values()) > 1:
+            small = [one for one in self._rows if counts.of_call[one.call] == 1]
+        del small[self._reserved_rows :]
         num_steps = EXTRA_STEPS * max(1, len(self._rows) // ROWS_PER_RESERVED)
         for generation in small:
             for _ in range(num_steps // len(small)):

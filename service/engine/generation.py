@@ -24,6 +24,7 @@ from service.engine.request import (
     Target,
     Timings,
     Token,
+    call_of,
 )
 from service.engine.scores import VOCABULARY_OUTPUTS, StepScores
 
@@ -78,6 +79,7 @@ class RowOwner:
         """
         self.active_request = active
         self.request = request
+        self.call = call_of(request)
         self.rows: list[int] = []  # assigned and renumbered by `Rows`
 
 

@@ -84,7 +84,7 @@ class Prefill:
         """Return the key of the prefix that ends with the next chunk; None if it is not full."""
         if len(chunk) < PREFILL_TOKENS:
             return None
-        return next_key(self.keys[-1] if self.keys else scope_key(self.owners[0].request.cache_scope), chunk)
+        return next_key(self.keys[-1] if self.keys else scope_key(self.owners[0].request.caller), chunk)
 
     def is_shared_with(self, owner: RowOwner) -> bool:
         """Return True if the states of this prompt can be copied to the rows of a request."""

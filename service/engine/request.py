@@ -90,7 +90,7 @@ class GenerateRequest:
     prompt_rows: bool = False  # record the rows of the prompt too; only for decoder-only models
     decoder_part: MapPart | None = None  # layers and heads of the decoder map to return; all if None
     map_budget: MapBudget | None = None  # the request fails with its `error`
-    cache_scope: str = ""  # prompts of other scopes never share states with this one
+    caller: str = ""  # label of the API key: callers get equal shares, and never share states of prompts
     stream: bool = False  # emit a TokenEvent for each generated token; not with beam search
 
     @property
@@ -123,7 +123,7 @@ class EncodeRequest:
     deadline: float
     return_labels: bool = False
     attention: frozenset[str] = frozenset()  # kinds of encoder maps to return
-    cache_scope: str = ""  # see `GenerateRequest`
+    caller: str = ""  # see `GenerateRequest`
 
 
 @dataclass(frozen=True)
@@ -133,10 +133,16 @@ class SimilarRequest:
     request_id: str
     token_ids: tuple[int, ...]
     deadline: float
+    caller: str = ""  # see `GenerateRequest`
 
 
 SourceRequest = GenerateRequest | EncodeRequest  # requests that run the encoder
 Request = SourceRequest | SimilarRequest
+
+
+def call_of(request: Request) -> tuple[str, str]:
+    """Return the caller and the request id, which all requests of one call share."""
+    return request.caller, request.request_id
 
 
 @dataclass(frozen=True)

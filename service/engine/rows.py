@@ -11,7 +11,6 @@ The rows after them belong to requests of decoder-only models whose prompts are 
 """
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from service.bundle import PREFILL_TOKENS, Manifest
 from service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from service.engine.request import EncodeRequest, GenerateRequest, Request
+from service.engine.scheduler import RowCounts
 from service.engine.scores import TOP_OUTPUTS
 from service.runtime.protocol import Int32, Int64, Runner
 
@@ -81,11 +81,11 @@ class Rows:
     def num_free(self) -> int:
         return self._runner.max_rows - len(self._owners)
 
-    def rows_by_call(self) -> dict[str, int]:
-        """Return the number of rows of each call."""
-        counts: Counter[str] = Counter()
+    def counts(self) -> RowCounts:
+        """Return the number of rows of each caller and each call."""
+        counts = RowCounts()
         for owner in self.owners:
-            counts[owner.request.request_id] += len(owner.rows)
+            counts.add(owner.call, len(owner.rows))
         return counts
 
     def find(self, active: ActiveRequest) -> RowOwner | None:

@@ -3,9 +3,12 @@
 The scheduler works on plain numbers: it has no access to tensors, clocks or sockets.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+Call = tuple[str, str]  # caller and request id
 
 
 @dataclass(frozen=True)
@@ -13,19 +16,47 @@ class WaitingSequence:
     """The properties of a waiting sequence that matter for scheduling."""
 
     id: int  # increases with each arrival
-    call: str  # request id, equal for all sequences of one call
+    call: Call  # equal for all sequences of one call
     source_tokens: int
     num_rows: int  # number of decoder rows that it needs; 0 for encode-only sequences
     deadline: float
 
+    @property
+    def share(self) -> str:
+        return share_of(self.call)
+
+
+def share_of(call: Call) -> str:
+    """Return the owner of a call among whom rows and turns are divided equally: its caller, or the
+    call itself if it has none.
+    """
+    caller, request_id = call
+    return caller or request_id
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Number of decoder rows that each share and each call has."""
+
+    of_share: Counter[str] = field(default_factory=Counter)
+    of_call: Counter[Call] = field(default_factory=Counter)
+
+    def add(self, call: Call, num_rows: int) -> None:
+        self.of_share[share_of(call)] += num_rows
+        self.of_call[call] += num_rows
+
+    def copy(self) -> "RowCounts":
+        return RowCounts(self.of_share.copy(), self.of_call.copy())
+
 
 class _Queue:
-    """Waiting sequences of one kind, grouped by call."""
+    """Waiting sequences of one kind, grouped by share and call."""
 
     def __init__(self) -> None:
-        # Dictionaries keep the insertion order and remove any element in constant time.
+        # Dictionaries keep the insertion order and remove any element in constant time. Shares, and
+        # calls within a share, are in round-robin order.
         self._by_id: dict[int, WaitingSequence] = {}
-        self._calls: dict[str, dict[int, WaitingSequence]] = {}  # in round-robin order
+        self._shares: dict[str, dict[Call, dict[int, WaitingSequence]]] = {}
         self._oldest_is_next = False
 
     def __len__(self) -> int:
@@ -33,66 +64,82 @@ class _Queue:
 
     def heads(self) -> list[WaitingSequence]:
         """Return the first sequence of each call in round-robin order."""
-        return [next(iter(of_call.values())) for of_call in self._calls.values()]
+        calls = chain.from_iterable(of_share.values() for of_share in self._shares.values())
+        return [next(iter(of_call.values())) for of_call in calls]
 
     def __iter__(self) -> Iterator[WaitingSequence]:
         return iter(self._by_id.values())
 
     def add(self, one: WaitingSequence) -> None:
         self._by_id[one.id] = one
-        self._calls.setdefault(one.call, {})[one.id] = one
+        self._shares.setdefault(one.share, {}).setdefault(one.call, {})[one.id] = one
 
     def remove(self, id_: int) -> WaitingSequence | None:
         one = self._by_id.pop(id_, None)
         if one is not None:
-            of_call = self._calls[one.call]
+            of_share = self._shares[one.share]
+            of_call = of_share[one.call]
             del of_call[id_]
             if not of_call:
-                del self._calls[one.call]
+                del of_share[one.call]
+            if not of_share:
+                del self._shares[one.share]
         return one
 
     def take(self, one: WaitingSequence) -> None:
-        """Remove a scheduled sequence and move its call to the end of the round-robin order."""
+        """Remove a scheduled sequence; move its share and its call to the end of the order."""
         self.remove(one.id)
-        if one.call in self._calls:
-            self._calls[one.call] = self._calls.pop(one.call)
+        if one.share in self._shares:
+            of_share = self._shares[one.share] = self._shares.pop(one.share)
+            if one.call in of_share:
+                of_share[one.call] = of_share.pop(one.call)
         self._oldest_is_next = not self._oldest_is_next
 
-    def fair_order(self, rows_by_call: Mapping[str, int]) -> Iterator[WaitingSequence]:
+    def fair_order(self, held: RowCounts) -> Iterator[WaitingSequence]:
         """Iterate over the sequences in fair order.
 
-        Every second sequence is the oldest one. The others belong to the call with the fewest rows;
-        among several such calls, to the one that was served least recently. Therefore a small call
-        does not wait for all sequences of a large call, and a large call makes progress while small
-        calls arrive.
+        Every second sequence is the oldest one. The others belong to the share with the fewest
+        rows, and in it to the call with the fewest rows; among several, to the one that was served
+        least recently. Therefore a small call does not wait for all sequences of a large call or of
+        another caller, and a large call makes progress while small calls arrive.
 
         Args:
-            rows_by_call: number of decoder rows that each call has now.
+            held: the decoder rows that shares and calls have now.
         """
-        rows = dict(rows_by_call)
-        following = {call: iter(of_call.values()) for call, of_call in self._calls.items()}
-        heads = {call: next(iterator) for call, iterator in following.items()}
+        rows = held.copy()
+        following: dict[Call, Iterator[WaitingSequence]] = {}
+        heads: dict[str, dict[Call, WaitingSequence]] = {}
+        for share, of_share in self._shares.items():
+            for call, of_call in of_share.items():
+                following[call] = iter(of_call.values())
+                heads.setdefault(share, {})[call] = next(following[call])
         oldest_is_next = self._oldest_is_next
         while heads:
             if oldest_is_next:
-                one = min(heads.values(), key=lambda head: head.id)
+                candidates = chain.from_iterable(by_call.values() for by_call in heads.values())
+                one = min(candidates, key=lambda head: head.id)
             else:
-                one = min(heads.values(), key=lambda head: rows.get(head.call, 0))
+                share = min(heads, key=lambda share: rows.of_share[share])
+                one = min(heads[share].values(), key=lambda head: rows.of_call[head.call])
             yield one
             oldest_is_next = not oldest_is_next
-            rows[one.call] = rows.get(one.call, 0) + one.num_rows
-            del heads[one.call]
+            rows.add(one.call, one.num_rows)
+            heads_of_share = heads[one.share]
+            del heads_of_share[one.call]
             head = next(following[one.call], None)
             if head is not None:
-                heads[one.call] = head
+                heads_of_share[one.call] = head
+            elif not heads_of_share:
+                del heads[one.share]
 
 
 class Scheduler:
-    """A queue of sequences that is fair between calls and is drained in encoder batches.
+    """A queue of sequences that is fair between callers and calls, drained in encoder batches.
 
     Sequences that need decoder rows are scheduled in the order of `_Queue.fair_order`; none
     overtakes another that waits for rows. Some rows are reserved for sequences with one row whose
-    call has no row yet, so that a small call does not wait until rows are released. Encode-only
+    call has no row yet, so that a small call does not wait until rows are released. At least half
+    of them are for callers that have no row at all. Encode-only
     sequences can overtake all others. Each batch contains the older of the first sequences of both
     kinds, so that no sequence starves. The rest of the batch is chosen by length.
     """
@@ -135,19 +182,19 @@ class Scheduler:
             self.remove(id_)
         return expired
 
-    def next_batch(self, free_rows: int, rows_by_call: Mapping[str, int]) -> list[int]:
+    def next_batch(self, free_rows: int, held: RowCounts) -> list[int]:
         """Remove the sequences of the next encoder batch from the queue.
 
         Args:
             free_rows: number of free decoder rows.
-            rows_by_call: number of decoder rows that each call has now.
+            held: the decoder rows that shares and calls have now.
 
         Returns:
             Ids of the sequences, shortest first; empty if none can be scheduled.
         """
-        in_turn, in_reserve = self._select_fitting(free_rows, rows_by_call)
+        in_turn, in_reserve = self._select_fitting(free_rows, held)
         for_rows, for_encoder = in_turn + in_reserve, list(self._encode_queue)
-        heads = [*in_turn[:1], *in_reserve[:1], *islice(self._encode_queue.fair_order({}), 1)]
+        heads = [*in_turn[:1], *in_reserve[:1], *islice(self._encode_queue.fair_order(RowCounts()), 1)]
         if not heads:
             return []
         first = min(heads, key=lambda one: one.id)
@@ -178,22 +225,31 @@ class Scheduler:
         """Release the reserved row of a sequence that has ended, if it has one."""
         self._reserved_ids.discard(id_)
 
-    def _select_fitting(
-        self, free_rows: int, rows_by_call: Mapping[str, int]
-    ) -> tuple[list[WaitingSequence], list[WaitingSequence]]:
+    def _select_fitting(self, free_rows: int, held: RowCounts) -> tuple[list[WaitingSequence], list[WaitingSequence]]:
         """Return the sequences that fit the free rows, and those that fit the reserved rows."""
         in_turn: list[WaitingSequence] = []
         if not (free_rows and len(self._decode_queue)):
             return in_turn, []
         reserved = min(free_rows, self._reserved_rows - len(self._reserved_ids))
         free_rows -= reserved
-        for one in self._decode_queue.fair_order(rows_by_call) if free_rows else ():
+        for one in self._decode_queue.fair_order(held) if free_rows else ():
             free_rows -= one.num_rows
             if free_rows < 0:
                 break
             in_turn.append(one)
-        holding = {one.call for one in in_turn}.union(rows_by_call)
-        heads = self._decode_queue.heads() if reserved else ()
-        # Beam searches get no reserved rows: one would block the rows of several small calls.
-        in_reserve = [one for one in heads if one.num_rows == 1 and one.call not in holding]
-        return in_turn, in_reserve[:reserved]
+        holding = held.copy()
+        for one in in_turn:
+            holding.add(one.call, one.num_rows)
+        in_reserve: list[WaitingSequence] = []
+        own_reserve = reserved - (self._reserved_rows + 1) // 2  # rows for callers that have others
+        for one in self._decode_queue.heads() if reserved else ():
+            # Beam searches get no reserved rows: one would block the rows of several small calls.
+            if len(in_reserve) == reserved or one.num_rows > 1 or holding.of_call[one.call]:
+                continue
+            if holding.of_share[one.share]:
+                if own_reserve <= 0:
+                    continue
+                own_reserve -= 1
+            in_reserve.append(one)
+            holding.add(one.call, 1)
+        return in_turn, in_reserve

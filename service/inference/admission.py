@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from service.engine.throughput import Throughput
 from service.errors import ApiError
@@ -20,7 +21,8 @@ class AdmissionController:
     It is used only on the event loop's thread. If no other call is in progress, a call is always
     admitted, so that no call is rejected forever; its size is limited elsewhere. A call of n
     sequences is admitted only if n - 1 places stay free after it, so that large calls leave places
-    for small ones.
+    for small ones. For the same reason, a caller's next call is admitted only if as many sequences,
+    bytes and tokens stay free as the caller has without it.
     """
 
     def __init__(
@@ -53,7 +55,12 @@ class AdmissionController:
         return len(self._open)
 
     def reserve(
-        self, sequences: int, num_bytes: int, units: float = 0.0, seconds_left: float = float("inf")
+        self,
+        sequences: int,
+        num_bytes: int,
+        units: float = 0.0,
+        seconds_left: float = float("inf"),
+        caller: str = "",
     ) -> "Reservation":
         """Admit a call before it is tokenized.
 
@@ -62,13 +69,14 @@ class AdmissionController:
             num_bytes: size of its request body in bytes.
             units: estimated work of all its sequences, in units of `Throughput`.
             seconds_left: time until its deadline.
+            caller: label of its API key; empty if the service has none.
 
         Raises:
             ApiError: `overloaded` if the call does not fit or cannot finish in time.
         """
+        reservation = Reservation(sequences, num_bytes, units, caller)
         if self._open:
-            self._check(sequences, num_bytes, units, seconds_left)
-        reservation = Reservation(sequences, num_bytes, units)
+            self._check(reservation, seconds_left)
         self._open.add(reservation)
         self.num_sequences += sequences
         self.num_bytes += num_bytes
@@ -98,27 +106,30 @@ class AdmissionController:
         reservation.num_tokens = 0
         try:
             if self._open:
-                self._check(sequences, 0, units, seconds_left)
+                self._check(Reservation(sequences, 0, units, reservation.caller), seconds_left)
             reservation.num_sequences, reservation.units = sequences, units
         finally:
             self._open.add(reservation)
             self.num_sequences += reservation.num_sequences
 
-    def _check(self, sequences: int, num_bytes: int, units: float, seconds_left: float) -> None:
+    def _check(self, new: "Reservation", seconds_left: float) -> None:
         """Reject a call that does not fit, would wait too long, or could not finish before its
         deadline.
 
-        The scheduler serves calls in turn. Therefore each other call delays a new call by at most
-        as much work as the new call has.
+        The scheduler serves callers, or calls, in turn. Therefore each other one delays a new call
+        by at most as much work as the new call has.
         """
-        if self.num_sequences + 2 * sequences - 1 > self._max_sequences:
+        places, units = 2 * new.num_sequences - 1, new.units
+        own = self._excess("num_sequences", places, self._max_sequences, new.caller)
+        if own is not None:
             raise queue_full(
-                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting "
-                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {sequences} needs space for {2 * sequences - 1}"
+                f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
+                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}"
             )
-        if self.num_bytes + num_bytes > self._max_bytes:
+        own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new.caller)
+        if own is not None:
             raise queue_full(
-                f"{self.num_bytes} bytes of request bodies are held, and {num_bytes} more exceed the limit of "
+                f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
                 f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)"
             )
         speed = self.throughput.units_per_s
@@ -127,7 +138,7 @@ class AdmissionController:
         most_s = len(self._open) * units / speed
         if most_s <= self._max_wait_s and most_s + units / speed <= seconds_left:  # usual case: skip the sum
             return
-        wait_s = sum(min(one.units, units) for one in self._open) / speed
+        wait_s = sum(min(work, units) for work in self._work_of_others(new.caller)) / speed
         if wait_s > self._max_wait_s:
             message = (
                 f"The call would wait about {wait_s:.1f} s; the limit is {self._max_wait_s:g} s "
@@ -141,16 +152,44 @@ class AdmissionController:
             )
             raise ApiError("overloaded", message)
 
+    def _excess(self, name: str, more: int, limit: int, caller: str) -> str | None:
+        """Return None if `more` fit into a limit, otherwise a text for the error.
+
+        Args:
+            name: name of the counter, of this object and of reservations.
+            more: number that a call of the caller adds.
+            limit: limit of the counter.
+            caller: label of an API key. As much as it has already must stay free.
+        """
+        total = getattr(self, name)
+        if total + more > limit:
+            return ""
+        if caller and 2 * total + more > limit:  # otherwise it fits even if all calls are the caller's
+            own = sum(getattr(one, name) for one in self._open if one.caller == caller)
+            if total + own + more > limit:
+                return f", {own} of them for this API key, and as many must stay free"
+        return None
+
+    def _work_of_others(self, caller: str) -> Iterable[float]:
+        """Return the remaining work of each other caller, and of each call of the same caller."""
+        by_caller: dict[str, float] = {}
+        for one in self._open:
+            if one.caller and one.caller != caller:
+                by_caller[one.caller] = by_caller.get(one.caller, 0.0) + one.units
+        own = (one.units for one in self._open if not one.caller or one.caller == caller)
+        return chain(own, by_caller.values())
+
     def add_tokens(self, reservation: "Reservation", tokens: int) -> None:
         """Add the source tokens of a call to its reservation, once the call is tokenized.
 
         Raises:
             ApiError: `overloaded`; the caller must still release the reservation.
         """
-        if self.num_tokens and self.num_tokens + tokens > self._max_tokens:
+        own = self._excess("num_tokens", tokens, self._max_tokens, reservation.caller)
+        if self.num_tokens and own is not None:
             raise queue_full(
-                f"{self.num_tokens} source tokens are held, and {tokens} more exceed the limit of {self._max_tokens} "
-                "(SIGHTLINE_MAX_WAITING_TOKENS)"
+                f"{self.num_tokens} source tokens are held{own}, and {tokens} more exceed the limit of "
+                f"{self._max_tokens} (SIGHTLINE_MAX_WAITING_TOKENS)"
             )
         self.num_tokens += tokens
         reservation.num_tokens += tokens
@@ -175,6 +214,7 @@ class Reservation:
     num_sequences: int
     num_bytes: int
     units: float  # remaining work
+    caller: str = ""
     num_tokens: int = 0
 
 

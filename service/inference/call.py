@@ -38,7 +38,6 @@ class Call:
         self.service = service
         self.request_id = request_id
         self.key: Key | None = None  # API key of the client; None if the service needs none
-        self.cache_scope = ""  # label of the key: states of prompts are shared only with calls of the same key
         self.started = time.monotonic()
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self.num_bytes = 0  # size of the request body
@@ -54,6 +53,11 @@ class Call:
         self._tokenize_s = 0.0
         # Records the latency of the response, once it can no longer fail.
         self.observe_latency: Callable[[], None] = lambda: None
+
+    @property
+    def caller(self) -> str:
+        """Label of the API key; empty if the service needs none."""
+        return "" if self.key is None else self.key.label
 
     @property
     def seconds_left(self) -> float:
@@ -131,7 +135,7 @@ class Call:
         if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
-        self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left)
+        self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left, self.caller)
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
         """Run a tokenization: of long texts in another thread.

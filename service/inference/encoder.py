@@ -69,8 +69,7 @@ async def run_encoder(
     """
     kinds = maps.kinds if maps else frozenset[str]()
     requests = [
-        EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds, call.cache_scope)
-        for source in sources
+        EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds, call.caller) for source in sources
     ]
     if maps:
         maps.check(requests)

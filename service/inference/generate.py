@@ -448,7 +448,7 @@ class Decoding:
                     prompt_rows=maps is not None and maps.has_prompt_rows,
                     decoder_part=maps.decoder_part if maps else None,
                     map_budget=maps.budget if maps else None,
-                    cache_scope=call.cache_scope,
+                    caller=call.caller,
                     stream=stream,
                 )
                 requests.append(request)

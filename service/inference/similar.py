@@ -67,7 +67,7 @@ async def similar(
         call.record_usage(model, call.timings([result.timings]), len(ids), 0)
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
-    engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline)
+    engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline, call.caller)
     (found,), _ = await call.submit(model, [engine_request]).gather(convert)
     return found
 

@@ -149,7 +149,7 @@ def test_requests_for_rows_of_the_prompt_or_hidden_states_compute_them_and_fill_
 def test_scopes_share_nothing(manifest: Manifest) -> None:
     harness, source = cached(manifest), tokens(100)
     for scope, num_cached in (("a", 0), ("b", 0), ("a", 96), ("b", 96)):
-        active = harness.submit(request(source, cache_scope=scope))
+        active = harness.submit(request(source, caller=scope))
         harness.run()
         assert harness.generated(active).num_cached_tokens == num_cached
 
@@ -176,7 +176,7 @@ def test_results_are_those_without_a_cache_whatever_is_cached_and_running(num_bl
         begin = rng.choice(begins)
         source = (*begin[: rng.choice((33, 200))], *tokens(rng.choice((1, 2, 40)), rng.randrange(3)))
         one = request(source, f"c{number // 2}", parameters=rng.choice(kinds), attention=DECODER_MAPS)
-        requests.append(replace(one, prompt_rows=rng.random() < 0.2, cache_scope=rng.choice("aab")))
+        requests.append(replace(one, prompt_rows=rng.random() < 0.2, caller=rng.choice("aab")))
     handles = []
     for one in requests:
         handles.append(harness.submit(one))

@@ -2,13 +2,21 @@ import random
 
 import pytest
 
-from service.engine.scheduler import Scheduler, WaitingSequence
+from service.engine.scheduler import RowCounts, Scheduler, WaitingSequence
 
 
 def waiting(
-    id_: int, source_tokens: int = 5, num_rows: int = 1, deadline: float = 1000, call: str = ""
+    id_: int, source_tokens: int = 5, num_rows: int = 1, deadline: float = 1000, call: str = "", caller: str = ""
 ) -> WaitingSequence:
-    return WaitingSequence(id_, call or str(id_), source_tokens, num_rows, deadline)
+    return WaitingSequence(id_, (caller, call or str(id_)), source_tokens, num_rows, deadline)
+
+
+def held(**rows: int) -> RowCounts:
+    """Return the rows of calls without a caller."""
+    counts = RowCounts()
+    for call, num_rows in rows.items():
+        counts.add(("", call), num_rows)
+    return counts
 
 
 def scheduler_of(*requests: WaitingSequence, max_batch_tokens: int = 100) -> Scheduler:
@@ -19,69 +27,69 @@ def scheduler_of(*requests: WaitingSequence, max_batch_tokens: int = 100) -> Sch
 
 
 def test_an_empty_queue_gives_an_empty_batch() -> None:
-    assert scheduler_of().next_batch(4, {}) == []
+    assert scheduler_of().next_batch(4, held()) == []
 
 
 def test_a_single_request_is_scheduled_at_once_and_removed_from_the_queue() -> None:
     scheduler = scheduler_of(waiting(0, 5))
-    assert scheduler.next_batch(1, {}) == [0]
+    assert scheduler.next_batch(1, held()) == [0]
     assert len(scheduler) == 0
-    assert scheduler.next_batch(1, {}) == []
+    assert scheduler.next_batch(1, held()) == []
 
 
 def test_a_batch_is_sorted_by_length() -> None:
     scheduler = scheduler_of(waiting(0, 7), waiting(1, 5), waiting(2, 6))
-    assert scheduler.next_batch(3, {}) == [1, 2, 0]
+    assert scheduler.next_batch(3, held()) == [1, 2, 0]
 
 
 def test_the_oldest_requests_get_the_rows() -> None:
     scheduler = scheduler_of(waiting(0, 9), waiting(1, 5), waiting(2, 9))
-    assert scheduler.next_batch(2, {}) == [1, 0]
-    assert scheduler.next_batch(0, {}) == []
-    assert scheduler.next_batch(1, {}) == [2]
+    assert scheduler.next_batch(2, held()) == [1, 0]
+    assert scheduler.next_batch(0, held()) == []
+    assert scheduler.next_batch(1, held()) == [2]
 
 
 def test_later_requests_do_not_overtake_one_that_waits_for_rows() -> None:
     scheduler = scheduler_of(waiting(0, 5, num_rows=4), waiting(1, 5, num_rows=1))
-    assert scheduler.next_batch(3, {}) == []
-    assert scheduler.next_batch(4, {}) == [0]
+    assert scheduler.next_batch(3, held()) == []
+    assert scheduler.next_batch(4, held()) == [0]
 
 
 def test_encode_only_requests_overtake_those_that_wait_for_rows() -> None:
     scheduler = scheduler_of(waiting(0, 5), waiting(1, 5, num_rows=0), waiting(2, 6, num_rows=0))
-    assert scheduler.next_batch(0, {}) == [1, 2]
-    assert scheduler.next_batch(1, {}) == [0]
+    assert scheduler.next_batch(0, held()) == [1, 2]
+    assert scheduler.next_batch(1, held()) == [0]
 
 
 def test_a_batch_stays_within_the_padded_tokens() -> None:
     scheduler = scheduler_of(*(waiting(i, 10) for i in range(5)), max_batch_tokens=30)
-    assert scheduler.next_batch(9, {}) == [0, 1, 2]
-    assert scheduler.next_batch(9, {}) == [3, 4]
+    assert scheduler.next_batch(9, held()) == [0, 1, 2]
+    assert scheduler.next_batch(9, held()) == [3, 4]
 
 
 def test_a_request_longer_than_the_budget_is_scheduled_alone() -> None:
     scheduler = scheduler_of(waiting(0, 50), waiting(1, 50), max_batch_tokens=30)
-    assert scheduler.next_batch(9, {}) == [0]
-    assert scheduler.next_batch(9, {}) == [1]
+    assert scheduler.next_batch(9, held()) == [0]
+    assert scheduler.next_batch(9, held()) == [1]
 
 
 def test_the_oldest_request_is_batched_with_those_of_similar_length() -> None:
     scheduler = scheduler_of(waiting(0, 40), waiting(1, 2), waiting(2, 2), waiting(3, 2), waiting(4, 39))
-    assert scheduler.next_batch(9, {}) == [4, 0]
-    assert scheduler.next_batch(9, {}) == [1, 2, 3]
+    assert scheduler.next_batch(9, held()) == [4, 0]
+    assert scheduler.next_batch(9, held()) == [1, 2, 3]
 
 
 def test_at_most_half_of_a_batch_is_padding() -> None:
     scheduler = scheduler_of(waiting(0, 2), waiting(1, 2), waiting(2, 2), waiting(3, 40), max_batch_tokens=1000)
-    assert scheduler.next_batch(9, {}) == [0, 1, 2]
-    assert scheduler.next_batch(9, {}) == [3]
+    assert scheduler.next_batch(9, held()) == [0, 1, 2]
+    assert scheduler.next_batch(9, held()) == [3]
 
 
 def test_a_removed_request_is_never_scheduled() -> None:
     scheduler = scheduler_of(waiting(0, 5), waiting(1, 5, num_rows=0))
     assert scheduler.remove(0)
     assert not scheduler.remove(0)
-    assert scheduler.next_batch(9, {}) == [1]
+    assert scheduler.next_batch(9, held()) == [1]
 
 
 def test_requests_expire_at_their_time_oldest_first() -> None:
@@ -92,13 +100,13 @@ def test_requests_expire_at_their_time_oldest_first() -> None:
     assert scheduler.remove_expired(10) == [1, 2]
     assert scheduler.remove_expired(29) == []
     assert scheduler.remove_expired(31) == [0]
-    assert scheduler.next_batch(9, {}) == [3]
+    assert scheduler.next_batch(9, held()) == [3]
 
 
-def order_of(scheduler: Scheduler, rows_by_call: dict[str, int] | None = None) -> list[int]:
+def order_of(scheduler: Scheduler, counts: RowCounts | None = None) -> list[int]:
     """Return the order in which sequences get a single row that is repeatedly released."""
     order: list[int] = []
-    while batch := scheduler.next_batch(1, rows_by_call or {}):
+    while batch := scheduler.next_batch(1, counts or RowCounts()):
         order += batch
     return order
 
@@ -125,15 +133,15 @@ def test_calls_take_turns() -> None:
 
 def test_calls_without_rows_precede_calls_with_rows() -> None:
     scheduler = scheduler_of(waiting(0, call="a"), waiting(1, call="b"), waiting(2, call="c"))
-    assert scheduler.next_batch(1, {"a": 3, "b": 1}) == [2]
-    assert scheduler.next_batch(1, {"a": 3, "b": 1}) == [0]  # every second turn is the oldest's
-    assert scheduler.next_batch(1, {"b": 1}) == [1]
+    assert scheduler.next_batch(1, held(a=3, b=1)) == [2]
+    assert scheduler.next_batch(1, held(a=3, b=1)) == [0]  # every second turn is the oldest's
+    assert scheduler.next_batch(1, held(b=1)) == [1]
 
 
 def test_rows_freed_at_the_same_time_are_shared_between_calls() -> None:
     large = [waiting(id_, call="large") for id_ in range(20)]
     scheduler = scheduler_of(*large, waiting(20, call="b"), waiting(21, call="c"), max_batch_tokens=1000)
-    assert {20, 21} <= set(scheduler.next_batch(5, {}))
+    assert {20, 21} <= set(scheduler.next_batch(5, held()))
 
 
 def test_a_large_call_makes_progress_while_small_ones_arrive() -> None:
@@ -141,7 +149,7 @@ def test_a_large_call_makes_progress_while_small_ones_arrive() -> None:
     taken: list[int] = []
     for id_ in range(10, 50):  # overload: a new call arrives for each row that is released
         scheduler.add(waiting(id_))
-        taken += scheduler.next_batch(1, {"large": 1})
+        taken += scheduler.next_batch(1, held(large=1))
     assert set(range(10)) <= set(taken[:20])
 
 
@@ -150,19 +158,19 @@ def test_reserved_rows_are_only_for_calls_without_rows() -> None:
     scheduler = Scheduler(100, reserved_rows=2)
     for id_ in range(8):
         scheduler.add(waiting(id_, num_rows=4, call="a"))
-    assert scheduler.next_batch(10, {}) == [0, 1]  # 8 rows and the reserve
-    rows_by_call = {"a": 8}
-    assert scheduler.next_batch(2, rows_by_call) == []
+    assert scheduler.next_batch(10, held()) == [0, 1]  # 8 rows and the reserve
+    counts = {"a": 8}
+    assert scheduler.next_batch(2, held(**counts)) == []
     scheduler.add(waiting(8, call="b"))
     scheduler.add(waiting(9, call="a"))
     scheduler.add(waiting(10, call="c", num_rows=2))
-    assert scheduler.next_batch(2, rows_by_call) == [8]
+    assert scheduler.next_batch(2, held(**counts)) == [8]
     scheduler.add(waiting(11, call="d"))
     scheduler.add(waiting(12, call="e"))
-    assert scheduler.next_batch(1, rows_by_call | {"b": 1}) == [11]
-    assert scheduler.next_batch(0, rows_by_call | {"b": 1, "d": 1}) == []
+    assert scheduler.next_batch(1, held(**counts | {"b": 1})) == [11]
+    assert scheduler.next_batch(0, held(**counts | {"b": 1, "d": 1})) == []
     scheduler.on_end(8)
-    assert scheduler.next_batch(1, rows_by_call | {"d": 1}) == [12]
+    assert scheduler.next_batch(1, held(**counts | {"d": 1})) == [12]
 
 
 def test_a_search_gets_no_reserved_rows() -> None:
@@ -170,8 +178,8 @@ def test_a_search_gets_no_reserved_rows() -> None:
     scheduler = Scheduler(100, reserved_rows=8)
     scheduler.add(waiting(0, num_rows=4, call="a"))
     scheduler.add(waiting(1, call="b"))
-    assert scheduler.next_batch(8, {}) == [1]
-    assert scheduler.next_batch(11, {"b": 1}) == [0]
+    assert scheduler.next_batch(8, held()) == [1]
+    assert scheduler.next_batch(11, held(b=1)) == [0]
 
 
 def test_other_rows_are_kept_for_the_next_call_in_turn() -> None:
@@ -179,19 +187,19 @@ def test_other_rows_are_kept_for_the_next_call_in_turn() -> None:
     scheduler = Scheduler(100, reserved_rows=2)
     for id_ in range(3):
         scheduler.add(waiting(id_, num_rows=4, call="a"))
-    assert scheduler.next_batch(6, {}) == [0]
+    assert scheduler.next_batch(6, held()) == [0]
     for id_ in range(10, 15):
         scheduler.add(waiting(id_))
-    assert scheduler.next_batch(2, {"a": 4}) == [10, 11]
-    assert scheduler.next_batch(3, {"a": 4, "10": 1, "11": 1}) == []  # three rows of four are free
-    assert scheduler.next_batch(4, {"10": 1, "11": 1}) == [1]
+    assert scheduler.next_batch(2, held(a=4)) == [10, 11]
+    assert scheduler.next_batch(3, held(**{"a": 4, "10": 1, "11": 1})) == []  # three rows of four are free
+    assert scheduler.next_batch(4, held(**{"10": 1, "11": 1})) == [1]
 
 
 def test_a_call_alone_gets_all_rows_but_the_reserve() -> None:
     scheduler = Scheduler(1000, reserved_rows=2)
     for id_ in range(40):
         scheduler.add(waiting(id_, call="a"))
-    assert len(scheduler.next_batch(32, {})) == 30
+    assert len(scheduler.next_batch(32, held())) == 30
 
 
 def test_encode_only_sequences_take_turns() -> None:
@@ -211,10 +219,10 @@ def test_the_next_request_in_turn_is_always_scheduled_within_budget_and_rows(see
         if rng.random() < 0.5:
             continue
         free_rows = rng.randint(0, 6)
-        rows_by_call = {call: rng.randint(1, 9) for call in rng.sample("abcdef", 3)}
+        counts = {call: rng.randint(1, 9) for call in rng.sample("abcdef", 3)}
         for_encoder = [one for one in queue.values() if not one.num_rows]
         heads = dict(reversed([(one.call, one) for one in queue.values() if one.num_rows]))
-        batch = [queue.pop(one) for one in scheduler.next_batch(free_rows, rows_by_call)]
+        batch = [queue.pop(one) for one in scheduler.next_batch(free_rows, held(**counts))]
         lengths = [one.source_tokens for one in batch]
         if for_encoder or (heads and free_rows >= 3):
             assert batch
@@ -226,5 +234,39 @@ def test_the_next_request_in_turn_is_always_scheduled_within_budget_and_rows(see
         assert bool(first_of_call) == any(one.num_rows for one in batch) or for_encoder
         assert len(scheduler) == len(queue)
     waited = [one.id for one in queue.values()]
-    left = [id_ for _ in range(1000) for id_ in scheduler.next_batch(9, {})]
+    left = [id_ for _ in range(1000) for id_ in scheduler.next_batch(9, held())]
     assert sorted(left) == waited
+
+
+def test_callers_share_the_rows_whatever_their_number_of_calls() -> None:
+    scheduler = Scheduler(1000)
+    for id_ in range(30):
+        scheduler.add(waiting(id_, caller="large"))
+    for id_ in range(30, 60):
+        scheduler.add(waiting(id_, call="one", caller="other"))
+    batch = scheduler.next_batch(20, held())
+    assert sum(id_ < 30 for id_ in batch) == 11
+
+
+def test_a_small_call_overtakes_all_calls_of_another_caller() -> None:
+    for num_rows in (0, 1):
+        calls = [waiting(id_, 30, num_rows, caller="large") for id_ in range(50)]
+        scheduler = scheduler_of(*calls, waiting(50, 30, num_rows, caller="small"), max_batch_tokens=30)
+        assert order_of(scheduler).index(50) <= 1 + 1
+
+
+def test_within_a_caller_calls_take_turns() -> None:
+    large = [waiting(id_, call="large", caller="a") for id_ in range(32)]
+    assert order_of(scheduler_of(*large, waiting(32, call="small", caller="a"))).index(32) <= 2
+
+
+def test_half_of_the_reserved_rows_are_for_callers_without_rows() -> None:
+    scheduler = Scheduler(100, reserved_rows=2)
+    counts = RowCounts()
+    counts.add(("a", "first"), 8)
+    for id_ in range(3):
+        scheduler.add(waiting(id_, caller="a"))
+    assert scheduler.next_batch(2, counts) == [0]
+    scheduler.add(waiting(3, caller="b"))
+    counts.add(("a", "0"), 1)
+    assert scheduler.next_batch(1, counts) == [3]

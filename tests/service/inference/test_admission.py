@@ -299,3 +299,32 @@ def test_rejections_are_sent_at_once_while_the_largest_number_is_delayed() -> No
             await asyncio.wait_for(pacer.wait(), 0.001)
 
     asyncio.run(reject_and_cancel())
+
+
+def test_a_caller_never_holds_more_than_it_leaves_free() -> None:
+    admission = controller(max_sequences=8, max_bytes=100, max_tokens=100)
+    for _ in range(4):
+        admission.reserve(1, 10, caller="a")
+    with pytest.raises(ApiError, match=r"4 of 8 sequences .*, 4 of them for this API key, and as many must stay free"):
+        admission.reserve(1, 10, caller="a")
+    admission.reserve(1, 10, caller="b")
+    other = admission.reserve(2, 10, caller="c")  # places for three are free
+    with pytest.raises(ApiError, match="1 of them for this API key"):
+        admission.reserve(1, 10, caller="b")
+    admission.release(other)
+    with pytest.raises(ApiError, match="bytes of request bodies are held, 10 of them"):
+        admission.reserve(1, 45, caller="b")
+    tokens = admission.reserve(1, 10, caller="b")
+    admission.add_tokens(tokens, 50)
+    with pytest.raises(ApiError, match="50 source tokens are held, 50 of them"):
+        admission.add_tokens(tokens, 1)
+
+
+def test_another_caller_delays_a_call_by_one_share() -> None:
+    admission = controller()  # without a speed, all calls are admitted
+    for _ in range(20):
+        admission.reserve(1, 1, units=400.0, caller="a")
+    admission.throughput.units_per_s = 100.0
+    admission.reserve(1, 1, units=400.0, caller="b")  # waits for 4 s, and not for 80 s
+    with pytest.raises(ApiError, match=r"would wait about 8\.0 s"):
+        admission.reserve(1, 1, units=400.0, caller="b")
