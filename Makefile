@@ -30,7 +30,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-download wheel bench bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-download wheel bench bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -88,7 +88,7 @@ test: $(DEV)/ready  ## run all tests of the product that need only Python, in pa
 	$(PYTEST) --ignore tests/bench --ignore tests/study
 
 test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
-	$(PYTEST) -m 'not docker and not browser and not cgroup and not download'
+	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 coverage: $(DEV)/ready  ## run test and print how many lines of service/ and export/ ran in the processes of the tests
@@ -107,6 +107,9 @@ test-memory: $(DEV)/ready  ## serve the shipped bundles in a cgroup of 512 MiB; 
 test-browser: $(DEV)/ready  ## run the tests that need Chromium
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[browser]'
 	$(DEV)/bin/python -m pytest -m browser tests/browser
+
+test-redis: $(DEV)/ready  ## run the tests of quotas that need Debian's package redis-server
+	$(DEV)/bin/python -m pytest -m redis tests/service/test_quotas.py
 
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
 	$(DEV)/bin/python -m pytest -m download tests

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from service.keys import KeysError, read_keys
 from service.logs import configure_logging, open_missing_streams
+from service.quotas import QuotaStorageError, open_limiter
 from service.settings import SettingsError, read_settings
 
 EXIT_SETTINGS = 2
@@ -35,7 +36,9 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
         check_one_runtime(installed_runtimes())
         if settings.keys is not None:
             read_keys(settings.keys)
-    except (SettingsError, KeysError) as error:
+        if settings.quota_storage_url is not None:
+            open_limiter(settings.quota_storage_url)
+    except (SettingsError, KeysError, QuotaStorageError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
     configure_logging(settings.log_level, log_format=settings.log_format)

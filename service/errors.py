@@ -26,6 +26,7 @@ ErrorCode = Literal[
     "unsupported_parameter",
     "unsupported_task",
     "response_too_large",
+    "rate_limit_exceeded",
     "headers_too_large",
     "internal",
     "overloaded",
@@ -100,6 +101,9 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
             422, _INVALID, "The model does not support this task; GET /v1/models lists the tasks of each model."
         ),
         "response_too_large": ErrorKind(422, _INVALID, "The response would be too large; send fewer inputs at once."),
+        "rate_limit_exceeded": ErrorKind(
+            429, _OVERLOADED, "The API key has used its quota. Retry later.", retry_after_s=1
+        ),
         "headers_too_large": ErrorKind(
             431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB; send less in them."
         ),
@@ -158,6 +162,7 @@ class ApiError(Exception):
         self.code = code
         self.kind = ERRORS[code]
         self.text = message or self.kind.message
+        self.retry_after_s = self.kind.retry_after_s
         self.field = field
         self.index = index
         self._path = path
@@ -183,8 +188,8 @@ class ApiError(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the response, except its request id and length."""
         headers = [(b"content-type", b"application/json")]
-        if self.kind.retry_after_s is not None:
-            headers.append((b"retry-after", str(self.kind.retry_after_s).encode()))
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.code == "client_too_slow":  # the rest of its body may still come
             headers.append((b"connection", b"close"))
         return headers

@@ -28,6 +28,16 @@ class KeysError(Exception):
     """The file of keys cannot be read, or a change of it is not possible."""
 
 
+class Quota(BaseModel):
+    """Limits of the use of one key; None for no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None  # of inputs and outputs together
+    concurrent_sequences: Annotated[int, Field(ge=1)] | None = None  # in progress at the same time
+
+
 class Key(BaseModel):
     """A key as the file has it."""
 
@@ -36,6 +46,7 @@ class Key(BaseModel):
     label: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     role: Role = "use"
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    quota: Quota | None = None
 
 
 class _KeyFile(BaseModel):
@@ -114,7 +125,7 @@ def read_keys(path: Path) -> Sequence[Key]:
     return keys
 
 
-def add_key(path: Path, label: str, role: Role) -> str:
+def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> str:
     """Add a key to a file, which is created if it does not exist, and return the key.
 
     Raises:
@@ -122,7 +133,7 @@ def add_key(path: Path, label: str, role: Role) -> str:
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
-        key = Key(label=label, role=role, sha256=sha256(secret.encode()).hexdigest())
+        key = Key(label=label, role=role, sha256=sha256(secret.encode()).hexdigest(), quota=quota)
     except ValidationError:
         raise KeysError(
             f"a label has 1 to 64 letters, digits, dots, hyphens or underscores, and begins with a letter or digit; "
@@ -162,7 +173,7 @@ def _changing(path: Path) -> Iterator[list[Key]]:
             fcntl.flock(folder, fcntl.LOCK_EX)
             keys = list(read_keys(path)) if path.exists() else []
             yield keys
-            _replace(path, _KeyFile(keys=tuple(keys)).model_dump_json(indent=1).encode() + b"\n")
+            _replace(path, _KeyFile(keys=tuple(keys)).model_dump_json(indent=1, exclude_none=True).encode() + b"\n")
         finally:
             os.close(folder)
     except OSError as error:

@@ -105,6 +105,12 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        if sockets is None:
+            try:
+                sockets = await bind(self._settings)
+            except OSError as error:
+                logger.error(error)
+                raise SystemExit(EXIT_CANNOT_SERVE) from None
         await super().startup(sockets)
         if self.servers:  # a worker has none
             log_listening(self._settings.host, self.port)
@@ -136,6 +142,21 @@ class DrainingServer(uvicorn.Server):
         await stopping
         for connection in list(self.server_state.connections):  # their clients do not read the responses
             connection.transport.abort()
+
+
+async def bind(settings: Settings) -> list[socket.socket]:
+    """Return sockets that are bound to the addresses of the service.
+
+    Raises:
+        OSError: an address cannot be used.
+    """
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    for host, port in settings.addresses:
+        server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+        sockets += [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        server.close()
+    return sockets
 
 
 def url_of(host: str, port: int) -> str:

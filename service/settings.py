@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from service.fields import MAX_INPUTS, reworded
 
@@ -29,6 +29,7 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
 )
 
 MAX_WORKERS = 256
+MAX_PORT = 65_535
 ALL_MODELS = "*"  # value of `lazy_models`
 
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
@@ -60,7 +61,20 @@ class Settings(BaseModel):
         description="File of API keys, written by `sightline keys add` and read again when it changes. If set, every "
         "request needs a key, except health checks; `/metrics` and model control need one with the role admin.",
     )
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free port and logs it.")
+    quota_storage: SecretStr | None = Field(
+        default=None,
+        description="URL of a Redis or Valkey that counts the requests and tokens of keys with a quota, such as "
+        "redis://localhost:6379/0, so that several services share the counts; needs the extra `redis`. If not set, "
+        "each service counts in memory.",
+    )
+    port: int = Field(
+        default=8000, ge=0, le=MAX_PORT, description="Port to listen on; 0 takes a free port and logs it."
+    )
+    admin_address: str | None = Field(
+        default=None,
+        description="Second address to listen on, such as 127.0.0.1:9000 or [::1]:9000. If set, `/metrics` and model "
+        "control are served only there, beside the health checks, and everything else only on `port`.",
+    )
     workers: str = Field(
         default="auto",
         coerce_numbers_to_str=True,
@@ -236,6 +250,19 @@ class Settings(BaseModel):
     )
 
     @property
+    def quota_storage_url(self) -> str | None:
+        return None if self.quota_storage is None else self.quota_storage.get_secret_value()
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports to listen on: for clients, then for administrators if it is set."""
+        return [(self.host, self.port), *([] if self.admin_address is None else [_split_address(self.admin_address)])]
+
+    @property
+    def admin_port(self) -> int | None:
+        return None if self.admin_address is None else _split_address(self.admin_address)[1]
+
+    @property
     def api_names(self) -> tuple[str, ...]:
         return _split(self.compatible_apis)
 
@@ -287,6 +314,13 @@ class Settings(BaseModel):
             )
         if self.workers != "auto" and not (self.workers.isdecimal() and 1 <= int(self.workers) <= MAX_WORKERS):
             raise ValueError(f"workers: it must be auto or a number from 1 to {MAX_WORKERS}, got {self.workers!r}")
+        if self.admin_address is not None:
+            host, port = _split_address(self.admin_address)
+            if not host or not 1 <= port <= MAX_PORT or port == self.port:
+                raise ValueError(
+                    f"admin_address: it must be a host and a port other than that of the service, such as "
+                    f"127.0.0.1:9000, got {self.admin_address!r}"
+                )
         for name in self.api_names:
             if name not in COMPATIBLE_APIS:
                 raise ValueError(f"compatible_apis: unknown API {name!r}; the APIs are {', '.join(COMPATIBLE_APIS)}")
@@ -308,6 +342,12 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    """Return the host and the port of an address; the port is 0 if it is not a number."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port) if port.isdecimal() else 0
 
 
 def _split(names: str) -> tuple[str, ...]:

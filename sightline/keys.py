@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import get_args
 
-from service.keys import KeysError, Role, add_key, read_keys, remove_key
-from service.settings import SettingsError, add_flags, make_settings
+from service.keys import KeysError, Quota, Role, add_key, read_keys, remove_key
+from service.settings import SettingsError, add_flags, flag_name, make_settings
 from sightline.parser import EXIT_FAILED, EXIT_USAGE, Parser
 
 ACTIONS = ("add", "list", "remove")
@@ -27,7 +27,17 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         default="use",
         help="admin may also read /metrics and load models (default: use)",
     )
+    for name in Quota.model_fields:
+        parser.add_argument(
+            flag_name(name), type=int, metavar="N", help=f"quota of a new key: {name.replace('_', ' ')} (default: none)"
+        )
     parsed = parser.parse_args(arguments)
+    limits = {name: getattr(parsed, name) for name in Quota.model_fields if getattr(parsed, name) is not None}
+    for name, limit in limits.items():
+        if parsed.action != "add":
+            parser.error(f"{flag_name(name)} is only for add; edit the file to change a quota")
+        if limit < 1:
+            parser.error(f"{flag_name(name)} must be at least 1, got {limit}")
     if (parsed.label is None) != (parsed.action == "list"):
         parser.error(f"{parsed.action} needs {'no label' if parsed.label else 'a label'}")
     try:
@@ -35,12 +45,13 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         if path is None:
             parser.error("name the file of keys with --keys or SIGHTLINE_KEYS")
         if parsed.action == "add":
-            print(add_key(path, parsed.label, parsed.role))
+            print(add_key(path, parsed.label, parsed.role, Quota(**limits) if limits else None))
         elif parsed.action == "remove":
             remove_key(path, parsed.label)
         else:
             for key in read_keys(path):
-                print(f"{key.label}  {key.role}")
+                quota = {} if key.quota is None else key.quota.model_dump(exclude_none=True)
+                print("  ".join([key.label, key.role, *(f"{name}={limit}" for name, limit in quota.items())]))
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE

@@ -90,6 +90,8 @@ class HttpCall(Call):
             # Browsers must not guess another type, such as HTML for a text of a client in JSON.
             own = (b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")
             message["headers"] = [*message["headers"], *own]
+            if self.grant is not None:
+                message["headers"] += self.grant.headers()
             if self.service.is_retiring:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)

@@ -131,6 +131,7 @@ class Dispatcher:
         self._service = service
         self._table = table
         self._hosts = AllowedHosts(service.settings.allowed_host_names)
+        self._admin_port = service.settings.admin_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -150,6 +151,8 @@ class Dispatcher:
                     call.endpoint, call.error_format = endpoint, endpoint.error_format
                     if not self._hosts.allow(call.headers.get(b"host")):
                         raise ApiError("misdirected_request")
+                    if self._admin_port is not None and not endpoint.is_open:
+                        check_port(scope, endpoint, self._admin_port)
                 else:
                     call.error_format = self._table.format_of(path)
                 if self._service.keys is not None:
@@ -161,7 +164,7 @@ class Dispatcher:
                 else:
                     await self._app(scope, receive, send)
             except ApiError as error:
-                if error.code == "overloaded":
+                if error.code in ("overloaded", "rate_limit_exceeded"):
                     await self._service.rejection_pacer.wait()
                 await _send_error(call, send, error)
             except ClientGoneError:
@@ -189,6 +192,8 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     if endpoint.body_type is not None:
         if service.unavailable_code is not None:
             raise ApiError(service.unavailable_code)
+        if call.key is not None and call.key.quota is not None:
+            await call.begin_quota()
         call.deadline = call.started + service.settings.request_timeout_s
         if b"x-request-timeout-ms" in call.headers:
             call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
@@ -198,6 +203,7 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
         if endpoint.key_field is not None and service.keys is not None and call.key is None:
             secret = getattr(arguments["body"], endpoint.key_field) or ""
             authorize_with(call, endpoint, service.keys, secret.encode())
+            await call.begin_quota()
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail
     if "model" in endpoint.takes:
@@ -281,6 +287,17 @@ async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
     headers = [*error.headers(), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": call.error_format.status(error.code), "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def check_port(scope: Scope, endpoint: Endpoint, admin_port: int) -> None:
+    """Check that an endpoint is served on the port of a connection.
+
+    Raises:
+        ApiError: `not_found`.
+    """
+    is_admin = scope["server"] is not None and scope["server"][1] == admin_port
+    if is_admin != (endpoint.role == "admin"):
+        raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
 
 
 def requested_timeout_s(call: HttpCall) -> float:

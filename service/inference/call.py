@@ -16,6 +16,7 @@ from service.inference.results import TimingsMs
 from service.inference.service import DefaultTask, ServedModel, Service
 from service.inference.submission import Submission
 from service.keys import Key
+from service.quotas import RETRY_SEQUENCES_S, Grant, QuotaExceededError
 from service.text.chat import Prompt
 from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
@@ -38,6 +39,8 @@ class Call:
         self.service = service
         self.request_id = request_id
         self.key: Key | None = None  # API key of the client; None if the service needs none
+        self.grant: Grant | None = None  # use of the key's quota; None if it has none
+        self._num_held = 0  # sequences that count towards the quota
         self.started = time.monotonic()
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self.num_bytes = 0  # size of the request body
@@ -70,8 +73,49 @@ class Call:
         if self.controller is not None and self.reservation is not None:
             self.controller.release(self.reservation)
         self.response_memory.release()
+        if self.grant is not None:
+            self._end_quota()
 
     # Admission
+
+    async def begin_quota(self) -> None:
+        """Count the call towards the quota of its key, if it has one.
+
+        Raises:
+            QuotaExceededError: the quota is used up.
+        """
+        if self.key is not None and self.key.quota is not None:
+            self.grant = await self.service.quotas.begin(self.key.label, self.key.quota)
+            self.grant.check()
+
+    def _end_quota(self) -> None:
+        assert self.key is not None and self.key.quota is not None
+        self._hold(-self._num_held)
+        tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
+        self.service.quotas.end(self.key.label, self.key.quota, tokens)
+
+    def _hold_sequences(self, sequences: int) -> int:
+        """Count sequences towards the quota; return how many of them may be in the engine at once.
+
+        Raises:
+            QuotaExceededError: other calls of the key leave too little.
+        """
+        limit = None if self.key is None or self.key.quota is None else self.key.quota.concurrent_sequences
+        if self.grant is None or limit is None:
+            return sequences
+        sequences = min(sequences, limit)
+        others = self.service.held_sequences[self.caller] - self._num_held + self.grant.sequences_elsewhere
+        if others + sequences > limit:
+            raise QuotaExceededError("sequences", limit, RETRY_SEQUENCES_S)
+        self._hold(sequences - self._num_held)
+        return sequences
+
+    def _hold(self, more: int) -> None:
+        if more:
+            held = self.service.held_sequences
+            self._num_held += more
+            held[self.caller] += more
+            self.service.quotas.hold(self.caller, held[self.caller])
 
     async def model(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
@@ -119,13 +163,15 @@ class Call:
 
         Raises:
             ApiError: `invalid_parameter` if there are more sequences than `max_inputs`;
-                `overloaded`.
+                `overloaded`; `rate_limit_exceeded`.
         """
         settings = self.service.settings
         limit = settings.max_inputs
         if is_counted and sequences > limit:
             raise too_many_sequences(sequences, limit, field)
         sequences = min(sequences, limit, max(LEAST_SLICE, settings.max_waiting_sequences // SLICES))
+        if self.grant is not None:
+            sequences = self._hold_sequences(sequences)
         seconds_left = self.deadline - time.monotonic()
         if self.controller is not None and self.reservation is not None:
             assert self.model_name == model.name, "a call uses one model"

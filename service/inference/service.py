@@ -1,7 +1,7 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,7 @@ from service.inference.dense import DenseLayer
 from service.keys import KeyRing
 from service.machine import usable_memory
 from service.metrics import Families, Metrics
+from service.quotas import LocalQuotas, Quotas, QuotaStore
 from service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
@@ -215,6 +216,8 @@ class Service:
         self.metrics = metrics
         self.peers = peers
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
+        self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
+        self.held_sequences: Counter[str] = Counter()  # in progress, by label of a key that has a quota
         self.are_peers_ready = True  # False until all workers serve
         self.is_retiring = False  # a new worker replaces this one: connections close after their next response
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)

@@ -22,10 +22,12 @@ from service.discovery import find_bundles
 from service.errors import ApiError
 from service.http.connections import network_of
 from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
+from service.keys import Quota
 from service.machine import available_memory, usable_memory, usable_threads
 from service.metrics import merge, without_gauges
+from service.quotas import Grant, QuotaStore
 from service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
-from service.server import EXIT_CUT_SHORT, RESPONSE_S, has_terminal, log_draining, log_end, log_listening
+from service.server import EXIT_CUT_SHORT, RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
 from service.settings import Settings
 from service.workers.channel import Channel, ChannelClosedError
 from service.workers.handover import connected_pair, ended_connections, send_connection
@@ -131,6 +133,7 @@ class Supervisor:
             most = cores
         self._plan = ThreadPlan(share, most, cores)
         self._activity = SharedActivity(num_workers)
+        self._quotas = QuotaStore(settings.quota_storage_url)
         self._is_measuring = settings.threads == 0 and max(share, most) > 1
         self._workers: list[WorkerProcess] = []  # all that run, retiring ones included
         self._failed_starts: Counter[int] = Counter()  # consecutive ones, by slot
@@ -169,13 +172,7 @@ class Supervisor:
         return await self._exit_code
 
     async def _listen(self) -> list[socket.socket]:
-        """Bind all addresses of the host."""
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            asyncio.Protocol, self._settings.host, self._settings.port, start_serving=False
-        )
-        listeners = [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
-        server.close()
+        listeners = await bind(self._settings)
         for one in listeners:
             one.setblocking(False)
             one.listen(BACKLOG)
@@ -206,6 +203,12 @@ class Supervisor:
             if self._is_measuring:
                 await self._start_others(threads)
 
+        async def begin_quota(label: str, quota: dict[str, Any]) -> Grant:
+            return await self._quotas.begin(worker.pid, label, Quota.model_validate(quota))
+
+        async def hold_quota(label: str, sequences: int) -> None:
+            self._quotas.hold(worker.pid, label, sequences)
+
         await worker.channel.run(
             {
                 "ready": ready,
@@ -213,6 +216,9 @@ class Supervisor:
                 "last_metrics": keep_metrics,
                 "load": self._load,
                 "unload": self._unload,
+                "begin_quota": begin_quota,
+                "hold_quota": hold_quota,
+                "end_quota": self._quotas.end,
             }
         )
         loop.remove_reader(worker.handover.fileno())
@@ -223,6 +229,7 @@ class Supervisor:
         self._update_listening()
         worker.exit_code = await self._reap(worker.pid)
         self._activity.clear(worker.slot)
+        self._quotas.forget(worker.pid)
         worker.has_ended.set()
         self._on_end(worker, is_replacement=is_replacement)
 

@@ -17,9 +17,11 @@ from typing import Any, NoReturn
 from service.app import create_app
 from service.inference.changes import ModelLoad, unload_here
 from service.inference.service import Service
+from service.keys import Quota
 from service.loading import load_backend
 from service.logs import configure_logging
 from service.metrics import Families, pack, unpack
+from service.quotas import Grant
 from service.runtime.threads import ThreadPlan
 from service.server import DrainingServer, log_end
 from service.settings import Settings
@@ -48,6 +50,23 @@ class SupervisedPeers:
         await self._channel.call("unload", name)
 
 
+class SupervisedQuotas:
+    """Quotas that the supervisor counts for all workers. `Quotas` describes the methods."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    async def begin(self, label: str, quota: Quota) -> Grant:
+        return Grant.from_json(await self._channel.call("begin_quota", label, quota.model_dump()))
+
+    def hold(self, label: str, sequences: int) -> None:
+        self._channel.notify("hold_quota", label, sequences)
+
+    def end(self, label: str, quota: Quota, tokens: int) -> None:
+        if quota.tokens_per_minute is not None and tokens:
+            self._channel.notify("end_quota", label, quota.tokens_per_minute, tokens)
+
+
 class WorkerServer(DrainingServer):
     """Serves the connections that it receives from the supervisor."""
 
@@ -66,6 +85,7 @@ class WorkerServer(DrainingServer):
         self._loop = asyncio.get_running_loop()
         self._channel = await Channel.open(self._control)
         self._service.peers = SupervisedPeers(self._channel)
+        self._service.quotas = SupervisedQuotas(self._channel)
         self._service.are_peers_ready = False
         self._running = asyncio.create_task(self._follow_supervisor())
         await super().startup(sockets=[])

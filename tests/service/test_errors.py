@@ -62,10 +62,10 @@ def test_the_message_of_every_code_says_what_to_do(code: ErrorCode) -> None:
     assert re.search(advice, ERRORS[code].message)
 
 
-def test_the_table_has_every_code_and_every_503_has_retry_after() -> None:
+def test_the_table_has_every_code_and_every_429_and_503_has_retry_after() -> None:
     assert set(ERRORS) == set(get_args(ErrorCode))
     for code, kind in ERRORS.items():
-        assert (kind.retry_after_s is not None) == (kind.status == 503), code
+        assert (kind.retry_after_s is not None) == (kind.status in (429, 503)), code
 
 
 def test_every_code_is_caused_by_a_test() -> None:

@@ -1,0 +1,227 @@
+"""Quotas of API keys: requests and tokens in a minute, and sequences at the same time.
+
+Windows of a minute are counted by the library limits, in memory or in Redis. The window of a key
+begins with its first request.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from service.errors import ApiError
+from service.keys import Quota
+
+if TYPE_CHECKING:
+    from limits.aio.strategies import FixedWindowRateLimiter
+
+STORAGE_SCHEMES = ("redis", "rediss", "redis+unix")
+STORAGE_TIMEOUT_S = 1.0
+RETRY_STORAGE_S = 5.0  # after a failure of the storage, time in which no request is counted
+RETRY_SEQUENCES_S = 1
+MESSAGES = {
+    "requests": "The API key may send {limit} requests a minute. Retry in {seconds} s.",
+    "tokens": "The API key may use {limit} tokens a minute, of inputs and outputs. Retry in {seconds} s.",
+    "sequences": "The API key may have {limit} sequences in progress at the same time. Retry when some have ended.",
+}
+logger = logging.getLogger(__name__)
+
+Measure = Literal["requests", "tokens", "sequences"]
+
+
+class QuotaStorageError(Exception):
+    """The storage of a setting cannot be used."""
+
+
+class QuotaExceededError(ApiError):
+    """An API key has used its quota."""
+
+    def __init__(self, measure: Measure, limit: int, seconds: int) -> None:
+        super().__init__("rate_limit_exceeded", MESSAGES[measure].format(limit=limit, seconds=seconds))
+        self.retry_after_s = seconds
+
+
+@dataclass(frozen=True)
+class Window:
+    """Use of a quota in the current minute."""
+
+    limit: int
+    remaining: int
+    reset_s: int  # seconds until the minute ends
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The use of a key's quota at the start of a call."""
+
+    windows: Mapping[str, Window]  # by measure
+    exceeded: Literal["requests", "tokens"] | None = None
+    sequences_elsewhere: int = 0  # sequences in progress in the other processes of the service
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Grant":
+        """Return a grant from its dataclass as JSON."""
+        windows = {measure: Window(**window) for measure, window in content["windows"].items()}
+        return cls(windows, content["exceeded"], content["sequences_elsewhere"])
+
+    def check(self) -> None:
+        """Check that the call may start.
+
+        Raises:
+            QuotaExceededError: it may not.
+        """
+        if self.exceeded is not None:
+            window = self.windows[self.exceeded]
+            raise QuotaExceededError(self.exceeded, window.limit, window.reset_s)
+
+    def headers(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the headers of the response, as OpenAI's API has them."""
+        for measure, window in self.windows.items():
+            for name, value in (("limit", window.limit), ("remaining", window.remaining), ("reset", window.reset_s)):
+                text = f"{value}s" if name == "reset" else str(value)
+                yield f"x-ratelimit-{name}-{measure}".encode(), text.encode()
+
+
+class Quotas(Protocol):
+    """The quotas of all keys, for the processes of a service together."""
+
+    async def begin(self, label: str, quota: Quota) -> Grant:
+        """Count a request of a key."""
+        ...
+
+    def hold(self, label: str, sequences: int) -> None:
+        """Set the number of sequences that this process has in progress for a key."""
+        ...
+
+    def end(self, label: str, quota: Quota, tokens: int) -> None:
+        """Count the tokens of a finished call."""
+        ...
+
+
+class QuotaStore:
+    """Counts the use of quotas. It belongs to one event loop."""
+
+    def __init__(self, storage: str | None) -> None:
+        """`storage` is the URL of a Redis, or None to count in memory."""
+        self._storage = storage
+        self._limiter: FixedWindowRateLimiter | None = None
+        self._retry_at = 0.0
+        # Sequences in progress by key and process.
+        self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
+
+    async def begin(self, process: int, label: str, quota: Quota) -> Grant:
+        """Count a request of a key, unless it has no token left, and return the use of its quota.
+
+        If the storage cannot be reached, nothing is counted and no request is rejected.
+        """
+        from limits import RateLimitItemPerMinute
+        from limits.errors import StorageError
+
+        held = self._held[label]
+        elsewhere = held.total() - held[process]
+        windows: dict[str, Window] = {}
+        exceeded: Literal["requests", "tokens"] | None = None
+        if time.monotonic() >= self._retry_at:
+            try:
+                if quota.tokens_per_minute is not None:
+                    tokens = RateLimitItemPerMinute(quota.tokens_per_minute)
+                    windows["tokens"] = window = await self._window(tokens, "tokens", label)
+                    exceeded = None if window.remaining else "tokens"
+                if quota.requests_per_minute is not None:
+                    requests = RateLimitItemPerMinute(quota.requests_per_minute)
+                    if exceeded is None and not await self._open().hit(requests, "requests", label):
+                        exceeded = "requests"
+                    windows["requests"] = await self._window(requests, "requests", label)
+            except StorageError as error:
+                self._on_failure(error)
+                return Grant({}, None, elsewhere)
+        return Grant(windows, exceeded, elsewhere)
+
+    async def end(self, label: str, tokens_per_minute: int, tokens: int) -> None:
+        """Count the tokens of a call, also those above the limit."""
+        from limits import RateLimitItemPerMinute
+        from limits.errors import StorageError
+
+        if time.monotonic() >= self._retry_at:
+            try:
+                await self._open().hit(RateLimitItemPerMinute(tokens_per_minute), "tokens", label, cost=tokens)
+            except StorageError as error:
+                self._on_failure(error)
+
+    def hold(self, process: int, label: str, sequences: int) -> None:
+        self._held[label][process] = sequences
+
+    def forget(self, process: int) -> None:
+        """Forget the sequences of a process that has ended."""
+        for held in self._held.values():
+            held.pop(process, None)
+
+    async def _window(self, item: Any, measure: str, label: str) -> Window:
+        found = await self._open().get_window_stats(item, measure, label)
+        # A window that has not begun yet may have a reset time in the past.
+        return Window(item.amount, found.remaining, max(1, math.ceil(found.reset_time - time.time())))
+
+    def _open(self) -> "FixedWindowRateLimiter":
+        if self._limiter is None:
+            self._limiter = open_limiter(self._storage)
+        return self._limiter
+
+    def _on_failure(self, error: Exception) -> None:
+        self._retry_at = time.monotonic() + RETRY_STORAGE_S
+        kind = type(error.__cause__ or error).__name__  # the message may have the password of the URL
+        logger.error("quotas are not counted for %g s, because their storage fails: %s", RETRY_STORAGE_S, kind)
+
+
+class LocalQuotas:
+    """`Quotas` of a service that is one process."""
+
+    def __init__(self, store: QuotaStore) -> None:
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, label: str, quota: Quota) -> Grant:
+        return await self._store.begin(0, label, quota)
+
+    def hold(self, label: str, sequences: int) -> None:
+        self._store.hold(0, label, sequences)
+
+    def end(self, label: str, quota: Quota, tokens: int) -> None:
+        if quota.tokens_per_minute is not None and tokens:
+            task = asyncio.get_running_loop().create_task(self._store.end(label, quota.tokens_per_minute, tokens))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+
+def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
+    """Return a limiter that counts in a Redis, or in memory.
+
+    Raises:
+        QuotaStorageError: the URL is not that of a Redis, or its client library is missing.
+    """
+    from limits.aio.storage import MemoryStorage
+    from limits.aio.strategies import FixedWindowRateLimiter
+    from limits.errors import ConfigurationError
+    from limits.storage import storage_from_string
+
+    if storage is None:
+        return FixedWindowRateLimiter(MemoryStorage())
+    if storage.partition("://")[0] not in STORAGE_SCHEMES:
+        raise QuotaStorageError(f"the storage of quotas must be a URL that begins with {', '.join(STORAGE_SCHEMES)}")
+    if find_spec("redis") is None:
+        raise QuotaStorageError("the storage of quotas needs the extra 'redis'; install it")
+    try:
+        opened: Any = storage_from_string(
+            f"async+{storage}",
+            implementation="redispy",
+            wrap_exceptions=True,
+            socket_timeout=STORAGE_TIMEOUT_S,
+            socket_connect_timeout=STORAGE_TIMEOUT_S,
+        )
+    except (ConfigurationError, ValueError):  # whose messages may have the password of the URL
+        raise QuotaStorageError("the URL of the storage of quotas is not valid") from None
+    return FixedWindowRateLimiter(opened)

@@ -1,0 +1,221 @@
+"""Quotas of API keys: requests and tokens in a minute, and sequences at the same time."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service import quotas
+from service.keys import Quota
+from service.quotas import QuotaStorageError, QuotaStore, open_limiter
+from tests.service.conftest import MakeBackend, Start, until
+
+pytestmark = pytest.mark.anyio
+
+BODY = {"inputs": "x"}
+
+
+def free_port() -> int:
+    """Return a port that nothing uses."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+class Clock:
+    """Moves the time that the library counts by."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + self.ahead_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def test_requests_are_counted_until_the_end_of_a_minute(clock: Clock) -> None:
+    store, quota = QuotaStore(None), Quota(requests_per_minute=2)
+    grants = [await store.begin(0, "a", quota) for _ in range(3)]
+    assert [(one.exceeded, one.windows["requests"].remaining) for one in grants] == [
+        (None, 1),
+        (None, 0),
+        ("requests", 0),
+    ]
+    assert (await store.begin(0, "b", quota)).exceeded is None
+    assert 58 <= grants[2].windows["requests"].reset_s <= 60
+    clock.ahead_s = 61
+    assert (await store.begin(0, "a", quota)).windows["requests"].remaining == 1
+
+
+async def test_tokens_are_counted_at_the_end_of_calls_also_above_the_limit(clock: Clock) -> None:
+    store, quota = QuotaStore(None), Quota(tokens_per_minute=100, requests_per_minute=9)
+    assert (await store.begin(0, "a", quota)).windows["tokens"].remaining == 100
+    await store.end("a", 100, 99)
+    grant = await store.begin(0, "a", quota)
+    assert (grant.exceeded, grant.windows["tokens"].remaining) == (None, 1)
+    await store.end("a", 100, 500)
+    grant = await store.begin(0, "a", quota)
+    assert (grant.exceeded, grant.windows["tokens"].remaining) == ("tokens", 0)
+    assert grant.windows["requests"].remaining == 7, "a request without a token left is not counted"
+    clock.ahead_s = 61
+    assert (await store.begin(0, "a", quota)).exceeded is None
+
+
+async def test_sequences_of_other_processes_count_until_they_end() -> None:
+    store, quota = QuotaStore(None), Quota(concurrent_sequences=4)
+    store.hold(1, "a", 3)
+    store.hold(2, "a", 2)
+    assert (await store.begin(1, "a", quota)).sequences_elsewhere == 2
+    assert (await store.begin(3, "a", quota)).sequences_elsewhere == 5
+    store.forget(2)
+    assert (await store.begin(3, "a", quota)).sequences_elsewhere == 3
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """File of the keys of tests, some with a quota."""
+    document = json.loads(Path("tests/data/keys.json").read_text(encoding="utf-8"))
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def give_quota(path: Path, **quota: int) -> None:
+    """Give the key `sl-alice` a quota."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["keys"][0]["quota"] = quota
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+async def test_a_call_beyond_the_requests_gets_429_with_the_time_to_wait(start: Start, keys: Path) -> None:
+    give_quota(keys, requests_per_minute=2, tokens_per_minute=1000)
+    async with start(keys=keys) as running:
+        used = []
+        for path, body in (
+            ("/v1/generate", BODY),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/generate", BODY),
+            ("/embed", BODY),
+        ):
+            used.append(await running.client.post(path, json=body, headers={"x-api-key": "sl-alice"}))
+        assert [one.status_code == 429 for one in used] == [False, False, True, True]
+        assert [one.headers["x-ratelimit-remaining-requests"] for one in used] == ["1", "0", "0", "0"]
+        assert used[0].headers["x-ratelimit-limit-requests"] == "2"
+        assert used[0].headers["x-ratelimit-remaining-tokens"] == "1000"
+        seconds = int(used[2].headers["retry-after"])
+        assert 1 <= seconds <= 60 and used[2].headers["x-ratelimit-reset-requests"] == f"{seconds}s"
+        assert used[2].json()["error"]["code"] == "rate_limit_exceeded"
+        assert "may send 2 requests a minute" in used[2].json()["error"]["message"]
+        models = await running.client.get("/v1/models", headers={"x-api-key": "sl-alice"})
+        assert models.status_code == 200 and "x-ratelimit-limit-requests" not in models.headers
+        other = await running.client.post("/v1/generate", json=BODY, headers={"x-api-key": "sl-boss"})
+        assert other.status_code == 200 and "x-ratelimit-limit-requests" not in other.headers
+        translate = {"q": "x", "source": "en", "target": "de", "api_key": "sl-alice"}
+        assert (await running.client.post("/translate", json=translate)).status_code == 429
+
+
+async def test_tokens_of_inputs_and_outputs_are_counted(start: Start, keys: Path) -> None:
+    give_quota(keys, tokens_per_minute=1)
+    async with start(keys=keys) as running:
+        headers = {"x-api-key": "sl-alice"}
+        assert (await running.client.post("/v1/generate", json=BODY, headers=headers)).status_code == 200
+        await asyncio.sleep(0)
+        response = await running.client.post("/v1/generate", json=BODY, headers=headers)
+        assert response.status_code == 429 and "may use 1 tokens a minute" in response.json()["error"]["message"]
+
+
+async def test_a_key_has_at_most_so_many_sequences_in_progress(
+    start: Start, keys: Path, make_backend: MakeBackend
+) -> None:
+    """A larger call runs with fewer sequences at a time; others get 429 until it has ended."""
+    give_quota(keys, concurrent_sequences=2)
+    async with start(make_backend(step_s=0.01), keys=keys) as running:
+        service, headers = running.app.state.service, {"x-api-key": "sl-alice"}
+        large = asyncio.create_task(running.client.post("/v1/generate", json={"inputs": ["x"] * 5}, headers=headers))
+        await until(lambda: service.held_sequences["alice"] == 2)
+        rejected = await running.client.post("/v1/generate", json=BODY, headers=headers)
+        assert rejected.status_code == 429 and "2 sequences in progress" in rejected.json()["error"]["message"]
+        assert rejected.headers["retry-after"] == "1"
+        assert (await large).status_code == 200
+        assert service.held_sequences["alice"] == 0
+        assert (await running.client.post("/v1/generate", json=BODY, headers=headers)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("memcached://localhost", "must be a URL that begins with redis"),
+        ("localhost:6379", "must be a URL that begins with redis"),
+        ("redis://localhost:port", "is not valid"),
+    ],
+)
+def test_a_wrong_storage_is_an_error_at_start(url: str, reason: str) -> None:
+    with pytest.raises(QuotaStorageError, match=reason):
+        open_limiter(url)
+
+
+async def test_while_the_storage_fails_no_call_is_rejected_and_it_is_not_tried(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, quota = QuotaStore(f"redis://:secret@127.0.0.1:{free_port()}"), Quota(requests_per_minute=1)
+    for _ in range(3):
+        grant = await store.begin(0, "a", quota)
+        assert grant.exceeded is None and not grant.windows
+    assert caplog.text.count("quotas are not counted for 5 s") == 1 and "secret" not in caplog.text
+    monkeypatch.setattr(quotas, "RETRY_STORAGE_S", 0.0)
+    store._retry_at = 0.0
+    await store.begin(0, "a", quota)
+    assert caplog.text.count("quotas are not counted") == 2
+    await store.end("a", 1, 1)
+    assert caplog.text.count("quotas are not counted") == 3
+
+
+@pytest.fixture
+def redis() -> Iterator[str]:
+    """URL of a Redis."""
+    port = free_port()
+    try:
+        process = subprocess.Popen(
+            ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        pytest.fail("this test needs Debian's package redis-server")
+    with process:
+        yield f"redis://127.0.0.1:{port}/0"
+        process.terminate()
+
+
+@pytest.mark.redis
+async def test_services_share_the_counts_of_a_redis(start: Start, keys: Path, redis: str, caplog: Any) -> None:
+    give_quota(keys, requests_per_minute=3, tokens_per_minute=10_000)
+    headers = {"x-api-key": "sl-alice"}
+    async with start(keys=keys, quota_storage=redis) as one, start(keys=keys, quota_storage=redis) as two:
+
+        async def is_connected() -> bool:
+            response = await one.client.post("/v1/generate", json=BODY, headers=headers)
+            one.app.state.service.quotas._store._retry_at = 0.0
+            return "x-ratelimit-limit-requests" in response.headers
+
+        async with asyncio.timeout(10):
+            while not await is_connected():
+                await asyncio.sleep(0.05)
+        statuses, remaining = [], []
+        for running in (two, one, two):
+            response = await running.client.post("/v1/generate", json=BODY, headers=headers)
+            statuses.append(response.status_code)
+            remaining.append(int(response.headers["x-ratelimit-remaining-tokens"]))
+            await asyncio.sleep(0.05)  # tokens are counted after the response
+        assert statuses == [200, 200, 429]
+        assert remaining == sorted(remaining, reverse=True) and remaining[0] < 10_000
+        for running in (one, two):  # the library closes no connection
+            limiter: Any = running.app.state.service.quotas._store._limiter
+            await limiter.storage.bridge.storage.aclose()
