@@ -30,7 +30,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-download wheel bench bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-prometheus test-download wheel bench bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -88,7 +88,7 @@ test: $(DEV)/ready  ## run all tests of the product that need only Python, in pa
 	$(PYTEST) --ignore tests/bench --ignore tests/study
 
 test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
-	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis'
+	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 coverage: $(DEV)/ready  ## run test and print how many lines of service/ and export/ ran in the processes of the tests
@@ -103,6 +103,9 @@ test-docker: $(DEV)/ready  ## run the tests that need a Docker engine
 
 test-memory: $(DEV)/ready  ## serve the shipped bundles in a cgroup of 512 MiB; needs root (some minutes)
 	$(DEV)/bin/python -m pytest -m cgroup tests/deployment
+
+test-prometheus: $(DEV)/ready  ## run the dashboard and the alerts in Prometheus; needs Debian's package prometheus
+	$(DEV)/bin/python -m pytest -m prometheus tests/deployment
 
 test-browser: $(DEV)/ready  ## run the tests that need Chromium
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[browser]'

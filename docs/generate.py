@@ -1,7 +1,7 @@
-"""Generate the tables of the reference pages from the code.
+"""Generate the tables of the reference pages, the alerts and the dashboard from the code.
 
 Run as `python -m docs.generate`. A page marks the place of a generated part with
-`<!-- generated: NAME -->` and `<!-- end of generated -->`. A test compares the committed pages with
+`<!-- generated: NAME -->` and `<!-- end of generated -->`. A test compares the committed files with
 the output of this script.
 """
 
@@ -19,6 +19,7 @@ from unittest import mock
 
 from pydantic import BaseModel
 
+from docs.monitoring import alerts_file, dashboard_file, runbook_sections
 from export.families import decoders, encoders, seq2seq
 from service import bundle
 from service.app import create_app
@@ -33,6 +34,10 @@ from sightline.parser import EXIT_STATUSES
 
 WIDTH = 100
 PAGES = sorted(Path("docs").rglob("*.md"))
+FILES = {  # files that are generated as a whole, by the functions that return their text
+    Path("deploy/prometheus/alerts.yml"): alerts_file,
+    Path("deploy/grafana/sightline.json"): dashboard_file,
+}
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 FIELD_COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
 
@@ -45,6 +50,7 @@ def make_parts() -> dict[str, str]:
         "errors": errors_table(),
         "metrics": metrics_table(),
         "manifest": manifest_tables(),
+        "runbook": runbook_sections(),
         "results": result_tables(schemas),
         "commands": command_sections(),
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
@@ -214,6 +220,8 @@ def main() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         page.write_text(fill(text, parts), encoding="utf-8")
+    for file, make in FILES.items():
+        file.write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,21 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
     }
 )
 
+# Values of the label "limit". The first four reject a connection or a body before it reaches an
+# endpoint, the others a call.
+Limit = Literal[
+    "connections",
+    "connections_per_address",
+    "descriptors",
+    "body_bytes",
+    "waiting_sequences",
+    "waiting_bytes",
+    "waiting_tokens",
+    "queue_time",
+    "deadline",
+    "response_bytes",
+]
+
 # Used only in logs and metrics: the client has left and gets no response.
 CLIENT_GONE = "client_closed_request"
 CLIENT_GONE_STATUS = 499
@@ -149,6 +164,7 @@ class ApiError(Exception):
         field: str | None = None,
         index: int | None = None,
         path: str | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Create an error.
 
@@ -158,6 +174,7 @@ class ApiError(Exception):
             field: canonical name of the field at fault.
             index: position of the value at fault in a field that is a list.
             path: path of the value at fault as the client wrote it, instead of `field`.
+            limit: limit that rejected the call, for metrics.
         """
         self.code = code
         self.kind = ERRORS[code]
@@ -165,6 +182,7 @@ class ApiError(Exception):
         self.retry_after_s = self.kind.retry_after_s
         self.field = field
         self.index = index
+        self.limit = limit
         self._path = path
         super().__init__(f"{code}: {self.text}")
 

@@ -7,7 +7,7 @@ metric.
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,16 +33,14 @@ from service.engine.request import (
     SimilarRequest,
     Timings,
 )
+from service.errors import CLIENT_GONE, ERRORS, Limit
 from service.logs import num_dropped_lines
 from service.runtime.memory import ModelMemory
 
 NAMESPACE = "sightline"
 PREFIX = f"{NAMESPACE}_"
 MODEL = "model_name"  # label, as in vLLM
-
-# Limits that reject a connection or a body before it reaches an endpoint: values of the label
-# "limit".
-Limit = Literal["connections", "connections_per_address", "descriptors", "body_bytes"]
+FAILED_WORKERS = "workers_failed"  # gauge that the supervisor sets
 
 # Gauges of each model with their descriptions.
 MODEL_GAUGES: Mapping[str, str] = {
@@ -55,6 +53,14 @@ MODEL_GAUGES: Mapping[str, str] = {
     "model_state_bytes": "Decoder state reserved by running sequences in bytes, as if they had the maximum length.",
     "model_max_prefix_cache_bytes": "Maximum size of the prefix cache in bytes.",
     "model_prefix_cache_bytes": "Size of the states in the prefix cache in bytes.",
+}
+
+# Gauges of each process with their descriptions.
+PROCESS_GAUGES: Mapping[str, str] = {
+    "connections": "Number of open connections.",
+    "workers": "Number of processes that serve requests; 0 while the models load.",
+    FAILED_WORKERS: "Number of workers that failed to start and are not started again.",
+    "models_failed": "Number of bundles that failed to load.",
 }
 
 # Histogram buckets.
@@ -116,6 +122,8 @@ class Metrics:
                     "Number of rows in a decoder step: one for each sequence, or one for each beam.",
                     ROWS,
                 ),
+                ("encoder_batch_size", "Number of sequences in an encoder batch, or with a common prompt.", ROWS),
+                ("encoder_batch_seconds", "Duration of an encoder batch, or of reading a prompt, in seconds.", SECONDS),
                 ("batch_padding_ratio", "Fraction of padding in an encoder batch.", RATIOS),
             )
         }
@@ -129,15 +137,15 @@ class Metrics:
         )
         self._limits = self._gauge("limit", "Value of each configured limit by the name of its setting.", "setting")
         self._limits_reached = self._counter(
-            "limit_reached", "Number of connections and bodies rejected before routing, by limit.", "limit"
+            "limit_reached", "Number of connections, bodies and calls rejected because of a limit, by limit.", "limit"
         )
         for limit in get_args(Limit):  # so that rates are defined from the first rejection on
             self._limits_reached.labels(limit=limit)
-        self._failed_models = Gauge(
-            f"{PREFIX}models_failed",
-            "Number of bundles that failed to load.",
-            registry=self.registry,
-        )
+        for code in (*ERRORS, CLIENT_GONE):
+            self._failure.labels(code=code)
+        self.process_gauges = {
+            name: Gauge(PREFIX + name, text, registry=self.registry) for name, text in PROCESS_GAUGES.items()
+        }
         build = self._gauge("build_info", "Constant 1 with the version of the service as a label.", "version")
         build.labels(version=version).set(1)
         self.registry.register(LogCollector())
@@ -149,7 +157,7 @@ class Metrics:
             self._limits.labels(setting=setting).set(limit)
 
     def set_failed_models(self, count: int) -> None:
-        self._failed_models.set(count)
+        self.process_gauges["models_failed"].set(count)
 
     def call_counter(self, route: str, status: int, code: str | None) -> Callable[[], None]:
         """Return a function that counts one finished HTTP call.
@@ -184,7 +192,7 @@ class Metrics:
                 self._key_tokens.labels(key=label, kind=kind).inc(number)
 
     def count_limit(self, limit: Limit) -> None:
-        """Count one connection or body that was rejected because of a limit."""
+        """Count one connection, body or call that was rejected because of a limit."""
         self._limits_reached.labels(limit=limit).inc()
 
     def collect(self) -> "Families":
@@ -214,6 +222,7 @@ LARGEST = frozenset(
         "model_state_bytes_per_row",
         "process_start_time_seconds",
         "process_max_fds",
+        "process_open_fds",
     )
 )
 # Settings that the workers share out among them: the values of their gauges add up.
@@ -328,6 +337,8 @@ class ModelMetrics:
         self._decode = histogram_of["request_decode_time_seconds"]
         self._step = histogram_of["engine_step_seconds"]
         self._rows = histogram_of["batch_size_rows"]
+        self._batch_size = histogram_of["encoder_batch_size"]
+        self._batch_seconds = histogram_of["encoder_batch_seconds"]
         self._padding = histogram_of["batch_padding_ratio"]
         self.first_token = histogram_of["time_to_first_token_seconds"]
         self.between_tokens = histogram_of["inter_token_latency_seconds"]
@@ -361,6 +372,8 @@ class ModelMetrics:
             gauge.set_function(lambda: 0)
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
+        self._batch_size.observe(requests)
+        self._batch_seconds.observe(seconds)
         self._padding.observe(1 - real_tokens / padded_tokens)
 
     def on_step(self, rows: int, seconds: float) -> None:

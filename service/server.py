@@ -55,6 +55,7 @@ class DrainingServer(uvicorn.Server):
         self.connections = ConnectionLimits(
             settings.max_connections, settings.max_connections_per_address, metrics.count_limit
         )
+        metrics.process_gauges["connections"].set_function(lambda: self.connections.num_open)
         self.bodies = IncomingBodies(settings.max_waiting_bytes, functools.partial(metrics.count_limit, "body_bytes"))
         protocol: Any = functools.partial(
             GuardedProtocol,

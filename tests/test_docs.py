@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from bench import report
 from bench.record import RESULTS, read_results
-from docs.generate import PAGES, fill, make_parts
+from docs.generate import FILES, PAGES, fill, make_parts
 from service import __version__
 from service.bundle import SCHEMA_VERSION, read_manifest
 from service.discovery import find_bundles
@@ -81,7 +81,13 @@ def test_generated_tables_are_current(page: Path) -> None:
     assert fill(text, parts()) == text
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, Path("deploy/alerts.yml"), UNIT], ids=str)
+@pytest.mark.parametrize("file", FILES, ids=str)
+def test_generated_files_are_current(file: Path) -> None:
+    """`python -m docs.generate` writes them again."""
+    assert file.read_text(encoding="utf-8") == FILES[file]()
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *FILES, UNIT], ids=str)
 def test_settings_and_metrics_that_are_named_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     settings = {env_name(name) for name in Settings.model_fields}
@@ -91,11 +97,11 @@ def test_settings_and_metrics_that_are_named_exist(document: Path) -> None:
     assert set(re.findall(r"\bsightline_[a-z0-9_]+", text)) <= metrics | {"sightline_serving"}  # the wheel
 
 
-def test_every_alert_has_a_first_step() -> None:
-    (group,) = yaml.safe_load(Path("deploy/alerts.yml").read_text(encoding="utf-8"))["groups"]
-    names = {rule["alert"] for rule in group["rules"]}
-    page = Path("docs/how-to/operate.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"`(Sightline[A-Z]\w+)`", page)) == names
+def test_every_alert_names_its_entry_in_the_runbook() -> None:
+    (group,) = yaml.safe_load(Path("deploy/prometheus/alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]:
+        page, anchor = rule["annotations"]["runbook"].split("#")
+        assert anchor == rule["alert"].lower() and anchor in anchors_of(Path(page))
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:

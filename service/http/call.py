@@ -96,6 +96,12 @@ class HttpCall(Call):
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
+    def fail(self, error: ApiError) -> None:
+        """Record the error that ends the call, for the access log and the metrics."""
+        self.code = error.code
+        if error.limit is not None:
+            self.service.metrics.count_limit(error.limit)
+
     def error_body(self, error: ApiError) -> bytes:
         """Write an error in the form of the endpoint's API."""
         names = self.field_names

@@ -261,7 +261,7 @@ async def _send_events(call: HttpCall, send: Send, response: EventStream) -> Non
                 chunk = b""
         last = encoder.close(response.stream)
     except ApiError as error:
-        call.code = error.code
+        call.fail(error)
         last = chunk + encoder.error(call.error_body(error))
     except ClientGoneError:
         call.code = CLIENT_GONE
@@ -277,7 +277,7 @@ async def _send_events(call: HttpCall, send: Send, response: EventStream) -> Non
 
 async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
     """Send an error. A response that has started is aborted instead."""
-    call.code = error.code
+    call.fail(error)
     if call.status is not None:
         if call.exchange is None:  # another server than `DrainingServer`
             raise error

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from service.engine.throughput import Throughput
-from service.errors import ApiError
+from service.errors import ApiError, Limit
 
 REJECTIONS_PER_S = 500  # rejections beyond this rate are delayed
 REJECTION_BURST = 100
@@ -123,14 +123,16 @@ class AdmissionController:
         own = self._excess("num_sequences", places, self._max_sequences, new.caller)
         if own is not None:
             raise queue_full(
+                "waiting_sequences",
                 f"{self.num_sequences} of {self._max_sequences} sequences are running or waiting{own} "
-                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}"
+                f"(SIGHTLINE_MAX_WAITING_SEQUENCES), and a call of {new.num_sequences} needs space for {places}",
             )
         own = self._excess("num_bytes", new.num_bytes, self._max_bytes, new.caller)
         if own is not None:
             raise queue_full(
+                "waiting_bytes",
                 f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
-                f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)"
+                f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)",
             )
         speed = self.throughput.units_per_s
         if speed is None or not units:
@@ -144,13 +146,13 @@ class AdmissionController:
                 f"The call would wait about {wait_s:.1f} s; the limit is {self._max_wait_s:g} s "
                 "(SIGHTLINE_QUEUE_TIMEOUT_S). Retry later."
             )
-            raise ApiError("overloaded", message)
+            raise ApiError("overloaded", message, limit="queue_time")
         if wait_s + units / speed > seconds_left:
             message = (
                 f"The call would take about {wait_s + units / speed:.1f} s, but its deadline is in "
                 f"{seconds_left:.1f} s. Retry later, or set a longer timeout."
             )
-            raise ApiError("overloaded", message)
+            raise ApiError("overloaded", message, limit="deadline")
 
     def _excess(self, name: str, more: int, limit: int, caller: str) -> str | None:
         """Return None if `more` fit into a limit, otherwise a text for the error.
@@ -188,8 +190,9 @@ class AdmissionController:
         own = self._excess("num_tokens", tokens, self._max_tokens, reservation.caller)
         if self.num_tokens and own is not None:
             raise queue_full(
+                "waiting_tokens",
                 f"{self.num_tokens} source tokens are held{own}, and {tokens} more exceed the limit of "
-                f"{self._max_tokens} (SIGHTLINE_MAX_WAITING_TOKENS)"
+                f"{self._max_tokens} (SIGHTLINE_MAX_WAITING_TOKENS)",
             )
         self.num_tokens += tokens
         reservation.num_tokens += tokens
@@ -203,8 +206,8 @@ class AdmissionController:
             self.num_tokens -= reservation.num_tokens
 
 
-def queue_full(reason: str) -> ApiError:
-    return ApiError("overloaded", f"The queue is full: {reason}. Retry later.")
+def queue_full(limit: Limit, reason: str) -> ApiError:
+    return ApiError("overloaded", f"The queue is full: {reason}. Retry later.", limit=limit)
 
 
 @dataclass(eq=False)
@@ -285,7 +288,7 @@ class ResponseReservation:
                 f"The responses in progress leave too little memory for {num_bytes} more bytes; all responses "
                 f"together may hold {self.memory.limit} bytes (SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
             )
-            raise ApiError("overloaded", message)
+            raise ApiError("overloaded", message, limit="response_bytes")
 
     def use(self, num_bytes: int) -> bool:
         """Use bytes as the response grows; return False if the limit is reached.

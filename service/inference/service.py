@@ -214,6 +214,7 @@ class Service:
     def __init__(self, settings: Settings, metrics: Metrics, peers: Peers) -> None:
         self.settings = settings
         self.metrics = metrics
+        metrics.process_gauges["workers"].set_function(lambda: self.unavailable_code is None and not self.is_retiring)
         self.peers = peers
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from service.engine.request import Cancelled, Event, Failed, FailureCode, Request, Timings, TokenEvent
 from service.engine.worker import RequestFuture, Worker
-from service.errors import ApiError, ClientGoneError
+from service.errors import ApiError, ClientGoneError, Limit
 from service.inference.admission import Reservation
 from service.inference.results import MAX_NUMBERS
 
@@ -151,4 +151,7 @@ class Submission:
 
 def error_of(event: Failed | Cancelled) -> Exception:
     """Return the error of a call whose request failed or was cancelled."""
-    return ApiError(event.code, MAP_ERRORS.get(event.code)) if isinstance(event, Failed) else ClientGoneError()
+    if isinstance(event, Cancelled):
+        return ClientGoneError()
+    limit: Limit | None = "response_bytes" if event.code == "overloaded" else None
+    return ApiError(event.code, MAP_ERRORS.get(event.code), limit=limit)

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
+from prometheus_client.core import GaugeMetricFamily
+
 from service.bundle import BundleError, Manifest
 from service.discovery import find_bundles
 from service.errors import ApiError
@@ -24,7 +26,7 @@ from service.http.connections import network_of
 from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
 from service.keys import Quota
 from service.machine import available_memory, usable_memory, usable_threads
-from service.metrics import merge, without_gauges
+from service.metrics import FAILED_WORKERS, PREFIX, merge, pack, without_gauges
 from service.quotas import Grant, QuotaStore
 from service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
 from service.server import EXIT_CUT_SHORT, RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
@@ -521,7 +523,9 @@ class Supervisor:
         for worker, page in await self._gather(self._workers, "metrics"):
             if not isinstance(page, ApiError):
                 worker.metrics = page
-        return merge([self._ended_metrics, *(one.metrics for one in self._workers)])
+        num_failed = sum(times >= MAX_FAILED_STARTS for times in self._failed_starts.values())
+        own = pack([GaugeMetricFamily(PREFIX + FAILED_WORKERS, "", num_failed)])
+        return merge([self._ended_metrics, *(one.metrics for one in self._workers), own])
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:
         """Load a model in all workers, or in none.

@@ -37,6 +37,7 @@ CLIENT_PACKAGES = (
 NEEDS = {
     "network": "downloads packages",
     CLIENTS: "packages that the tests do not install",
+    "Debian": "root, and packages of Debian",
     "Docker": "a Docker engine",
     "GPU": "a GPU with CUDA",
     "data": "training data or a checkpoint",

@@ -1,5 +1,6 @@
 import asyncio
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 from starlette.types import Message
 
+from service.errors import CLIENT_GONE, ERRORS
 from service.machine import usable_memory
 from service.metrics import PREFIX, Metrics, merge, pack, render, unpack, without_gauges
 from service.settings import Settings
@@ -187,11 +189,47 @@ async def test_calls_are_counted_once_after_any_outcome(start: Start) -> None:
         assert (calls, failures) == (5, 3)
 
 
-async def test_encoder_batches_show_their_padding(start: Start) -> None:
+async def test_a_rejected_call_is_counted_by_the_limit_that_rejected_it(
+    start: Start, make_backend: MakeBackend
+) -> None:
+    sample = 'sightline_limit_reached_total{limit="waiting_sequences"}'
+    async with start(make_backend(step_s=0.02), max_rows=1, max_waiting_sequences=1) as running:
+        assert f"{sample} 0.0" in (await running.client.get("/metrics")).text
+        first = asyncio.ensure_future(
+            running.post("/v1/generate", {"inputs": "x", "parameters": {"min_new_tokens": 9}})
+        )
+        await until(lambda: running.backend.engines[0].num_running == 1)
+        assert (await running.post("/v1/generate", {"inputs": ["x", "y"]})).status_code == 503
+        assert await running.metric(sample) == 1
+        await first
+
+
+def test_every_error_code_has_a_counter_before_its_first_error() -> None:
+    """A series that begins at 1 has no rate: an alert would not fire on the first error."""
+    text = rendered(Metrics("1.2.3")).decode()
+    assert all(f'sightline_request_failure_total{{code="{code}"}} 0.0' in text for code in (*ERRORS, CLIENT_GONE))
+
+
+async def test_a_process_counts_as_a_worker_while_it_serves(start: Start, make_backend: MakeBackend) -> None:
+    backend = make_backend(wait_for=threading.Event())
+    async with start(backend) as running:
+        assert await running.metric("sightline_workers") == 0
+        assert backend.wait_for is not None
+        backend.wait_for.set()
+        service = running.app.state.service
+        await until(lambda: service.unavailable_code is None)
+        assert await running.metric("sightline_workers") == 1
+        service.is_retiring = True
+        assert await running.metric("sightline_workers") == 0
+
+
+async def test_encoder_batches_show_their_size_duration_and_padding(start: Start) -> None:
     async with start() as running:
         await running.post("/v1/encode", {"inputs": "a dog"})
         assert await running.metric('sightline_batch_padding_ratio_count{model_name="fake"}') == 1
         assert await running.metric('sightline_batch_padding_ratio_sum{model_name="fake"}') == 0
+        assert await running.metric('sightline_encoder_batch_size_sum{model_name="fake"}') == 1
+        assert await running.metric('sightline_encoder_batch_seconds_count{model_name="fake"}') == 1
         encoded = 'sightline_request_success_total{finished_reason="encoded",model_name="fake"}'
         assert await running.metric(encoded) == 1
 
@@ -217,12 +255,14 @@ def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all(
         metrics.for_model("toy")
         metrics.gauges["model_load_seconds"].labels("toy").set(load_seconds)
         metrics.gauges["num_requests_running"].labels("toy").set(count)
+        metrics.process_gauges["connections"].set(count)
         for _ in range(count):
             metrics.call_counter("/v1/generate", 200, None)()
             metrics.histograms["batch_size_rows"].labels("toy").observe(3)
         pages.append(orjson.loads(orjson.dumps(pack(metrics.collect()))))
     last = without_gauges(pages[-1])
     assert {kind for _, _, kind, _ in last} == {"counter", "histogram"}
+    open_fds = [one[3][0][2] for page in pages for one in page if one[0] == "sightline_process_open_fds"]
     text = b"".join(map(render, unpack(merge([*pages, last])))).decode()
     for sample, expected in {
         'http_requests_total{route="/v1/generate",status="200"}': 12,
@@ -234,7 +274,9 @@ def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all(
         'limit{setting="max_connections"}': 100,
         'limit{setting="max_waiting_bytes"}': 100,
         "models_failed": 1,
+        "connections": 7,
         'build_info{version="1.2.3"}': 1,
+        "process_open_fds": max(open_fds),
     }.items():
         assert f"sightline_{sample} {float(expected)}\n" in text
     assert text.count("# TYPE sightline_http_requests_total") == 1

@@ -67,6 +67,9 @@ def test_metrics_and_statistics_are_those_of_all_workers(two: WorkerService) -> 
     assert two.metric("sightline_build_info") == 1
     assert two.metric('sightline_limit{setting="max_waiting_sequences"}') == 256
     assert two.metric('sightline_limit{setting="max_connections"}') == 2048
+    assert (two.metric("sightline_workers "), two.metric("sightline_workers_failed ")) == (2, 0)
+    with contextlib.closing(two.connect()):
+        wait_until(lambda: two.metric("sightline_connections ") >= 2)
     pages = [two.ask("/metrics")[1] for _ in range(2)]
     assert [page.count("# TYPE") for page in pages] == [page.count("# HELP") for page in pages]
 
@@ -250,6 +253,7 @@ def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others
         for _ in range(3):
             assert service.ask("/v1/generate", GENERATE)[0] == 200
         assert len(service.workers) == 1
+        assert (service.metric("sightline_workers "), service.metric("sightline_workers_failed ")) == (1, 1)
 
 
 # `python -m service` with two cores, where every model is large, and two threads always
