@@ -19,6 +19,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from bench.server import RunningServer, free_port, serving, serving_command
 from docs.monitoring import ALERTS, RUNBOOK, Alert
@@ -232,6 +233,18 @@ def test_an_alert_fires_when_the_service_stops(monitored: Monitored) -> None:
 def test_promtool_accepts_the_configuration_and_the_rules() -> None:
     promtool("check", "config", CONFIGURATION / "prometheus.yml")
     promtool("check", "rules", CONFIGURATION / "alerts.yml")
+
+
+def test_compose_gives_the_containers_files_that_exist_and_ports_of_this_machine_alone() -> None:
+    services = yaml.safe_load(Path("docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    for name in ("prometheus", "grafana"):
+        assert services[name]["profiles"] == ["monitoring"]
+        assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
+        sources = [volume.split(":")[0] for volume in services[name]["volumes"]]
+        assert all(Path(source).exists() for source in sources if source.startswith("."))
+    (target,) = yaml.safe_load((CONFIGURATION / "targets-compose.yml").read_text(encoding="utf-8"))
+    (address,) = target["targets"]
+    assert address == "service:8000" and "service" in services
 
 
 SERVICE = {"job": "sightline", "instance": "a:8000"}

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from service import logs
-from service.errors import ApiError
+from service.errors import ApiError, Limit
 from service.http import connections
 from service.http.connections import ConnectionLimits, network_of
-from service.metrics import Limit
 from tests.service.conftest import Serve, Wire, read_all, wait_until
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
