@@ -24,8 +24,9 @@ def test_sequences_beyond_the_limit_are_rejected_and_not_counted() -> None:
     admission = controller(max_sequences=3)
     admission.reserve(2, 10)
     message = r"2 of 3 sequences are running or waiting .*, and a call of 2 needs space for 3"
-    with pytest.raises(ApiError, match=message):
+    with pytest.raises(ApiError, match=message) as rejected:
         admission.reserve(2, 10)
+    assert rejected.value.limit == "waiting_sequences"
     assert (admission.num_sequences, admission.num_bytes) == (2, 10)
     admission.reserve(1, 10)
 
@@ -34,8 +35,9 @@ def test_bytes_beyond_the_limit_are_rejected() -> None:
     admission = controller(max_bytes=100)
     admission.reserve(1, 60)
     message = r"60 bytes of request bodies are held, and 60 more exceed the limit of 100 \(SIGHTLINE_MAX_WAITING_BYTES"
-    with pytest.raises(ApiError, match=message):
+    with pytest.raises(ApiError, match=message) as rejected:
         admission.reserve(1, 60)
+    assert rejected.value.limit == "waiting_bytes"
 
 
 def test_tokens_beyond_the_limit_are_rejected_and_released_at_the_end() -> None:
@@ -43,8 +45,9 @@ def test_tokens_beyond_the_limit_are_rejected_and_released_at_the_end() -> None:
     admission.add_tokens(admission.reserve(1, 1), 40)
     reservation = admission.reserve(1, 1)
     message = r"40 source tokens are held, and 20 more exceed the limit of 50 \(SIGHTLINE_MAX_WAITING_TOKENS"
-    with pytest.raises(ApiError, match=message):
+    with pytest.raises(ApiError, match=message) as rejected:
         admission.add_tokens(reservation, 20)
+    assert rejected.value.limit == "waiting_tokens"
     admission.release(reservation)
     assert (admission.num_sequences, admission.num_bytes, admission.num_tokens) == (1, 1, 40)
 
@@ -85,8 +88,9 @@ def test_a_call_is_rejected_if_others_delay_it_for_too_long() -> None:
     admission = controller(units_per_s=100.0)
     admission.reserve(1, 1, units=400.0)
     second = admission.reserve(1, 1, units=400.0)  # waits for 4 s
-    with pytest.raises(ApiError, match=r"would wait about 8\.0 s; the limit is 5 s"):
+    with pytest.raises(ApiError, match=r"would wait about 8\.0 s; the limit is 5 s") as rejected:
         admission.reserve(1, 1, units=400.0)
+    assert rejected.value.limit == "queue_time"
     second.units -= 300.0  # 400 and 100 are left
     admission.reserve(1, 1, units=400.0)
 
@@ -104,8 +108,9 @@ def test_a_small_call_is_delayed_in_proportion_to_its_own_size() -> None:
 def test_a_call_that_cannot_end_before_its_deadline_is_rejected() -> None:
     admission = controller(units_per_s=100.0)
     admission.reserve(1, 1, units=200.0)
-    with pytest.raises(ApiError, match=r"would take about 4\.0 s, but its deadline is in 3\.9 s"):
+    with pytest.raises(ApiError, match=r"would take about 4\.0 s, but its deadline is in 3\.9 s") as rejected:
         admission.reserve(1, 1, units=200.0, seconds_left=3.9)
+    assert rejected.value.limit == "deadline"
     admission.reserve(1, 1, units=200.0, seconds_left=4.1)
 
 
@@ -199,8 +204,9 @@ def test_responses_that_do_not_fit_together_are_rejected_until_one_is_released()
     first = reserve(memory, 60)
     with pytest.raises(
         ApiError, match=r"too little memory for 50 more bytes; all responses together may hold 100 bytes"
-    ):
+    ) as rejected:
         reserve(memory, 50)
+    assert rejected.value.limit == "response_bytes"
     assert memory.num_bytes == 60
     first.release()
     first.release()
