@@ -57,6 +57,7 @@ def authorize_with(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing, sec
     call.key = keys.find(secret) if secret else None
     if call.key is None:
         raise UnauthorizedError(UNKNOWN if secret else MISSING, is_page=prefers(HTML, call.headers))
+    call.caller = call.key.label
     if endpoint is not None and endpoint.role == "admin" and call.key.role != "admin":
         raise ApiError("forbidden", "This route needs an API key with the role admin; ask the operator for one.")
 

@@ -39,6 +39,7 @@ class Call:
         self.service = service
         self.request_id = request_id
         self.key: Key | None = None  # API key of the client; None if the service needs none
+        self.caller = ""  # label of the key
         self.grant: Grant | None = None  # use of the key's quota; None if it has none
         self._num_held = 0  # sequences that count towards the quota
         self.started = time.monotonic()
@@ -56,11 +57,6 @@ class Call:
         self._tokenize_s = 0.0
         # Records the latency of the response, once it can no longer fail.
         self.observe_latency: Callable[[], None] = lambda: None
-
-    @property
-    def caller(self) -> str:
-        """Label of the API key; empty if the service needs none."""
-        return "" if self.key is None else self.key.label
 
     @property
     def seconds_left(self) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.keys import KeyRing, KeysError, add_key, read_keys, remove_key
+from service.keys import KeyRing, KeysError, Quota, add_key, read_keys, remove_key
 
 
 @pytest.fixture
@@ -41,6 +41,18 @@ def test_a_changed_file_keeps_its_mode_and_is_replaced_as_a_whole(path: Path) ->
     assert [key.label for key in read_keys(path)] == ["alice", "bob"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o640 and link.is_symlink()
     assert {one.name for one in path.parent.iterdir()} == {"keys.json", "link.json"}
+
+
+def test_a_key_may_have_a_quota_and_only_limits_that_are_set_are_written(path: Path) -> None:
+    quota = Quota(requests_per_minute=60, concurrent_sequences=2)
+    add_key(path, "alice", "use", quota)
+    add_key(path, "bob", "use")
+    assert [key.quota for key in read_keys(path)] == [quota, None]
+    written = [key.get("quota") for key in json.loads(path.read_text(encoding="utf-8"))["keys"]]
+    assert written == [{"requests_per_minute": 60, "concurrent_sequences": 2}, None]
+    path.write_text(path.read_text(encoding="utf-8").replace("60", "0"), encoding="utf-8")
+    with pytest.raises(KeysError, match="quota.requests_per_minute"):
+        read_keys(path)
 
 
 def test_keys_that_are_added_at_the_same_time_are_all_kept(path: Path) -> None:

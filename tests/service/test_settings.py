@@ -38,11 +38,17 @@ def test_an_unknown_or_shortened_flag_is_rejected_by_name(flag: str, capsys: pyt
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", "65536"), ("port", "x"), ("threads", "-1"), ("provider", "tpu"), ("drain_s", "nan"), ("max_rows", "-1")],
+    [("port", "65536"), ("port", "x"), ("threads", "-1"), ("provider", "tpu"), ("drain_s", "nan"), ("max_rows", "-1")]
+    + [("admin_address", value) for value in ("9000", ":9000", "x:", "x:0", "x:65536", "127.0.0.1:8000")],
 )
 def test_a_value_out_of_range_is_rejected_with_the_name_of_the_setting(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=env_name(name)):
         read_settings([], {env_name(name): value})
+
+
+def test_the_admin_address_may_be_of_ipv6() -> None:
+    settings = read_settings([], {"SIGHTLINE_ADMIN_ADDRESS": "[::1]:9000"})
+    assert settings.addresses == [("127.0.0.1", 8000), ("::1", 9000)] and settings.admin_port == 9000
 
 
 def test_contradictory_settings_are_rejected_with_both_values() -> None:

@@ -1,11 +1,14 @@
 """A service with several workers is one service from outside."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
+import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from service.inference.service import prefix_cache_bytes, state_bytes
+from service.keys import Quota, add_key
 from service.metrics import SHARED_SETTINGS
 from service.settings import Settings, SettingsError, make_settings
 from service.workers import supervisor
@@ -361,3 +365,31 @@ def test_little_memory_allows_fewer_workers(bundle: Path, monkeypatch: pytest.Mo
 def test_a_wrong_number_of_workers_is_an_error(workers: str) -> None:
     with pytest.raises(SettingsError, match=r"SIGHTLINE_WORKERS \(--workers\).* auto or a number from 1 to 256, got"):
         make_settings({}, {"SIGHTLINE_WORKERS": workers})
+
+
+def test_quotas_hold_for_all_workers_and_administrators_have_their_own_port(run: Run, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    secret, other = add_key(keys, "a", "use", Quota(requests_per_minute=4)), add_key(keys, "admin", "admin")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with run(keys=keys, admin_address=f"127.0.0.1:{port}") as service:
+        service.wait_ready()
+        headers = {"X-API-Key": secret, "Content-Type": "application/json"}
+        statuses: Counter[int] = Counter()
+        with contextlib.ExitStack() as stack:  # connections are divided among the workers
+            connections = [stack.enter_context(contextlib.closing(service.connect())) for _ in range(4)]
+            for connection in (*connections, *connections):
+                connection.request("POST", "/v1/generate", json.dumps({"inputs": "a"}), headers)
+                response = connection.getresponse()
+                response.read()
+                statuses[response.status] += 1
+        assert statuses == {200: 4, 429: 4}
+        assert len({line["worker"] for line in service.logged("request")}) == 2
+        statuses_of = {}
+        for number in (service.port, port):
+            for path in ("/metrics", "/v1/models", "/health/ready"):
+                connection = http.client.HTTPConnection("127.0.0.1", number, timeout=20)
+                with contextlib.closing(connection):
+                    connection.request("GET", path, headers={"X-API-Key": other})
+                    statuses_of[number, path] = connection.getresponse().status
+        assert list(statuses_of.values()) == [404, 200, 200, 200, 404, 200]
