@@ -16,11 +16,13 @@ TIMEOUT_S = 120
 Answer = TypeVar("Answer")
 
 
-def with_client(url: str, work: Callable[[Client], Awaitable[Answer]], reuses_connections: bool = True) -> Answer:
+def with_client(
+    url: str, work: Callable[[Client], Awaitable[Answer]], reuses_connections: bool = True, key: str = ""
+) -> Answer:
     """Run `work` with a new client on a new event loop and return its result."""
 
     async def run() -> Answer:
-        async with Client(url, TIMEOUT_S, reuses_connections) as client:
+        async with Client(url, TIMEOUT_S, reuses_connections, key) as client:
             return await work(client)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -49,7 +49,7 @@ class RunningServer:
         return [Path(f"/proc/{pid}/{name}") for pid in family_cpu_seconds(self.process.pid)]
 
 
-def serving(bundles: Path, **settings: str | int | float) -> contextlib.AbstractContextManager[RunningServer]:
+def serving(bundles: Path, **settings: str | int | float | Path) -> contextlib.AbstractContextManager[RunningServer]:
     """Start `python -m service` with a folder of bundles.
 
     Args:

@@ -103,6 +103,8 @@ RELIABILITY = (
     _at_least("overload.single.10", "goodput at 10 times as many single inputs over the best", 0.9),
     _at_least("overload.small.success", "single inputs that succeed beside 12 clients with large calls", 95),
     _at_most("overload.small.p99", "p99 of these single inputs over that without large calls", 5),
+    _at_least("overload.key.success", "the same if the large calls have another API key", 95),
+    _at_most("overload.key.p99", "p99 of these single inputs over that without large calls", 2),
     _at_most("overload.health.Retry-After", "p99 of /health/live, 600 clients that wait for Retry-After", 100),
     _at_most("overload.health.at once", "p99 of /health/live, 600 clients that retry at once", 100),
     _at_least("responses.survived", "200 clients with responses of 11 MB in 1 GiB: the process survives (1)", 1),

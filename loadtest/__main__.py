@@ -97,6 +97,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--warm-up", type=duration, default=1.0, help="duration of the load before the measurement (default: 1s)"
     )
     parser.add_argument("--retry", action="store_true", help="after a 503, wait for Retry-After and repeat the request")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="file with the API key to send; never recorded")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write arguments, versions and results to FILE")
     options = parser.parse_args(arguments)
     if options.endpoint != "generate" and options.stream:
@@ -114,7 +115,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json: the folder {options.json.parent} does not exist; create it")
     try:
-        options.client = Client(options.url, TIMEOUT_S)
+        key = options.key_file.read_text(encoding="ascii").strip() if options.key_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"--key-file: {error}")
+    if len(key.split()) > 1:
+        parser.error(f"--key-file: {options.key_file} must have one key and nothing else")
+    try:
+        options.client = Client(options.url, TIMEOUT_S, key=key)
     except ValueError as error:
         parser.error(f"--url: {error}")
     return options
@@ -153,7 +160,9 @@ async def measure(options: argparse.Namespace) -> Measurement:
 
 def record(options: argparse.Namespace, started_at: datetime, summary: Summary, processor_share: float) -> bytes:
     """Return the results as JSON, with the arguments and versions that produced them."""
-    arguments = {name: value for name, value in vars(options).items() if name not in ("bodies", "client", "json")}
+    arguments = {
+        name: value for name, value in vars(options).items() if name not in ("bodies", "client", "json", "key_file")
+    }
     versions = {name: importlib.metadata.version(name) for name in ("httptools", "orjson", "uvloop")}
     return orjson.dumps(
         {

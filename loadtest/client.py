@@ -121,12 +121,13 @@ class Client:
         timeout_s: timeout of a request in seconds, including the time to connect.
         reuses_connections: False opens a connection for each request, for servers that close them
             after a response without saying so.
+        key: API key that each request sends as a bearer token; empty for none.
 
     Raises:
         ValueError: `url` is not an HTTP URL.
     """
 
-    def __init__(self, url: str, timeout_s: float, reuses_connections: bool = True) -> None:
+    def __init__(self, url: str, timeout_s: float, reuses_connections: bool = True, key: str = "") -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"must be an HTTP URL such as http://127.0.0.1:8000, got {url!r}")
@@ -134,7 +135,9 @@ class Client:
         self._host = parts.hostname
         self._port = parts.port or (443 if self._is_secure else 80)
         self._prefix = parts.path.rstrip("/")
-        self._authority = parts.netloc.rpartition("@")[2]
+        self._head = f"host: {parts.netloc.rpartition('@')[2]}\r\n"
+        if key:
+            self._head += f"authorization: Bearer {key}\r\n"
         self._timeout_s = timeout_s
         self._reuses_connections = reuses_connections
         self._idle: list[Connection] = []
@@ -158,12 +161,12 @@ class Client:
 
     async def get(self, path: str) -> Response:
         """Get `path` and wait for the complete response; errors are those of `post`."""
-        return await self._send(f"GET {self._prefix}{path} HTTP/1.1\r\nhost: {self._authority}\r\n\r\n".encode("ascii"))
+        return await self._send(f"GET {self._prefix}{path} HTTP/1.1\r\n{self._head}\r\n".encode("ascii"))
 
     def request(self, path: str, body: bytes) -> bytes:
         """Return the bytes of a request that posts a JSON body."""
         head = (
-            f"POST {self._prefix}{path} HTTP/1.1\r\nhost: {self._authority}\r\n"
+            f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         return head.encode("ascii") + body

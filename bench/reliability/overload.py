@@ -8,12 +8,14 @@ Clients and service share the machine. Goodput is the number of inputs per secon
 import asyncio
 import itertools
 import json
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from bench.load import GENERATE, with_client
+from bench.load import GENERATE, TIMEOUT_S, with_client
 from bench.options import Options
 from bench.record import Figure, Result
 from bench.server import RunningServer, serving
@@ -21,6 +23,7 @@ from loadtest.client import Client
 from loadtest.load import Load, Measurement, run_load
 from loadtest.outcome import Success
 from loadtest.report import Distribution
+from service.keys import add_key
 
 INPUTS, BEAMS = 32, 4  # for a large call
 PEAK_CLIENTS = (1, 2, 3, 4)
@@ -36,7 +39,7 @@ def run(options: Options) -> Result:
     with serving(options.bundles, log_level="info", default_model=options.default_model) as server:
         rows: list[dict[str, Any]] = []
         figures: dict[str, Figure] = {}
-        _warm_up(server, options)
+        _run(server, _warm_up_load(options))
         for name, bodies, inputs, clients in (
             ("large", _large_bodies(options.sentences), INPUTS, PEAK_CLIENTS),
             ("single", _single_bodies(options.sentences), 1, (16, 64, 128)),
@@ -44,6 +47,12 @@ def run(options: Options) -> Result:
             figures |= _goodput(server, options, name, Load(GENERATE, bodies), inputs, clients, rows)
         figures |= _small_among_large(server, options, rows)
         figures |= _retries(server, options, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "keys.json"
+        keys = add_key(path, "small", "use"), add_key(path, "large", "use")
+        with serving(options.bundles, log_level="info", default_model=options.default_model, keys=path) as server:
+            _run(server, _warm_up_load(options), keys[0])
+            figures |= _small_among_large(server, options, rows, keys)
     return Result(figures, rows)
 
 
@@ -60,15 +69,12 @@ def _body(inputs: Any, **parameters: Any) -> bytes:
     return json.dumps({"inputs": inputs, "parameters": parameters}).encode()
 
 
-def _warm_up(server: RunningServer, options: Options) -> None:
-    _run(server, Load(GENERATE, _single_bodies(options.sentences), clients=8, requests=200))
+def _warm_up_load(options: Options) -> Load:
+    return Load(GENERATE, _single_bodies(options.sentences), clients=8, requests=200)
 
 
-def _run(server: RunningServer, load: Load) -> Measurement:
-    async def work(client: Client) -> Measurement:
-        return await run_load(client, load)
-
-    return with_client(server.url, work)
+def _run(server: RunningServer, load: Load, key: str = "") -> Measurement:
+    return with_client(server.url, lambda client: run_load(client, load), key=key)
 
 
 def _goodput(
@@ -119,16 +125,21 @@ def _num_successes(measured: Measurement) -> int:
     return sum(isinstance(outcome, Success) for outcome in measured.outcomes)
 
 
-def _small_among_large(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:
-    """Measure a client with single inputs, alone and beside clients with large calls."""
+def _small_among_large(
+    server: RunningServer, options: Options, rows: list[dict[str, Any]], keys: tuple[str, str] = ("", "")
+) -> dict[str, Figure]:
+    """Measure a client with single inputs, alone and beside clients with large calls.
+
+    `keys` are the API keys of the first client and of the others; empty if the server needs none.
+    """
     small = Load(GENERATE, _single_bodies(options.sentences), clients=1, duration_s=2 * options.seconds)
     large = Load(
         GENERATE, _large_bodies(options.sentences), clients=LARGE_CLIENTS, duration_s=2 * options.seconds + 1.0
     )
 
     async def run_beside(client: Client) -> Measurement:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(run_load(client, large))
+        async with Client(server.url, TIMEOUT_S, key=keys[1]) as other, asyncio.TaskGroup() as group:
+            group.create_task(run_load(other, large))
             await asyncio.sleep(1.0)
             return await run_load(client, small)
 
@@ -137,8 +148,8 @@ def _small_among_large(server: RunningServer, options: Options, rows: list[dict[
     for _ in range(options.rounds):
         p99 = []
         for load, measured in (
-            ("alone", _run(server, small)),
-            ("beside large", with_client(server.url, run_beside)),
+            ("alone", _run(server, small, keys[0])),
+            ("beside large", with_client(server.url, run_beside, key=keys[0])),
         ):
             times = Distribution.of_seconds(
                 outcome.latency_s for outcome in measured.outcomes if isinstance(outcome, Success)
@@ -148,7 +159,7 @@ def _small_among_large(server: RunningServer, options: Options, rows: list[dict[
             succeeded = _num_successes(measured)
             rows.append(
                 {
-                    "load": f"one client with single inputs, {load}",
+                    "load": f"one client with single inputs, {load}{' of another API key' if any(keys) else ''}",
                     "succeeded": succeeded,
                     "sent": len(measured.outcomes),
                     "p50 ms": round(times.p50, 1),
@@ -157,7 +168,8 @@ def _small_among_large(server: RunningServer, options: Options, rows: list[dict[
             )
         success.append(100 * succeeded / len(measured.outcomes))
         slowdown.append(p99[1] / p99[0])
-    return {"overload.small.success": Figure.of(success, "%"), "overload.small.p99": Figure.of(slowdown)}
+    name = "key" if any(keys) else "small"
+    return {f"overload.{name}.success": Figure.of(success, "%"), f"overload.{name}.p99": Figure.of(slowdown)}
 
 
 def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]) -> dict[str, Figure]:

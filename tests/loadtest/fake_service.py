@@ -15,6 +15,7 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 class Request:
     path: str
     body: dict[str, Any]
+    key: str = ""
 
 
 @dataclass(frozen=True)
@@ -109,4 +110,5 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
     except asyncio.IncompleteReadError:
         return None
     length = next(int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:"))
-    return Request(path=head.split(" ")[1], body=json.loads(await reader.readexactly(length)))
+    keys = [line[22:] for line in head.split("\r\n") if line.startswith("authorization: Bearer ")]
+    return Request(head.split(" ")[1], json.loads(await reader.readexactly(length)), keys[0] if keys else "")

@@ -47,6 +47,18 @@ async def test_a_run_prints_a_table_and_writes_its_configuration_and_figures(
     assert {"python", "httptools"} <= set(written["versions"])
 
 
+async def test_the_key_of_a_file_is_sent_and_not_recorded(
+    sentences: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, key = tmp_path / "load.json", tmp_path / "key"
+    key.write_text("sl-secret\n", encoding="ascii")
+    async with FakeService(lambda n, request: translation()) as service:
+        arguments = ("--requests", "2", "--key-file", str(key), "--json", str(file))
+        assert await run_main(service, sentences, *arguments) == 0
+        assert [request.key for request in service.requests] == ["sl-secret", "sl-secret"]
+    assert "sl-secret" not in file.read_text(encoding="utf-8") + capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "path", "body"),
     [
@@ -100,6 +112,8 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> No
         (["--url", "localhost"], "must be an HTTP URL such as http://127.0.0.1:8000, got 'localhost'"),
         (["--sentences", "nowhere.txt"], "nowhere.txt"),
         (["--sentences", "/dev/null"], "has no sentences; expected one sentence per line"),
+        (["--key-file", "nowhere"], "--key-file: [Errno 2] No such file or directory: 'nowhere'"),
+        (["--key-file", "LICENSE"], "LICENSE must have one key and nothing else"),
         (["--json", "nowhere/load.json"], "the folder nowhere does not exist; create it"),
     ],
 )

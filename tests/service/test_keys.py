@@ -51,7 +51,7 @@ def test_a_key_may_have_a_quota_and_only_limits_that_are_set_are_written(path: P
     written = [key.get("quota") for key in json.loads(path.read_text(encoding="utf-8"))["keys"]]
     assert written == [{"requests_per_minute": 60, "concurrent_sequences": 2}, None]
     path.write_text(path.read_text(encoding="utf-8").replace('minute": 60', 'minute": 0'), encoding="utf-8")
-    with pytest.raises(KeysError, match="quota.requests_per_minute"):
+    with pytest.raises(KeysError, match=r"quota\.requests_per_minute"):
         read_keys(path)
 
 
