@@ -62,6 +62,9 @@ ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row y
 # worker at its commands.
 ALONE_S = 0.005
 EXTRA_STEPS = 3  # extra steps for small calls, per 16 running rows
+# Time of extra steps for callers with one row, as a multiple of that of a step over all rows.
+CALLER_TIME = 2
+MAX_EXTRA_STEPS = 64  # of one caller, within this time
 # Consecutive failures of one graph, from distinct calls, before the test input is run.
 MAX_FAILURES = 8
 # Parts of messages about failures.
@@ -258,8 +261,9 @@ class Engine:
             self._read_prompts()
         num_rows = len(self._rows)
         if num_rows:
+            started = self._clock()
             self._decode_all()
-            self._run_extra_steps()
+            self._run_extra_steps(self._clock() - started)
         self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
 
     def release_memory(self) -> None:
@@ -607,14 +611,19 @@ class Engine:
             self._end(generation, Failed("internal"))
         self._note_failure("decoder", generations[0].active_request)
 
-    def _run_extra_steps(self) -> None:
+    def _run_extra_steps(self, seconds: float) -> None:
         """Run extra decoder steps for one row while callers, or calls, with several are running.
 
         A step over one row takes a fraction of the time of a step over all rows. The extra steps
         keep the latency of a small call close to its latency on an idle service. They are for
-        callers that have one row, or if there are none, for calls that have one. Their total number
-        is proportional to the number of running rows, and is divided among the small calls. If an
-        extra step fails, the next step over all rows repeats it.
+        callers that have one row, or if there are none, for calls that have one. Callers with one
+        row get a time in proportion to that of the step over all rows (docs/adr/0035). Without
+        callers, the total number of extra steps is proportional to the number of running rows. Both
+        are divided among the small calls. If an extra step fails, the next step over all rows
+        repeats it.
+
+        Args:
+            seconds: duration of the step over all rows.
         """
         if len(self._rows) <= 1:
             return
@@ -622,14 +631,18 @@ class Engine:
         small: list[Generation] = []
         if max(counts.of_share.values()) > 1:
             small = [one for one in self._rows if counts.of_share[share_of(one.call)] == 1]
+        are_callers = bool(small) and bool(small[0].call[0])
         if not small and max(counts.of_call.values()) > 1:
             small = [one for one in self._rows if counts.of_call[one.call] == 1]
         del small[self._reserved_rows :]
         num_steps = EXTRA_STEPS * max(1, len(self._rows) // ROWS_PER_RESERVED)
         for generation in small:
-            for _ in range(num_steps // len(small)):
+            ends = self._clock() + CALLER_TIME * seconds / len(small)
+            for _ in range(MAX_EXTRA_STEPS if are_callers else num_steps // len(small)):
                 row = generation.rows[0]
                 if not self._decode(range(row, row + 1)) or generation.active_request.has_ended:
+                    break
+                if are_callers and self._clock() >= ends:
                     break
 
     def _decode(self, rows: range) -> bool:

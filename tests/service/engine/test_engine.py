@@ -461,3 +461,30 @@ def test_steps_of_a_row_alone_end_when_something_else_is_to_do() -> None:
     assert steps_after(lambda: harness.engine.cancel(handles[-1])) == 1
     assert harness.final(handles[-1]) == Cancelled()
     assert steps_after(lambda: setattr(harness, "now", harness.now + 0.4)) == 3  # `alone_s` is over
+
+
+def test_a_caller_with_one_row_is_hardly_slowed_down_by_the_rows_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second for each of its rows."""
+    source = SOURCES[1]
+
+    def seconds(caller: str, other: str) -> float:
+        harness = Harness(max_rows=32)
+        step = harness.runner.step
+
+        def timed(token_ids: Any, *arguments: Any, **named: Any) -> Any:
+            harness.now += len(token_ids)
+            return step(token_ids, *arguments, **named)
+
+        monkeypatch.setattr(harness.runner, "step", timed)
+        for number in range(20):
+            harness.submit(GenerateRequest(str(number), source, FAR, caller=other))
+        harness.engine.step()
+        started = harness.now
+        one = harness.submit(GenerateRequest("one", source, FAR, caller=caller))
+        while not one.has_ended:
+            harness.engine.step()
+        return harness.now - started
+
+    alone = len(run_alone(GenerateRequest("one", source, FAR), fake_manifest()).targets[0].tokens)
+    assert seconds("", "") == seconds("a", "a") > 8 * alone
+    assert seconds("a", "b") <= alone + 21  # after one step over all rows
