@@ -60,6 +60,7 @@ BODY_ERRORS: tuple[ErrorCode, ...] = (
     "headers_too_large",
     "body_too_large",
     "overloaded",
+    "rate_limit_exceeded",
     "unsupported_media_type",
     *UNAVAILABLE_ERRORS,
 )

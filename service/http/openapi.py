@@ -79,7 +79,7 @@ def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     return {
         str(status): {
             "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
-            "headers": RESPONSE_HEADERS | (RETRY_HEADERS if status == 503 else {}),
+            "headers": RESPONSE_HEADERS | (RETRY_HEADERS if status in (429, 503) else {}),
             "content": {
                 JSON: {
                     "schema": _schema_of_errors(formats, f"Response {status} {operation_id}"),

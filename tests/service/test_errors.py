@@ -74,6 +74,7 @@ def test_every_code_is_caused_by_a_test() -> None:
         *("loading", "draining", "engine_dead", "deadline_exceeded"),
         "unauthorized",  # see http/test_access.py
         "forbidden",  # see compat/test_open_inference_models.py
+        "rate_limit_exceeded",  # see test_quotas.py
         "misdirected_request",  # see http/test_hosts.py
     }
     assert {code for code, *_ in SIMPLE} | others | ON_THE_WIRE == set(ERRORS)
