@@ -143,6 +143,24 @@ ALERTS = (
         silence="only for a known cause, with the time of its repair.",
     ),
     Alert(
+        name="SightlineModelReloaded",
+        severity="warning",
+        expr="increase(sightline_model_reloads_total[15m]) > 0",
+        duration="0m",
+        summary="{{ $labels.instance }} has ended a step of {{ $labels.model_name }} and loaded the model again.",
+        meaning="A run of one of the model's graphs took longer than `SIGHTLINE_REQUEST_TIMEOUT_S`, so that no request "
+        "could wait for it any longer. All requests of the model in progress failed, and new ones got 503 `loading` "
+        "until the model was back.",
+        confirm="The log has `a step of MODEL did not end by itself` with the time.",
+        steps=(
+            "Look for the requests in progress at that time: a graph with a loop may run without end on one of their "
+            "inputs. Send them again to a test instance.",
+            "If the machine stood still (a suspended virtual machine, a disk that swaps), nothing needs to be done.",
+            "If it happens again, serve the former bundle of the model.",
+        ),
+        silence="only while the input is investigated.",
+    ),
+    Alert(
         name="SightlineOverloaded",
         severity="critical",
         expr='sum by (job, instance) (rate(sightline_request_failure_total{code="overloaded"}[5m]))\n'

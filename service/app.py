@@ -31,6 +31,7 @@ from service.http import docs, page
 from service.http.application import Application
 from service.http.dispatch import CallLog, Dispatcher
 from service.inference.changes import NoPeers
+from service.inference.lazy import reload
 from service.inference.service import Backend, ServedModel, Service, prefix_cache_bytes, state_bytes
 from service.keys import KeyRing
 from service.machine import resident_bytes
@@ -43,6 +44,7 @@ from service.threads import run_in_daemon_thread
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
 EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restart does not help
 EXIT_ENGINE_DEAD = 1
+END_STEP_TIMEOUT_S = 0.5  # time that a graph may take to end after its termination: that of one operator
 WATCH_INTERVAL_S = 1.0
 NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, similar, tokens, models, health)
 
@@ -133,16 +135,30 @@ async def _load_and_watch(
     if on_ready is not None:
         on_ready()
     # A step longer than the request timeout has outlived every request, and delays all new ones.
-    while worker.is_alive and worker.step_seconds <= service.settings.request_timeout_s:
-        await asyncio.sleep(WATCH_INTERVAL_S)
+    while worker.is_alive:
+        if worker.step_seconds <= service.settings.request_timeout_s:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+        elif not await _end_step(service):
+            break
     if worker.has_died:
         logger.error("the engine's thread has ended; the process ends with it")
-    elif worker.is_alive:
-        logger.error("a step of the engine does not end; the process ends")
-        worker.abandon_thread()
-    else:  # stopped, at the end of a drain
+    elif not worker.is_alive:  # stopped, at the end of a drain
         return
     end_process(EXIT_ENGINE_DEAD)
+
+
+async def _end_step(service: Service) -> bool:
+    """End a step that hangs, and load its model again; return False if the process must end."""
+    name = await service.worker.end_step(END_STEP_TIMEOUT_S)
+    if name is None:
+        logger.error("a step of the engine does not end; the process ends")
+        service.worker.abandon_thread()
+        return False
+    logger.error("a step of %s did not end by itself; the model is loaded again", name)
+    if await reload(service, name):
+        return True
+    logger.error("%s cannot be loaded again; the process ends", name)
+    return False
 
 
 async def _follow(keys: KeyRing) -> None:

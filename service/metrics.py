@@ -86,6 +86,7 @@ class Metrics:
                 ("generation_tokens", "Number of generated tokens in the returned outputs of finished sequences."),
                 ("prefix_cache_queries", "Number of prompt tokens that were looked up in the prefix cache."),
                 ("prefix_cache_hits", "Number of prompt tokens whose states came from the prefix cache."),
+                ("model_reloads", "Number of times that a model was loaded again because a step of it did not end."),
             )
         }
         self.success = self._counter(
@@ -328,6 +329,7 @@ class ModelMetrics:
         self._generation_tokens = metrics.counters["generation_tokens"].labels(model)
         self._prefix_queries = metrics.counters["prefix_cache_queries"].labels(model)
         self._prefix_hits = metrics.counters["prefix_cache_hits"].labels(model)
+        self._reloads = metrics.counters["model_reloads"].labels(model)
         self._success = {
             reason: metrics.success.labels(model, reason)
             for reason in ("eos", "length", "stop", "forced", "encoded", "compared")
@@ -370,6 +372,9 @@ class ModelMetrics:
         """Set the gauges to 0, because the model is not loaded; release its engine."""
         for gauge in self._gauges.values():
             gauge.set_function(lambda: 0)
+
+    def on_reload(self) -> None:
+        self._reloads.inc()
 
     def on_encode(self, requests: int, real_tokens: int, padded_tokens: int, seconds: float) -> None:
         self._batch_size.observe(requests)

@@ -87,9 +87,9 @@ class Engine:
     """Runs the requests of one model with continuous batching.
 
     New requests join the running batch between two decoder steps. `step` must always be called from
-    the same thread; `check`, `submit`, `cancel` and the properties are thread-safe. The sink of
-    each submitted request receives exactly one final event: Generated, Encoded, Compared, Failed or
-    Cancelled.
+    the same thread; `check`, `submit`, `cancel`, `terminate` and the properties are thread-safe.
+    The sink of each submitted request receives exactly one final event: Generated, Encoded,
+    Compared, Failed or Cancelled.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class Engine:
         # lock.
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
+        self._is_terminated = False
 
     @property
     def num_running(self) -> int:
@@ -164,7 +165,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._arrived or self._waiting or self._rows.num_owners)
+        return bool(self._arrived or self._waiting or self._rows.num_owners) and not self._is_terminated
 
     def check(self, request: Request) -> None:
         """Assert that the model can run a request.
@@ -265,6 +266,14 @@ class Engine:
             self._decode_all()
             self._run_extra_steps(self._clock() - started)
         self.throughput.on_turn(len(batch) + num_rows, self._clock(), is_saturated=len(self._scheduler) > 0)
+
+    def terminate(self) -> None:
+        """End the graph that runs: the requests of the step fail.
+
+        The engine has no work from then on, although requests may still wait in it.
+        """
+        self._is_terminated = True
+        self._runner.terminate()
 
     def release_memory(self) -> None:
         """Return unused memory to the system. Must only be called while there is no work."""
@@ -755,7 +764,7 @@ class Engine:
         """
         failures = self._failures[graph]
         failures.add(active.request.request_id)
-        if len(failures) < MAX_FAILURES:
+        if len(failures) < MAX_FAILURES or self._is_terminated:
             return
         try:
             run_test_input(self._runner, graph, self._rows.first_free)

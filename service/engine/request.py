@@ -16,6 +16,7 @@ FinishReason = Literal["eos", "length", "stop", "forced"]
 FailureCode = Literal[
     "deadline_exceeded",
     "overloaded",
+    "loading",
     "draining",
     "engine_dead",
     "response_too_large",

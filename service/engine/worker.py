@@ -76,6 +76,7 @@ class Worker:
         self._is_stopping = False  # the thread ends after the current step
         self._has_died = False
         self._step_started: float | None = None
+        self._stepped: tuple[str, Engine] | None = None  # the model whose step runs, with its engine
         self._commands: deque[Callable[[], None]] = deque()  # run by the engine thread between two steps
         # Used by the engine thread only
         self._release_at: dict[str, float] = {}  # earliest next release of models that ran since the last one
@@ -102,6 +103,25 @@ class Worker:
         """Duration of the running step in seconds; 0 if no step is running."""
         started = self._step_started
         return 0.0 if started is None else time.monotonic() - started
+
+    async def end_step(self, timeout_s: float) -> str | None:
+        """End the running step by terminating its graph; the model must then be removed.
+
+        Args:
+            timeout_s: time that the step may take to end.
+
+        Returns:
+            The name of the model, or None if the step has not ended, or is no step of a model.
+        """
+        stepped = self._stepped
+        if stepped is None:
+            return None
+        model, engine = stepped
+        engine.terminate()
+        deadline = time.monotonic() + timeout_s
+        while self._stepped is stepped and time.monotonic() < deadline:
+            await asyncio.sleep(COMMAND_INTERVAL_S)
+        return None if self._stepped is stepped else model
 
     def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
         """Submit a request to a model's engine without waiting.
@@ -249,7 +269,9 @@ class Worker:
             if engine.has_work:
                 if name not in self._release_at:
                     self._release_at[name] = time.monotonic() + RELEASE_INTERVAL_S
+                self._stepped = name, engine
                 self._step(engine)
+                self._stepped = None
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is work or memory to release; return False to end the thread."""

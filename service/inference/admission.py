@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from service.engine.request import FailureCode
 from service.engine.throughput import Throughput
 from service.errors import ApiError, Limit
 
@@ -43,7 +44,8 @@ class AdmissionController:
         self._max_tokens = max_tokens
         self.throughput = throughput
         self._max_wait_s = max_wait_s
-        self.is_closed = False  # True once the model is unloaded: admitted calls can no longer use the engine
+        # Error of admitted calls that can no longer use the engine, because the model is unloaded.
+        self.close_code: FailureCode | None = None
         self._open: set[Reservation] = set()
         self.num_sequences = 0
         self.num_bytes = 0

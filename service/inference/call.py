@@ -206,14 +206,14 @@ class Call:
         """Submit requests to the engine of a model; `close` cancels those that have not finished.
 
         Raises:
-            ApiError: `model_not_found` if the model was unloaded.
+            ApiError: `model_not_found` if the model was unloaded, `loading` if its step was ended.
             ClientGoneError: the client closed the connection.
         """
         if self._is_client_gone:
             raise ClientGoneError
         assert self.controller is not None and self.reservation is not None, "submitted before the call is admitted"
-        if self.controller.is_closed:
-            raise ApiError("model_not_found", field="model")
+        if self.controller.close_code is not None:
+            raise ApiError(self.controller.close_code, field="model")
         self._submission = Submission(self.service.worker, model.name, requests, self.reservation, self.deadline)
         return self._submission
 

@@ -11,6 +11,7 @@ import time
 from functools import partial
 
 from service.bundle import BundleError, Manifest
+from service.engine.request import FailureCode
 from service.errors import INTERRUPTIONS, ApiError
 from service.inference.admission import AdmissionController
 from service.inference.service import LoadedModel, Service
@@ -168,8 +169,13 @@ async def _load_from_repository(service: Service, name: str) -> LoadedModel:
 async def _unload(service: Service, name: str) -> None:
     controller = service.detach_model(name)
     await _wait_until_idle(controller, service.settings.shutdown_timeout_s)
-    controller.is_closed = True
-    service.worker.fail_requests(name, "model_not_found")
+    await remove_engine(service, name, controller, "model_not_found")
+
+
+async def remove_engine(service: Service, name: str, controller: AdmissionController, code: FailureCode) -> None:
+    """Fail the open calls of a detached model with `code`, and release its engine."""
+    controller.close_code = code
+    service.worker.fail_requests(name, code)
     await service.worker.remove(name)
     # The engine, its sessions and its states are freed here, because this was the last reference.
     await service.worker.release_memory()

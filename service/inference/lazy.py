@@ -10,6 +10,7 @@ import math
 import time
 
 from service.errors import ApiError
+from service.inference.changes import remove_engine
 from service.inference.service import ListedModel, ServedModel, Service
 
 
@@ -47,6 +48,25 @@ async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds
         _check_retry(name, lazy)
         raise ApiError("model_not_found", field="model")
     return model.loaded.model
+
+
+async def reload(service: Service, name: str) -> bool:
+    """Load a model again that cannot run any more; return False if that is not possible.
+
+    Its open calls fail with `loading`. From now on, calls wait for the load.
+    """
+    service.metrics.for_model(name).on_reload()
+    async with service.model_locks[name]:
+        if service.state_of(name) != "ready":  # it was unloaded meanwhile
+            return True
+        listed, controller = service.models[name], service.detach_model(name)
+        service.list_lazy(listed.manifest, listed.max_rows)
+        await remove_engine(service, name, controller, "loading")
+    lazy = service.models[name]
+    if lazy.load is None:
+        lazy.load = asyncio.create_task(_load(service, name, lazy))
+    await lazy.load
+    return service.state_of(name) == "ready"
 
 
 def _check_retry(name: str, lazy: ListedModel) -> None:

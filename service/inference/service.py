@@ -247,7 +247,7 @@ class Service:
             self.attach_model(loaded)
         for manifest in backend.lazy.values():
             self.metrics.for_model(manifest.name).unwatch()  # the gauges are 0 until the model is loaded
-            self._list(ListedModel(manifest, backend.max_rows, self._admission_controller(0, Throughput())))
+            self.list_lazy(manifest, backend.max_rows)
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
         backend.worker.on_close = self._set_unavailable
@@ -261,6 +261,10 @@ class Service:
         admission = self._admission_controller(model.max_rows, engine.throughput)
         self._list(ListedModel(model.manifest, model.max_rows, admission, loaded))
         self.metrics.for_model(model.name).watch(engine, loaded.memory, model.load_seconds)
+
+    def list_lazy(self, manifest: Manifest, max_rows: int) -> None:
+        """List a model that its first call loads."""
+        self._list(ListedModel(manifest, max_rows, self._admission_controller(0, Throughput())))
 
     def _admission_controller(self, max_rows: int, throughput: Throughput) -> AdmissionController:
         settings = self.settings

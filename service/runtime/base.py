@@ -10,7 +10,7 @@ import onnxruntime
 
 from service.bundle import PREFILL_TOKENS, Manifest, State
 from service.runtime.protocol import Array, Int32, Int64
-from service.runtime.provider import Provider, load_optional_session, load_session, session_options
+from service.runtime.provider import Provider, load_optional_session, load_session, run_options, session_options
 from service.runtime.threads import Activity, NoActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
 
 # A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
@@ -205,8 +205,9 @@ class SessionRunner(ABC):
         # The decoder graph of a decoder-only model has an axis for several tokens of a row.
         self._tokens_per_step = 1 if manifest.is_decoder_only else None
         self._map_names = {name for one in manifest.attention for name in one.outputs}
+        self._options = run_options()
         # A prefill without scores skips the projection to the vocabulary.
-        self._only_requested = onnxruntime.RunOptions()
+        self._only_requested = run_options()
         self._only_requested.only_execute_path_to_fetches = True
 
     def choose_threads(self, folder: Path, plan: ThreadPlan) -> None:
@@ -283,7 +284,7 @@ class SessionRunner(ABC):
         # Without packing, a single row has another kernel, which rounds differently.
         is_doubled = len(token_ids) == 1 and not self._packs_similar
         ids = np.repeat(token_ids, 2) if is_doubled else token_ids
-        (cosines,) = self._similar.run(["cosines"], {"token_ids": ids})
+        (cosines,) = self._similar.run(["cosines"], {"token_ids": ids}, self._options)
         return np.asarray(cosines)[: len(token_ids)]
 
     def init_rows(
@@ -334,7 +335,8 @@ class SessionRunner(ABC):
         binding = self._binding(first, len(token_ids), tuple(outputs))
         if self._tokens_per_step:
             token_ids = token_ids[:, None]
-        given = binding.run({"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths})
+        inputs: dict[str, Array] = {"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths}
+        given = binding.run(inputs, self._options)
         # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:
             group.finish_step(slice(first, first + len(token_ids)))
@@ -394,6 +396,10 @@ class SessionRunner(ABC):
     def release_memory(self) -> None:
         for group in self._groups:
             group.release_memory()
+
+    def terminate(self) -> None:
+        for options in (self._options, self._only_requested):
+            options.terminate = True
 
     def warm_up(self, max_batch_tokens: int) -> None:
         """Run each graph with its smallest shapes and with large shapes.

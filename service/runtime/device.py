@@ -147,7 +147,7 @@ class DeviceRunner(SessionRunner):
         for name in outputs:
             io.bind_output(name, self.provider if name in self._initial_values else "cpu")
         io.synchronize_inputs()
-        self._encoder.run_with_iobinding(io)
+        self._encoder.run_with_iobinding(io, self._options)
         values = zip(outputs, io.get_outputs(), strict=True)
         return {name: value if name in self._initial_values else value.numpy() for name, value in values}
 

@@ -18,6 +18,7 @@ from service.bundle import PREFILL_TOKENS, BundleError, Manifest, State
 from service.runtime.base import SessionRunner, StateGroup
 from service.runtime.memory import PagedArray, prefix_block_bytes, row_bytes
 from service.runtime.protocol import Array, Int32, Int64, group_states
+from service.runtime.provider import run_options
 
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
@@ -142,7 +143,7 @@ class OnnxRunner(SessionRunner):
                 f"({manifest.limits.max_target_tokens} tokens per row), which the system does not provide: "
                 f"{error.strerror}; set max_rows to a smaller number, or allow more memory"
             ) from None
-        self._shrink_arena = onnxruntime.RunOptions()
+        self._shrink_arena = run_options()
         self._shrink_arena.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
 
     def _allocate_outputs(self) -> dict[str, PagedArray]:
@@ -161,7 +162,7 @@ class OnnxRunner(SessionRunner):
 
     def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         feed = {"source_ids": self._with_even_width(source_ids), "source_lengths": source_lengths}
-        return dict(zip(outputs, self._session("encoder").run(list(outputs), feed), strict=True))
+        return dict(zip(outputs, self._session("encoder").run(list(outputs), feed, self._options), strict=True))
 
     def _with_even_width(self, source_ids: Int64) -> Int64:
         """Pad an odd number of columns to an even number, unless it is the model's maximum.

@@ -31,7 +31,10 @@ def group_states(states: Sequence[State]) -> list[list[State]]:
 
 
 class Runner(Protocol):
-    """Executes the graphs of one bundle. All methods must be called from the same thread."""
+    """Executes the graphs of one bundle.
+
+    All methods except `terminate` must be called from the same thread.
+    """
 
     @property
     def manifest(self) -> Manifest: ...
@@ -178,4 +181,11 @@ class Runner(Protocol):
 
     def release_memory(self) -> None:
         """Return unused memory to the system. The states of all rows are lost, blocks are kept."""
+        ...
+
+    def terminate(self) -> None:
+        """Make the running call raise before the next operator of its graph, and all later calls.
+
+        Any thread may call it. The runner cannot be used any more.
+        """
         ...

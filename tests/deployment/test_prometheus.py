@@ -323,6 +323,12 @@ EXAMPLES = {
         [series("sightline_request_failure_total", "0x28 1x2", code="internal")],
         [series("sightline_request_failure_total", "7x30", code="internal")],
     ),
+    "SightlineModelReloaded": example(
+        "a:8000 has ended a step of toy and loaded the model again.",
+        [series("sightline_model_reloads_total", "0x28 1x2", model_name="toy")],
+        [series("sightline_model_reloads_total", "1x30", model_name="toy")],
+        MODEL,
+    ),
     "SightlineOverloaded": example(
         "More than 5 % of the calls to a:8000 get 503 overloaded.",
         failures("overloaded", 11),

@@ -17,12 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from bench.server import free_port
 from service import __version__
 from service.__main__ import check_one_runtime, main
+from service.bundle import read_bundle, record_files, write_manifest
 from service.settings import SettingsError
+from service.text.tokenizer import read_tokenizer
 
 IGNORED = "SIGHUP replaces workers, but this service is one process; restart it to read the bundles again"
 
@@ -51,7 +55,7 @@ def lines_until(output: IO[str], message: str) -> list[dict[str, Any]]:
     lines = []
     for line in output:
         lines.append(json.loads(line))
-        if lines[-1]["message"] == message:
+        if lines[-1]["message"].startswith(message):
             return lines
     raise AssertionError(f"{message!r} was never logged: {lines}")
 
@@ -162,7 +166,7 @@ def test_an_engine_that_hangs_ends_the_process_within_two_seconds_of_the_decisio
         lines_until(running.stdout, "ready")
         body = {"inputs": "A man sleeps."}
         early = calls.submit(ask, port, "/v1/generate", body)
-        time.sleep(1.2)
+        time.sleep(1.4)
         late = calls.submit(ask, port, "/v1/generate", body)  # its deadline is later than the decision of the watchdog
         if is_draining:
             time.sleep(0.1)
@@ -174,6 +178,72 @@ def test_an_engine_that_hangs_ends_the_process_within_two_seconds_of_the_decisio
         assert early.result()["error"]["code"] in {"deadline_exceeded", "engine_dead"}
         assert late.result()["error"]["code"] == "engine_dead"
         assert [json.loads(line)["message"] for line in running.stdout][-1] == "ended"
+
+
+def make_endless(folder: Path, text: str) -> None:
+    """Make the encoder of a bundle run without end if the source has the first token of `text`."""
+    manifest = read_bundle(folder)
+    assert manifest.encoder is not None
+    path = folder / manifest.encoder.file
+    token_id = read_tokenizer(folder / "tokenizer.json").encode(text, add_special_tokens=False)[0]
+    model = onnx.load(path, load_external_data=False)
+    for node in model.graph.node:
+        node.input[:] = ["lengths_after_loop" if name == "source_lengths" else name for name in node.input]
+    scalar = helper.make_tensor_value_info("iteration", TensorProto.INT64, [])
+    condition = [helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("is_on", "stays_on")]
+    values = [helper.make_tensor_value_info(name, TensorProto.INT32, ["B"]) for name in ("lengths_in", "lengths_out")]
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["is_on"], ["stays_on"]),
+            helper.make_node("Identity", ["lengths_in"], ["lengths_out"]),
+        ],
+        "body",
+        [scalar, condition[0], values[0]],
+        [condition[1], values[1]],
+    )
+    numbers = {"endless_id": token_id, "endless_count": 1 << 62, "no_count": 0}
+    model.graph.initializer.extend(helper.make_tensor(name, TensorProto.INT64, [], [n]) for name, n in numbers.items())
+    nodes = [
+        helper.make_node("Equal", ["source_ids", "endless_id"], ["is_endless"]),
+        helper.make_node("Cast", ["is_endless"], ["are_endless"], to=TensorProto.INT64),
+        helper.make_node("ReduceMax", ["are_endless"], ["any_endless"], keepdims=0),
+        helper.make_node("Cast", ["any_endless"], ["has_endless"], to=TensorProto.BOOL),
+        helper.make_node("Where", ["has_endless", "endless_count", "no_count"], ["count"]),
+        helper.make_node("Loop", ["count", "", "source_lengths"], ["lengths_after_loop"], body=body),
+        *model.graph.node,
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, path)
+    files = {**manifest.files, **record_files(folder, [manifest.encoder.file])}
+    write_manifest(folder, manifest.model_copy(update={"files": files}))
+
+
+def test_a_graph_that_does_not_end_is_ended_and_its_model_loaded_again_or_the_process_ends(folder: Path) -> None:
+    make_endless(folder / "toy", "~")
+    port = free_port()
+    settings = ("--bundles", str(folder), "--port", str(port), "--threads", "1", "--drain-s", "0")
+    times = ("--request-timeout-s", "1", "--queue-timeout-s", "1")
+    fine, endless = {"inputs": "A man sleeps."}, {"inputs": "A man ~ sleeps."}
+    with process(*settings, *times) as running, ThreadPoolExecutor() as calls:
+        assert running.stdout is not None
+        lines_until(running.stdout, "ready")
+        before = ask(port, "/v1/encode", fine)
+        early = calls.submit(ask, port, "/v1/encode", endless)
+        time.sleep(0.8)
+        late = calls.submit(ask, port, "/v1/encode", fine)  # its deadline is later than the decision
+        lines_until(running.stdout, "a step of toy did not end by itself; the model is loaded again")
+        assert early.result()["error"]["code"] in {"deadline_exceeded", "internal"}
+        assert late.result()["error"]["code"] in {"loading", "deadline_exceeded"}
+        while "error" in (again := ask(port, "/v1/encode", fine)):  # the call waits for the load, up to its deadline
+            assert again["error"]["code"] == "loading"
+        assert again["embeddings"] == before["embeddings"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+            assert b'sightline_model_reloads_total{model_name="toy"} 1.0' in response.read()
+        (folder / "toy" / "manifest.json").unlink()
+        assert ask(port, "/v1/encode", endless)["error"]["code"] in {"deadline_exceeded", "internal"}
+        lines_until(running.stdout, "toy cannot be loaded again; the process ends")
+        assert running.wait(timeout=10) == 1
 
 
 def test_a_second_signal_ends_the_process_at_once_with_1(folder: Path) -> None:

@@ -220,6 +220,7 @@ class FakeRunner:
         self.num_prefills = 0
         self.num_steps = 0
         self.num_releases = 0
+        self.is_terminated = threading.Event()
 
     @property
     def manifest(self) -> Manifest:
@@ -388,6 +389,9 @@ class FakeRunner:
         self.num_releases += 1
         for state in (self._source, self._read, self._hash):
             state.fill(GARBAGE)
+
+    def terminate(self) -> None:
+        self.is_terminated.set()
 
     def _read_sources(self, rows: NDArray[np.intp], token_ids: Int64, lengths: Int32, source_lengths: Int32) -> None:
         """Copy the prompts of rows that read their last token."""

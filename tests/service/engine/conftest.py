@@ -321,3 +321,6 @@ class CheckedRunner:
     def release_memory(self) -> None:
         self.rows.clear()
         self.inner.release_memory()
+
+    def terminate(self) -> None:
+        self.inner.terminate()

@@ -289,6 +289,47 @@ async def test_a_failing_runner_call_does_not_kill_the_thread() -> None:
         assert worker.is_alive
 
 
+class Endless(FakeRunner):
+    """A runner whose steps end only if they are terminated."""
+
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        self.is_terminated.wait()
+        raise RuntimeError("terminated")
+
+
+async def test_a_terminated_step_fails_its_requests_and_other_models_go_on() -> None:
+    async with running(Endless(fake_manifest(), 2), runner_of()) as worker:
+        assert await worker.end_step(0.0) is None  # no step runs
+        stuck = [submit(worker, "m0", request((5 + n, 6, 7))) for n in range(9)]  # MAX_FAILURES is 8
+        await wait_until(lambda: worker.step_seconds > 0.02)
+        other = submit(worker, "m1", request())
+        assert await worker.end_step(5.0) == "m0"
+        assert [await one.result() for one in stuck[:2]] == [Failed("internal")] * 2
+        assert isinstance(await other.result(), Generated)
+        worker.fail_requests("m0", "loading")
+        assert [await one.result() for one in stuck[2:]] == [Failed("loading")] * 7
+        await worker.remove("m0")
+        assert worker.is_alive
+
+
+async def test_a_step_that_no_termination_ends_is_reported() -> None:
+    released = threading.Event()
+
+    class Stuck(FakeRunner):
+        def step(self, *arguments: Any, **options: Any) -> Any:
+            released.wait()
+            raise RuntimeError("late")
+
+    async with running(Stuck(fake_manifest(), 2)) as worker:
+        stuck = submit(worker, "m0", request())
+        await wait_until(lambda: worker.step_seconds > 0.02)
+        try:
+            assert await worker.end_step(0.05) is None
+        finally:
+            released.set()
+        assert await stuck.result() == Failed("internal")
+
+
 @pytest.fixture
 def releasing_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.engine.worker.RELEASE_INTERVAL_S", 0.05)
