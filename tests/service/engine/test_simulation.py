@@ -1,6 +1,9 @@
-"""Random arrivals, cancellations, deadlines and faults, with invariants checked each step."""
+"""Random arrivals, cancellations, deadlines, faults and slow readers, with invariants checked after
+each step.
+"""
 
 import dataclasses
+import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +22,19 @@ from service.engine.request import (
     Final,
     Generated,
     GenerateRequest,
+    MapBudget,
     TokenEvent,
 )
 from service.parameters import GenerateParameters
 from tests.service.engine.conftest import CheckedRunner, StopAtSum, run_alone
-from tests.support.fake_runner import Faults
+from tests.support.fake_runner import Faults, fake_manifest
 
 POISON, NAN = 46, 47
+ENCODER_DECODER = fake_manifest()
+DECODER_ONLY = fake_manifest(decoder_start="source", max_source_tokens=160, max_target_tokens=200)
+# Of decoder-only prompts: nothing, one block of the prefix cache, two blocks, and two with a part.
+BEGINNINGS = [tuple(3 + number % 41 for number in range(length)) for length in (0, 32, 64, 75)]
+MEMORY = 4_000
 
 
 @dataclass(eq=False)
@@ -35,6 +44,7 @@ class Client:
     request: GenerateRequest | EncodeRequest
     events: list[Event] = field(default_factory=list)
     has_given_up: bool = False
+    budget: MapBudget | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -46,43 +56,59 @@ class Client:
 
 
 class Simulation:
-    def __init__(self, seed: int, *, has_many_calls: bool = False) -> None:
-        """Create a simulation with one call, or with one large call and many small ones."""
+    def __init__(self, seed: int, *, has_many_calls: bool = False, is_decoder_only: bool = False) -> None:
+        """Create a simulation with one call, or with one large call and many small ones.
+
+        A decoder-only model has prompts of several chunks, with common beginnings in a prefix cache
+        that is too small for them.
+        """
         self.rng = random.Random(seed)
+        self.is_decoder_only = is_decoder_only
         self.has_many_calls = has_many_calls
         self.calls_fail = seed % 3 == 0
         faults = Faults(
             encode_calls=frozenset(self.rng.sample(range(1, 60), 4)) if self.calls_fail else frozenset(),
             step_calls=frozenset(self.rng.sample(range(1, 100), 4)) if self.calls_fail else frozenset(),
-            raising_id=POISON,
-            nan_id=NAN,
+            prefill_calls=frozenset(self.rng.sample(range(1, 60), 4)) if self.calls_fail else frozenset(),
+            # A decoder-only model may generate any token, and reads what it has generated.
+            raising_id=None if is_decoder_only else POISON,
+            nan_id=None if is_decoder_only else NAN,
         )
         self.now = 0.0
         self.runner = CheckedRunner(
-            self.rng.randint(16, 40) if has_many_calls else self.rng.randint(3, 6), faults=faults
+            self.rng.randint(16, 40) if has_many_calls else self.rng.randint(3, 6),
+            DECODER_ONLY if is_decoder_only else ENCODER_DECODER,
+            faults=faults,
+            num_prefix_blocks=5 if is_decoder_only else 0,
         )
+        self.memory = MEMORY  # bytes for the maps of responses that have not been read yet
         self.engine = Engine(self.runner, lambda: self.now, max_batch_tokens=40)
         self.clients: dict[ActiveRequest, Client] = {}
         self.sources: dict[int, Client] = {}  # by first token; no two alike among those alive
 
     def arrive(self) -> None:
         alive = {source for source, client in self.sources.items() if not client.has_ended}
-        alive |= {row.source[0] for row in self.runner.rows}  # of those that ended last some may still be in a row
+        alive |= {
+            row.source[0] for row in self.runner.rows if row.source
+        }  # of those that ended last some may still be in a row
         first = self.rng.choice([token for token in range(3, POISON) if token not in alive])
         source = (first, *(self.rng.randrange(3, POISON) for _ in range(self.rng.randint(0, 15))))
-        if self.rng.random() < 0.05:
+        if self.is_decoder_only:
+            source = (*self.rng.choice(BEGINNINGS), *source)
+        elif self.rng.random() < 0.05:
             source = (*source, self.rng.choice([POISON, NAN]))
         deadline = self.now + self.rng.choice([1e6, 1e6, 8.0])
-        request: GenerateRequest | EncodeRequest = EncodeRequest(self.call(), source, deadline)
+        caller = self.rng.choice(["", "", "a", "b"]) if self.has_many_calls or self.is_decoder_only else ""
+        request: GenerateRequest | EncodeRequest = EncodeRequest(self.call(), source, deadline, caller=caller)
         if self.rng.random() < 0.75:
-            request = self.generate_request(source, deadline)
-        client = Client(request)
+            request = self.generate_request(source, deadline, caller)
+        client = Client(request, budget=getattr(request, "map_budget", None))
         self.sources[first] = client
         if isinstance(request, GenerateRequest) and request.stop is not None:  # it keeps state
             request = dataclasses.replace(request, stop=request.stop.copy())
         self.clients[self.engine.submit(request, client.events.append)] = client
 
-    def generate_request(self, source: tuple[int, ...], deadline: float) -> GenerateRequest:
+    def generate_request(self, source: tuple[int, ...], deadline: float, caller: str) -> GenerateRequest:
         choose, num_beams = self.rng.choice, self.rng.choice([1, 1, 2, 3])
         prefix = tuple(self.rng.randrange(48) for _ in range(choose([0, 0, 1, 5])))
         is_scored = bool(prefix) and num_beams == 1 and self.rng.random() < 0.3
@@ -103,6 +129,9 @@ class Simulation:
         )
         if is_scored:
             parameters = parameters.model_copy(update={"max_new_tokens": 0})
+        attention = frozenset[str]()
+        if self.rng.random() < 0.3:
+            attention = frozenset({"decoder"} if self.is_decoder_only else {"cross", "decoder"})
         return GenerateRequest(
             self.call(),
             source,
@@ -110,9 +139,23 @@ class Simulation:
             parameters,
             target_prefix=prefix,
             stop=choose([None, None, StopAtSum(150)]),
-            attention=frozenset({"cross", "decoder"}) if self.rng.random() < 0.3 else frozenset[str](),
+            attention=attention,
+            map_budget=self.budget() if attention and self.rng.random() < 0.5 else None,
+            caller=caller,
             stream=num_beams == 1 and self.rng.random() < 0.5,
         )
+
+    def budget(self) -> MapBudget:
+        """Return the budget of a call whose client reads its response at some time."""
+        per_column = dict.fromkeys(("cross", "decoder"), 4)
+        bytes_per_column = dict.fromkeys(("cross", "decoder"), 16)
+        return MapBudget(10**9, per_column, bytes_per_column, self.use_memory)
+
+    def use_memory(self, num_bytes: int) -> bool:
+        if num_bytes > self.memory:
+            return False
+        self.memory -= num_bytes
+        return True
 
     def call(self) -> str:
         """Return the request id of the next request."""
@@ -130,19 +173,31 @@ class Simulation:
         self.runner.stepped = []
         self.engine.step()
         self.now += self.rng.random()
+        if self.rng.random() < 0.1:  # slow clients have read their responses
+            self.memory = MEMORY
         self.check_books(before)
         if not self.has_many_calls:
             self.check_order(self.runner.encoded[first_call:])
 
     def check_books(self, before: Mapping[ActiveRequest, int]) -> None:
         open_clients = [client for client in self.clients.values() if not client.has_ended]
-        running = [client for client in open_clients if self.runs(client)]
+        owners = self.engine._rows.owners
+        running = [self.clients[owner.active_request] for owner in owners]
+        assert not any(client.has_ended for client in running)
         assert self.engine.num_running == len(running)
         assert self.engine.num_waiting == len(open_clients) - len(running)
-        for client in running:
+        rows = [row for owner in owners for row in owner.rows]
+        assert sorted(rows) == list(range(self.engine.num_rows_in_use)), "a row has two owners or none"
+        assert len(rows) <= self.runner.max_rows
+        for owner in owners:
+            request = owner.request
+            assert len(owner.rows) == (request.parameters.num_beams if isinstance(request, GenerateRequest) else 1)
+        if not self.is_decoder_only:  # the runner's own record of its rows
+            assert running == sorted(filter(self.runs, open_clients), key=running.index)
+        for client in [] if self.is_decoder_only else running:
             assert isinstance(client.request, GenerateRequest)
-            rows = [row for row in self.runner.rows if tuple(row.source) == client.request.source_ids]
-            assert len(rows) == client.request.parameters.num_beams
+            checked = [row for row in self.runner.rows if tuple(row.source) == client.request.source_ids]
+            assert len(checked) == client.request.parameters.num_beams
         assert all(not client.has_given_up for client in open_clients)
         for active, client in self.clients.items():
             assert active.has_ended == client.has_ended
@@ -153,7 +208,7 @@ class Simulation:
                 assert client.finals == [Cancelled()]
                 # Its row was freed before the step: no token came after it.
                 assert not any(isinstance(event, TokenEvent) for event in client.events[before[active] :])
-        for row in self.runner.stepped:
+        for row in [] if self.is_decoder_only else self.runner.stepped:
             client = self.sources[row.source[0]]
             assert not client.has_given_up, "a cancelled request was run"
 
@@ -179,7 +234,7 @@ class Simulation:
     def check_generated(self, client: Client, final: Generated) -> None:
         request = client.request
         assert isinstance(request, GenerateRequest)
-        alone = run_alone(request, self.runner.manifest)
+        alone = run_alone(dataclasses.replace(request, map_budget=None), self.runner.manifest)
         for target, expected in zip(final.targets, alone.targets, strict=True):
             assert target.tokens == expected.tokens
             assert (target.finish_reason, target.score) == (expected.finish_reason, expected.score)
@@ -200,17 +255,18 @@ class Simulation:
                 np.testing.assert_array_equal(final.hidden[:, 0], source)
             elif isinstance(final, Failed) and final.code == "internal":
                 assert self.calls_fail or {POISON, NAN} & set(source)
+            elif isinstance(final, Failed) and final.code == "overloaded":
+                assert client.budget is not None and client.budget.error == "overloaded"
             elif isinstance(final, Failed):
                 assert final.code == "deadline_exceeded" and request.deadline < 1e6
             assert not isinstance(final, Generated | Encoded) or not {POISON, NAN} & set(source)
 
 
-@pytest.mark.parametrize("has_many_calls", [False, True])
-@pytest.mark.parametrize("seed", range(40))
-def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, has_many_calls: bool) -> None:
-    simulation = Simulation(seed, has_many_calls=has_many_calls)
+def run(seed: int, num_steps: int, **kind: bool) -> Simulation:
+    """Run a simulation to its end, and check all results."""
+    simulation = Simulation(seed, **kind)
     load = simulation.rng.choice([0.3, 0.6, 0.9])
-    for _ in range(120):
+    for _ in range(num_steps):
         while simulation.rng.random() < load and simulation.engine.num_waiting < 20:
             simulation.arrive()
         if simulation.clients and simulation.rng.random() < 0.15:
@@ -218,7 +274,26 @@ def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, has_
         simulation.step()
     while simulation.engine.has_work:
         simulation.step()
+    assert simulation.engine.num_rows_in_use == 0
     simulation.check_results()
+    return simulation
+
+
+KINDS: list[dict[str, bool]] = [{}, {"has_many_calls": True}, {"is_decoder_only": True}]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["one call", "many calls", "decoder-only"])
+@pytest.mark.parametrize("seed", range(30))
+def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, kind: dict[str, bool]) -> None:
+    simulation = run(seed, 120, **kind)
     kinds = {type(client.finals[0]) for client in simulation.clients.values()}
     assert kinds >= {Generated, Encoded}
     assert simulation.runner.num_moved and simulation.runner.num_branched
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 100_000, 1000))
+def test_a_hundred_thousand_short_schedules(first: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)  # the tracebacks of the faults would be kept in memory
+    for seed in range(first, first + 1000):
+        run(seed, 8, **KINDS[seed % len(KINDS)])
