@@ -22,7 +22,7 @@ from bench.models import CACHE, Models
 from bench.options import Options
 from bench.plots import draw
 from bench.record import RESULTS, Recorded, Result, read_results, write_result
-from bench.reliability import overload, responses
+from bench.reliability import overload, responses, traces
 from bench.targets import RELIABILITY, TARGETS
 from service.machine import usable_threads
 
@@ -40,6 +40,7 @@ SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "memory": memory.run,
     "start": start.run,
     "overload": overload.run,
+    "traces": traces.run,
     "responses": responses.run,
     "soak": soak.run,
 }

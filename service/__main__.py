@@ -14,6 +14,7 @@ from service.keys import KeysError, read_keys
 from service.logs import configure_logging, open_missing_streams
 from service.quotas import QuotaStorageError, open_limiter
 from service.settings import SettingsError, read_settings
+from service.traces import TracesError, check_traces
 
 EXIT_SETTINGS = 2
 # Seconds after which a busy thread releases the interpreter lock. The engine's thread requests the
@@ -38,7 +39,9 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
             read_keys(settings.keys)
         if settings.quota_storage_url is not None:
             open_limiter(settings.quota_storage_url)
-    except (SettingsError, KeysError, QuotaStorageError) as error:
+        if settings.otlp_endpoint is not None:
+            check_traces(settings.otlp_endpoint)
+    except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
     configure_logging(settings.log_level, log_format=settings.log_format)

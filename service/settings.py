@@ -67,6 +67,17 @@ class Settings(BaseModel):
         "redis://localhost:6379/0, so that several services share the counts; needs the extra `redis`. If not set, "
         "each service counts in memory.",
     )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="URL of an OpenTelemetry collector that receives a trace of each sampled call by OTLP over HTTP, "
+        "such as http://127.0.0.1:4318; needs the extra `traces`. If not set, there are no traces.",
+    )
+    trace_sampling: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Fraction of the calls that are traced. A client that sends `traceparent` decides for its calls.",
+    )
     port: int = Field(
         default=8000, ge=0, le=MAX_PORT, description="Port to listen on; 0 takes a free port and logs it."
     )

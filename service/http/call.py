@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 import secrets
+import time
 import zlib
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
@@ -22,6 +23,10 @@ from service.fields import first_error, paths_of, validate
 from service.http.incoming import EXCHANGE, Exchange
 from service.inference.call import Call
 from service.inference.service import Service
+from service.traces import traceresponse
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 # New request ids have a random part for the process and a counter. Random bytes for each id would
 # release the interpreter lock, which the event loop must wait for under load.
@@ -29,6 +34,10 @@ _numbers = itertools.count()
 _process_id = secrets.token_hex(8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NO_ROUTE = "none"
+# Orchestrators poll these routes every few seconds, so they are logged as debug and never traced.
+QUIET_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
+)
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_FORM_FIELDS = 64
@@ -62,6 +71,7 @@ class HttpCall(Call):
         self.tail = b""  # bytes of the body after its JSON
         self.status: int | None = None  # status of the response once it has started
         self.code: str | None = None  # error code if the call failed
+        self.span: Span | None = None  # of a call that is traced, once its response has started
 
     def check_query(self, endpoint: Endpoint) -> None:
         """Check that the endpoint knows all parameters of the query.
@@ -92,9 +102,26 @@ class HttpCall(Call):
             message["headers"] = [*message["headers"], *own]
             if self.grant is not None:
                 message["headers"] += self.grant.headers()
+            if self.phases:
+                phases = {**self.phases, "total": 1000 * (time.monotonic() - self.started)}
+                durations = ", ".join([f"{name};dur={milliseconds:.3f}" for name, milliseconds in phases.items()])
+                message["headers"].append((b"server-timing", durations.encode()))  # browsers show it
+            if self.service.traces is not None and self.route not in QUIET_ROUTES:
+                self.span = self.service.traces.begin(self.span_name, self.headers, self.started)
+                message["headers"].append((b"traceresponse", traceresponse(self.span)))
             if self.service.is_retiring:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
+
+    @property
+    def route(self) -> str:
+        """Path template of the call's endpoint."""
+        return NO_ROUTE if self.endpoint is None else self.endpoint.path
+
+    @property
+    def span_name(self) -> str:
+        method: str = self.scope["method"]
+        return method if self.endpoint is None else f"{method} {self.route}"
 
     def fail(self, error: ApiError) -> None:
         """Record the error that ends the call, for the access log and the metrics."""

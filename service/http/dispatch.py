@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, INTERRUPTIONS, ApiError, ClientGoneError
 from service.http.access import authorize, authorize_with
-from service.http.call import NO_ROUTE, HttpCall, receive_body
+from service.http.call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
 from service.http.compression import MIN_BYTES, accepts_gzip, compress
 from service.http.hosts import AllowedHosts
 from service.http.incoming import EXCHANGE
@@ -27,16 +27,13 @@ from service.inference.service import Service
 from service.inference.streaming import StreamToken
 from service.logs import FIELDS, access_logger
 from service.metrics import Metrics
+from service.traces import OPERATIONS, trace_id
 
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
 ]
-# Orchestrators poll these routes every few seconds, so they are logged as debug.
-QUIET_ROUTES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
-)
 logger = logging.getLogger(__name__)
 
 OnRejection = Callable[[ApiError, str], None]  # takes the error and the request id
@@ -98,7 +95,7 @@ class CallLog:
                 code = exchange.lost_code
         if status is None:
             status = CLIENT_GONE_STATUS
-        route = NO_ROUTE if call.endpoint is None else call.endpoint.path
+        route = call.route
         counter = self._counters.get((route, status, code))
         if counter is None:
             counter = self._counters[route, status, code] = self._service.metrics.call_counter(route, status, code)
@@ -117,7 +114,30 @@ class CallLog:
             **call.details,
             "total_ms": round(1000 * (time.monotonic() - call.started), 3),
         }
+        if self._service.traces is not None and call.span is not None:
+            fields["trace_id"] = trace_id(call.span)
+            error = code if status >= 500 else None
+            self._service.traces.end(call.span, _attributes(call, status, code), error, call.phases, call.computed)
         log_call(logging.DEBUG if route in QUIET_ROUTES else logging.INFO, fields)
+
+
+def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]:
+    """Return the attributes of a call's span, by the names of OpenTelemetry's conventions."""
+    details = call.details
+    return {
+        "http.request.method": call.scope["method"],
+        "http.route": None if call.endpoint is None else call.route,
+        "http.response.status_code": status,
+        "error.type": code,
+        "gen_ai.provider.name": None if call.model_name is None else "sightline",
+        "gen_ai.operation.name": None if call.task is None else OPERATIONS.get(call.task, call.task),
+        "gen_ai.request.model": call.model_name,
+        "gen_ai.usage.input_tokens": details.get("input_tokens"),
+        "gen_ai.usage.output_tokens": details.get("output_tokens"),
+        "gen_ai.response.finish_reasons": details.get("finish_reasons") or None,
+        "sightline.request_id": call.request_id,
+        "sightline.key": None if call.key is None else call.key.label,
+    }
 
 
 class Dispatcher:

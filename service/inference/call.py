@@ -47,7 +47,10 @@ class Call:
         self.num_bytes = 0  # size of the request body
         self.field_names: Mapping[str, str] = {}  # canonical field name to the API's name, for errors
         self.model_name: str | None = None
+        self.task: DefaultTask | None = None  # of the model
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
+        self.phases: Mapping[str, float] = {}  # milliseconds of each, once the results are complete
+        self.computed = self.started  # time at which the results were complete
         self.response_memory = ResponseReservation(service.response_memory)
         # Of the model, once the call is admitted. It outlives the model.
         self.controller: AdmissionController | None = None
@@ -124,6 +127,7 @@ class Call:
             ApiError: see `Service.find_manifest` and `load_on_first_use`.
         """
         service = self.service
+        self.task = default_for or task
         requested = service.default_name(default_for or task) if name is None else name
         listed = service.models.get(requested or "")
         # Usually the model is loaded and can do the task: then `find_manifest` would say the same.
@@ -260,6 +264,13 @@ class Call:
             "encode_ms": timings.encode,
             "decode_ms": timings.decode,
         }
+        self.phases = {
+            "tokenize": timings.tokenize,
+            "queue": timings.queue,
+            "prefill" if model.manifest.is_decoder_only else "encode": timings.encode,
+            "decode": timings.decode,
+        }
+        self.computed = time.monotonic()
         histogram = self.service.metrics.for_model(model.name).call_seconds
         self.observe_latency = partial(histogram.observe, timings.total / 1000)
 

@@ -1,6 +1,7 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from service.quotas import LocalQuotas, Quotas, QuotaStore
 from service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
+from service.threads import run_in_daemon_thread
+from service.traces import SHUTDOWN_TIMEOUT_S, Traces
 
 DefaultTask = Task | Literal["chat"]
 
@@ -217,6 +220,9 @@ class Service:
         metrics.process_gauges["workers"].set_function(lambda: self.unavailable_code is None and not self.is_retiring)
         self.peers = peers
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
+        self.traces = (
+            None if settings.otlp_endpoint is None else Traces(settings.otlp_endpoint, settings.trace_sampling)
+        )
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
         self.held_sequences: Counter[str] = Counter()  # in progress, by label of a key that has a quota
         self.are_peers_ready = True  # False until all workers serve
@@ -424,3 +430,7 @@ class Service:
                 await asyncio.wait([model.load])
         if self.is_loaded:
             await self.worker.stop(self.settings.shutdown_timeout_s)
+        if self.traces is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await run_in_daemon_thread(self.traces.shutdown)

@@ -49,9 +49,12 @@ IMAGES = (
 
 
 def requirements(runtime: str) -> list[str]:
-    """Return the direct requirements of the service with ONNX Runtime for a kind of device."""
+    """Return the direct requirements of the service with ONNX Runtime for a kind of device, and
+    with all that its settings can use.
+    """
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *project["optional-dependencies"][runtime]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras[runtime], *extras["redis"], *extras["traces"]]
 
 
 def normalized(name: str) -> str:

@@ -47,6 +47,7 @@ NEEDS = {
     "systemd": "a machine that systemd runs",
     "nginx": "nginx in front of the service",
     "Prometheus": "a Prometheus server",
+    "collector": "a collector of OpenTelemetry",
     "perf_analyzer": "Triton's perf_analyzer",
     "time": "runs for minutes",
 }

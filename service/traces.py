@@ -1,0 +1,135 @@
+"""Traces of calls, which a collector of OpenTelemetry receives (extra `traces`).
+
+A call has one span of the server and one for each of its phases. Spans are created from the times
+that every call records, so that a service without a collector does nothing for them.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from service import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+# Names of OpenTelemetry's conventions for generative AI; other tasks have their own names.
+OPERATIONS = {"generate": "text_completion", "encode": "embeddings"}
+SHUTDOWN_TIMEOUT_S = 2.0  # time in which the last spans must be sent
+
+
+class TracesError(Exception):
+    """A setting of traces cannot be used."""
+
+
+class Traces:
+    """Creates the spans of calls and sends them to a collector, in a thread of its own.
+
+    Standard variables of OpenTelemetry add to the settings: `OTEL_SERVICE_NAME`,
+    `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_HEADERS` and others of the exporter and the
+    batches.
+    """
+
+    def __init__(self, endpoint: str, sampling: float) -> None:
+        """Start to send spans.
+
+        Args:
+            endpoint: URL of the collector, without the path of its signal.
+            sampling: fraction of the calls that are traced, unless the client has decided it.
+        """
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        own = Resource.create({"service.name": "sightline", "service.version": __version__})
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(sampling)),
+            resource=own.merge(OTELResourceDetector().detect()),
+            shutdown_on_exit=False,
+        )
+        exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sightline", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, name: str, headers: Mapping[bytes, bytes], started: float) -> "Span":
+        """Return the span of a call; its client may have a span of its own.
+
+        Args:
+            name: name of the span.
+            headers: headers of the request.
+            started: time of `time.monotonic` at which the call began.
+        """
+        from opentelemetry.trace import SpanKind
+
+        names = [key for key in (b"traceparent", b"tracestate") if key in headers]
+        context = self._propagator.extract({key.decode(): headers[key].decode("latin-1") for key in names})
+        return self._tracer.start_span(name, context, SpanKind.SERVER, start_time=_epoch_ns(started))
+
+    def end(
+        self,
+        span: "Span",
+        attributes: Mapping[str, str | int | Sequence[str] | None],
+        error: str | None,
+        phases: Mapping[str, float],
+        finished: float,
+    ) -> None:
+        """End the span of a call and create those of its phases.
+
+        Args:
+            span: result of `begin`.
+            attributes: attributes of the span; None leaves one out.
+            error: error code if the service failed.
+            phases: milliseconds of each phase, in the order of the phases.
+            finished: time of `time.monotonic` at which the last phase ended.
+        """
+        from opentelemetry.trace import StatusCode, set_span_in_context
+
+        if not span.is_recording():
+            return
+        span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+        if error is not None:
+            span.set_status(StatusCode.ERROR, error)
+        context, ended = set_span_in_context(span), _epoch_ns(finished)
+        for name, milliseconds in reversed(list(phases.items())):
+            if milliseconds:
+                began = ended - round(1e6 * milliseconds)
+                self._tracer.start_span(name, context, start_time=began).end(ended)
+                ended = began
+        span.end()
+
+    def shutdown(self) -> None:
+        """Send the spans that are left."""
+        self._provider.shutdown()
+
+
+def check_traces(endpoint: str) -> None:
+    """Check that spans can be sent to a collector.
+
+    Raises:
+        TracesError: the URL is not valid, or the extra is not installed.
+    """
+    if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
+        raise TracesError("the endpoint of traces must be a URL that begins with http:// or https://")
+    if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
+        raise TracesError("traces need the extra 'traces'; install it")
+
+
+def traceresponse(span: "Span") -> bytes:
+    """Return the header that tells the client the ids of its trace and of the call's span."""
+    context: Any = span.get_span_context()
+    return b"00-%032x-%016x-%02x" % (context.trace_id, context.span_id, context.trace_flags)
+
+
+def trace_id(span: "Span") -> str:
+    return f"{span.get_span_context().trace_id:032x}"
+
+
+def _epoch_ns(at: float) -> int:
+    """Return the time of day, in nanoseconds, of a time of `time.monotonic`."""
+    return time.time_ns() - round(1e9 * (time.monotonic() - at))
