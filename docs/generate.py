@@ -19,7 +19,7 @@ from unittest import mock
 
 from pydantic import BaseModel
 
-from docs.monitoring import alerts_file, dashboard_file, runbook_sections
+from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.families import decoders, encoders, seq2seq
 from service import bundle
 from service.app import create_app
@@ -36,6 +36,7 @@ WIDTH = 100
 PAGES = sorted(Path("docs").rglob("*.md"))
 FILES = {  # files that are generated as a whole, by the functions that return their text
     Path("deploy/prometheus/alerts.yml"): alerts_file,
+    Path("deploy/kubernetes/components/monitoring/alerts.yaml"): alerts_resource,
     Path("deploy/grafana/sightline.json"): dashboard_file,
 }
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)

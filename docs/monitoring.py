@@ -1,8 +1,8 @@
 """Alerts with their runbook, and the Grafana dashboard: the source of their files.
 
-`python -m docs.generate` writes `deploy/prometheus/alerts.yml`, `deploy/grafana/sightline.json` and
-the entries of `docs/how-to/runbook.md`. `make test-prometheus` runs all expressions in a Prometheus
-server.
+`python -m docs.generate` writes `deploy/prometheus/alerts.yml`, the same rules for Kubernetes,
+`deploy/grafana/sightline.json` and the entries of `docs/how-to/runbook.md`. `make test-prometheus`
+runs all expressions in a Prometheus server.
 """
 
 import json
@@ -17,6 +17,7 @@ from service.metrics import PREFIX, Metrics
 
 WIDTH = 100
 RUNBOOK = "docs/how-to/runbook.md"
+GENERATED = "# Prometheus alert rules for Sightline; generated from docs/monitoring.py by `python -m docs.generate`.\n"
 
 
 @dataclass(frozen=True)
@@ -322,8 +323,24 @@ ALERTS = (
 
 def alerts_file() -> str:
     """Return the alert rules in the format of Prometheus."""
+    return f"{GENERATED}{_alert_groups()}"
+
+
+def alerts_resource() -> str:
+    """Return the alert rules as a resource of the Prometheus Operator."""
+    head = (
+        "apiVersion: monitoring.coreos.com/v1\n"
+        "kind: PrometheusRule\n"
+        "metadata:\n"
+        "  name: sightline\n"
+        "  labels: {app.kubernetes.io/name: sightline}\n"
+        "spec:\n"
+    )
+    return f"{GENERATED}{head}{textwrap.indent(_alert_groups(), '  ')}"
+
+
+def _alert_groups() -> str:
     lines = [
-        "# Prometheus alert rules for Sightline; generated from docs/monitoring.py by `python -m docs.generate`.",
         "groups:",
         "  - name: sightline",
         "    rules:",

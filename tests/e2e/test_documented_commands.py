@@ -45,6 +45,7 @@ NEEDS = {
     "root": "root",
     "Chromium": "Chromium",
     "systemd": "a machine that systemd runs",
+    "Kubernetes": "a cluster, and a registry of images",
     "nginx": "nginx in front of the service",
     "Prometheus": "a Prometheus server",
     "collector": "a collector of OpenTelemetry",
