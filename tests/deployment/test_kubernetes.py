@@ -26,7 +26,7 @@ import yaml  # type: ignore[import-untyped]
 
 from docs.monitoring import named_metrics
 from service.api import health
-from service.bundle import SCHEMA_VERSION
+from service.bundle import SCHEMA_VERSION, check_files
 from service.compat import open_inference
 from service.discovery import find_bundles
 from service.metrics import Metrics
@@ -122,15 +122,14 @@ def test_the_manifests_set_valid_settings() -> None:
 
 
 def test_every_container_listens_on_the_ports_of_its_settings() -> None:
-    settings = settings_of(BASE_VARIABLES)
+    settings, of_kserve = settings_of(BASE_VARIABLES), settings_of(KSERVE_VARIABLES)
     assert CONTAINER["ports"] == [
         {"name": "http", "containerPort": settings.port},
         {"name": "admin", "containerPort": settings.admin_port},
     ]
-    settings = settings_of(KSERVE_VARIABLES)
-    assert [one["containerPort"] for one in KSERVE_CONTAINER["ports"]] == [settings.port]
-    assert RUNTIME["spec"]["annotations"]["prometheus.kserve.io/port"] == str(settings.admin_port)
-    assert all(host == "0.0.0.0" for host, _ in settings.addresses)
+    assert [one["containerPort"] for one in KSERVE_CONTAINER["ports"]] == [of_kserve.port]
+    assert RUNTIME["spec"]["annotations"]["prometheus.kserve.io/port"] == str(of_kserve.admin_port)
+    assert {host for host, _ in [*settings.addresses, *of_kserve.addresses]} == {"0.0.0.0"}
     assert re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, flags=re.MULTILINE) == [str(settings.port)]
 
 
@@ -223,6 +222,17 @@ def test_bundles_are_mounted_where_the_service_reads_them() -> None:
                 assert mount.get("readOnly") or container["name"] == "bundles", f"{path}: {mount}"
     init, _ = containers_of(COMPONENTS / "bundles-image" / "deployment.yaml")
     assert init["command"] == ["cp", "-r", "/bundles/.", f"{bundles}/"]
+
+
+def test_the_init_container_copies_bundles_that_can_be_served(tmp_path: Path) -> None:
+    source, target = tmp_path / "bundles", tmp_path / "app" / "bundles"
+    shutil.copytree(Path("bundles", MODEL), source / MODEL)
+    target.mkdir(parents=True)
+    init, _ = containers_of(COMPONENTS / "bundles-image" / "deployment.yaml")
+    folders = {"/bundles/.": f"{source}/.", "/app/bundles/": f"{target}/"}
+    subprocess.run([folders.get(word, word) for word in init["command"]], check=True)
+    (copied,) = find_bundles(target).items()
+    check_files(*copied)
 
 
 def test_the_file_of_keys_is_in_the_mounted_secret() -> None:
@@ -334,9 +344,9 @@ def test_a_kustomization_lists_all_files_of_its_folder(kustomization: Path) -> N
     assert {kustomization.name, *listed} == present - {"adapter-rules.yaml"}
 
 
-@pytest.mark.parametrize(("path", "resource"), [*custom_resources()], ids=str)
-def test_custom_resources_are_valid(path: Path, resource: Resource) -> None:
-    assert errors(resource, SCHEMAS[kind_of(resource)]) == []
+def test_custom_resources_are_valid() -> None:
+    found = {kind_of(resource): errors(resource, SCHEMAS[kind_of(resource)]) for _, resource in custom_resources()}
+    assert found == {kind: [] for kind in SCHEMAS}
 
 
 def test_a_wrong_custom_resource_is_found() -> None:

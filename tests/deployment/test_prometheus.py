@@ -10,6 +10,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -395,3 +397,36 @@ def test_an_alert_fires_on_its_fault_and_on_nothing_else(alert: Alert, tmp_path:
     rules = str((CONFIGURATION / "alerts.yml").absolute())
     file.write_text(json.dumps({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests}), encoding="utf-8")
     promtool("test", "rules", file)
+
+
+def test_the_queries_of_the_autoscalers_count_the_sequences_in_progress(monitored: Monitored) -> None:
+    """KEDA asks for the sum of all pods, prometheus-adapter for the number of each pod."""
+    components = Path("deploy/kubernetes/components")
+    scaled = yaml.safe_load((components / "keda" / "scaled-object.yaml").read_text(encoding="utf-8"))["spec"]
+    rules = yaml.safe_load((components / "hpa" / "adapter-rules.yaml").read_text(encoding="utf-8"))["rules"]
+    # The labels of Kubernetes are those of a cluster only.
+    of_all = scaled["triggers"][0]["metadata"]["query"].replace('namespace="sightline",', "")
+    of_each = rules["custom"][0]["metricsQuery"]
+    of_each = of_each.replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'job="sightline"')
+    body = {"inputs": ["A dog runs."] * 24, "parameters": {"min_new_tokens": 60, "max_new_tokens": 60}}
+    done = threading.Event()
+
+    def send_until_done() -> None:
+        while not done.is_set():
+            monitored.post("/v1/generate", body)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(send_until_done)
+        try:
+            wait_until(lambda: monitored.query(of_all) > [8], TIMEOUT_S)
+            at = str(time.time())
+            sums = [
+                [float(one["value"][1]) for one in monitored.api("query", query=query, time=at)["result"]]
+                for query in (of_all, of_each)
+            ]
+        finally:
+            done.set()
+    assert sums[0] == sums[1]
+    assert 0 < sums[0][0] <= 2 * 24
+    wait_until(lambda: monitored.query(of_all) == [0], TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -71,6 +72,23 @@ def test_a_removed_key_is_not_found_any_more(path: Path) -> None:
     assert ring.find(alice.encode())  # until the file is read again
     ring.reload()
     assert ring.find(alice.encode()) is None and ring.find(bob.encode())
+
+
+def test_a_changed_link_to_the_file_is_noticed(tmp_path: Path) -> None:
+    """The kubelet writes a changed secret into a new folder and then changes a link to it."""
+    first, second, data = tmp_path / "..first", tmp_path / "..second", tmp_path / "..data"
+    first.mkdir()
+    key = add_key(first / "keys.json", "alice", "use")
+    data.symlink_to(first.name)
+    (tmp_path / "keys.json").symlink_to("..data/keys.json")
+    ring = KeyRing(tmp_path / "keys.json")
+    shutil.copytree(first, second)
+    new = add_key(second / "keys.json", "bob", "use")
+    (tmp_path / "..next").symlink_to(second.name)
+    (tmp_path / "..next").rename(data)
+    assert ring.find(key.encode()) is not None and ring.find(new.encode()) is None
+    ring.reload()
+    assert ring.find(key.encode()) is not None and ring.find(new.encode()) is not None
 
 
 @pytest.mark.parametrize("content", [None, "", "{}x", '{"keys": 1}'])
