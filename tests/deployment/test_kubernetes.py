@@ -43,6 +43,7 @@ from tests.deployment.custom_resources import (
     kind_of,
     pod_spec,
 )
+from tests.e2e.test_documented_commands import read_blocks
 
 VERSION = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 DOCKERFILE = Path("Dockerfile").read_text(encoding="utf-8")
@@ -379,12 +380,14 @@ def render(folder: Path) -> list[Resource]:
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
-def render_overlay(folder: Path, components: Sequence[str]) -> dict[str, Resource]:
-    """Return the resources of the base with components, by kind and name."""
+def render_overlay(folder: Path, components: Sequence[str], **more: Any) -> dict[str, Resource]:
+    """Return the resources of the base with components and more fields of a kustomization, by kind
+    and name.
+    """
     overlay = folder / "overlay"
     shutil.copytree(MANIFESTS, folder, dirs_exist_ok=True)
     overlay.mkdir()
-    content = {"resources": ["../base"], "components": [f"../components/{one}" for one in components]}
+    content = {"resources": ["../base"], "components": [f"../components/{one}" for one in components], **more}
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     return {f"{one['kind']} {one['metadata']['name']}": one for one in render(overlay)}
 
@@ -429,6 +432,17 @@ def test_what_kubectl_renders_is_valid(tmp_path: Path, components: Sequence[str]
         assert ("authorization" in endpoint) is ("keys" in components)
     policy = resources["NetworkPolicy sightline"]["spec"]
     assert len(policy["ingress"]) == 2 and ("egress" in policy) is ("quotas" in components)
+
+
+@pytest.mark.kubernetes
+def test_the_changes_that_the_page_shows_are_applied(tmp_path: Path) -> None:
+    (shown,) = [one.code for one in read_blocks(PAGE) if one.language == "yaml"]
+    image = {"name": "sightline-bundles", "newName": "registry.example/models", "newTag": "3"}
+    resources = render_overlay(tmp_path, ["bundles-image"], images=[image], **yaml.safe_load(shown))
+    pod = resources["Deployment sightline"]["spec"]["template"]["spec"]
+    resource = {"cpu": "4", "memory": "4Gi"}
+    assert pod["containers"][0]["resources"] == {"requests": resource, "limits": resource}
+    assert pod["initContainers"][0]["image"] == "registry.example/models:3"
 
 
 @pytest.mark.kubernetes
