@@ -19,6 +19,7 @@ from unittest import mock
 
 from pydantic import BaseModel
 
+from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.families import decoders, encoders, seq2seq
 from service import bundle
@@ -48,6 +49,7 @@ def make_parts() -> dict[str, str]:
     schemas = api_schemas()
     return {
         "settings": settings_table(),
+        "limits": limits_table(),
         "errors": errors_table(),
         "metrics": metrics_table(),
         "manifest": manifest_tables(),
@@ -121,6 +123,17 @@ def settings_table() -> str:
         for name, field in Settings.model_fields.items()
     )
     return table(("variable and flag", "default", "description"), rows)
+
+
+def limits_table() -> str:
+    rows = []
+    for limit in LIMITS:
+        field = Settings.model_fields.get(limit.source)
+        source = limit.source if field is None else f"`{env_name(limit.source)}`"
+        value = limit.value if field is None else code_of(field.default)
+        error = "" if limit.code is None else f"{ERRORS[limit.code].status} `{limit.code}`"
+        rows.append((limit.text, source, value, error, f"`{limit.label}`" if limit.label else ""))
+    return table(("limit", "setting", "default", "error", "label"), rows)
 
 
 def errors_table() -> str:

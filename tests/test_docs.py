@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -14,9 +15,11 @@ import yaml  # type: ignore[import-untyped]
 from bench import report
 from bench.record import RESULTS, read_results
 from docs.generate import FILES, PAGES, fill, make_parts
+from docs.limits import LIMITS
 from service import __version__
 from service.bundle import SCHEMA_VERSION, read_manifest
 from service.discovery import find_bundles
+from service.errors import Limit
 from service.metrics import Metrics
 from service.runtime.memory import row_bytes
 from service.settings import Settings, env_name
@@ -95,6 +98,16 @@ def test_settings_and_metrics_that_are_named_exist(document: Path) -> None:
     families = {metric.name for metric in Metrics("0").registry.collect()}
     metrics = families | {f"{name}{suffix}" for name in families for suffix in ("_total", "_bucket", "_sum", "_count")}
     assert set(re.findall(r"\bsightline_[a-z0-9_]+", text)) <= metrics | {"sightline_serving"}  # the wheel
+
+
+def test_the_table_of_limits_has_every_limit_of_settings_and_metrics() -> None:
+    sources = [limit.source for limit in LIMITS]
+    assert {name for name in Settings.model_fields if name.startswith("max_") or name.endswith("_s")} <= set(sources)
+    labels = [limit.label for limit in LIMITS if limit.label is not None]
+    assert sorted(labels) == sorted(get_args(Limit))
+    assert {limit.code for limit in LIMITS} >= {"overloaded", "body_too_large", "rate_limit_exceeded"}
+    for limit in LIMITS:
+        assert (limit.source in Settings.model_fields) is not bool(limit.value), limit
 
 
 def test_every_alert_names_its_entry_in_the_runbook() -> None:

@@ -1,0 +1,76 @@
+"""The limits of the service: the source of the table in `docs/reference/limits.md`."""
+
+from dataclasses import dataclass
+
+from service.errors import ErrorCode, Limit
+from service.http.call import MAX_FORM_FIELDS
+from service.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+
+
+@dataclass(frozen=True)
+class LimitRow:
+    """A limit, and the error beyond it."""
+
+    text: str
+    source: str  # name of its setting, or where else it comes from
+    code: ErrorCode | None  # None: there is no error, as the text says
+    label: Limit | None = None  # in `sightline_limit_reached_total`
+    value: str = ""  # for one that is no setting
+
+
+LIMITS = (
+    LimitRow("open connections", "max_connections", "overloaded", "connections"),
+    LimitRow(
+        "open connections of an IPv4 address, or an IPv6 network of 64 bits",
+        "max_connections_per_address",
+        "overloaded",
+        "connections_per_address",
+    ),
+    LimitRow("file descriptors of the process", "`ulimit -n`", "overloaded", "descriptors", "32 stay in reserve"),
+    LimitRow("head of a request; trailers of a body", "fixed", "headers_too_large", value=f"{MAX_HEAD_BYTES} bytes"),
+    LimitRow("seconds to send the head of a request", "header_timeout_s", "client_too_slow"),
+    LimitRow("body after decompression", "max_body_bytes", "body_too_large"),
+    LimitRow("seconds to send the body", "body_timeout_s", "client_too_slow"),
+    LimitRow("bodies that arrive at the same time, together", "max_waiting_bytes", "overloaded", "body_bytes"),
+    LimitRow("fields of a form", "fixed", "invalid_parameter", value=str(MAX_FORM_FIELDS)),
+    LimitRow(
+        "pipelined requests of a connection, which then closes after their responses",
+        "fixed",
+        None,
+        value=str(MAX_PIPELINED),
+    ),
+    LimitRow("seconds that an idle connection stays open", "keep_alive_s", None),
+    LimitRow("requests a minute of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
+    LimitRow("tokens a minute of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
+    LimitRow("sequences in progress of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
+    LimitRow("inputs of a call", "max_inputs", "invalid_parameter"),
+    LimitRow("tokens of an input, and of a target", "manifest of the model", "input_too_long", value="of the model"),
+    LimitRow(
+        "sequences of a model that wait, with those in its rows",
+        "max_waiting_sequences",
+        "overloaded",
+        "waiting_sequences",
+    ),
+    LimitRow("bodies that the calls of a model hold", "max_waiting_bytes", "overloaded", "waiting_bytes"),
+    LimitRow("source tokens of a model's calls", "max_waiting_tokens", "overloaded", "waiting_tokens"),
+    LimitRow("seconds that a call is expected to wait", "queue_timeout_s", "overloaded", "queue_time"),
+    LimitRow(
+        "seconds until the deadline, if the call is expected to take longer",
+        "request_timeout_s",
+        "overloaded",
+        "deadline",
+    ),
+    LimitRow("seconds of a call, or `X-Request-Timeout-Ms`", "request_timeout_s", "deadline_exceeded"),
+    LimitRow(
+        "responses until their clients have read them, together", "max_response_bytes", "overloaded", "response_bytes"
+    ),
+    LimitRow("one response with vectors or maps", "max_response_bytes", "response_too_large"),
+    LimitRow("seconds without a byte read by the client, whose connection then closes", "write_timeout_s", None),
+    LimitRow("rows that a model decodes at once; other sequences wait", "max_rows", None),
+    LimitRow("decoder state of all models, from which their rows follow", "max_state_bytes", None),
+    LimitRow("prefix caches of all models; the oldest prefixes leave", "max_prefix_cache_bytes", None),
+    LimitRow("tokens of an encoder batch; other sequences wait", "max_batch_tokens", None),
+    LimitRow("seconds of a stage of the load of a model, which then fails", "load_timeout_s", None),
+    LimitRow("seconds of a drain", "drain_s", "draining"),
+    LimitRow("seconds of running calls after the drain", "shutdown_timeout_s", "draining"),
+)
