@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from service.errors import ErrorCode, Limit
 from service.http.call import MAX_FORM_FIELDS
 from service.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from service.inference.results import MAX_NUMBERS
+from service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,11 @@ LIMITS = (
     LimitRow(
         "responses until their clients have read them, together", "max_response_bytes", "overloaded", "response_bytes"
     ),
-    LimitRow("one response with vectors or maps", "max_response_bytes", "response_too_large"),
+    LimitRow(
+        "numbers in the vectors or attention maps of a response", "fixed", "response_too_large", value=str(MAX_NUMBERS)
+    ),
+    LimitRow("text of a call that tokenizes", "fixed", "response_too_large", value=f"{MAX_TEXT_BYTES} bytes"),
+    LimitRow("ids of a call that detokenizes", "fixed", "response_too_large", value=str(MAX_IDS)),
     LimitRow("seconds without a byte read by the client, whose connection then closes", "write_timeout_s", None),
     LimitRow("rows that a model decodes at once; other sequences wait", "max_rows", None),
     LimitRow("decoder state of all models, from which their rows follow", "max_state_bytes", None),
