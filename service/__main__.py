@@ -6,6 +6,8 @@ no bundle can be served or the port is taken.
 """
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -44,6 +46,9 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
+    # Until the server has its own handler. The first process of a container has none by default,
+    # and would ignore the signal.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     configure_logging(settings.log_level, log_format=settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which

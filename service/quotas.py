@@ -24,6 +24,7 @@ STORAGE_SCHEMES = ("redis", "rediss", "redis+unix")
 STORAGE_TIMEOUT_S = 1.0
 RETRY_STORAGE_S = 5.0  # after a failure of the storage, time in which no request is counted
 RETRY_SEQUENCES_S = 1
+CLOCK_STEP_S = 1.0  # smaller corrections of the clock have no effect
 MESSAGES = {
     "requests": "The API key may send {limit} requests a minute. Retry in {seconds} s.",
     "tokens": "The API key may use {limit} tokens a minute, of inputs and outputs. Retry in {seconds} s.",
@@ -111,6 +112,7 @@ class QuotaStore:
         self._storage = storage
         self._limiter: FixedWindowRateLimiter | None = None
         self._retry_at = 0.0
+        self._clock_offset = -math.inf  # of the time of day, from `time.monotonic`
         # Sequences in progress by key and process.
         self._held: defaultdict[str, Counter[int]] = defaultdict(Counter)
 
@@ -167,8 +169,13 @@ class QuotaStore:
         return Window(item.amount, found.remaining, max(1, math.ceil(found.reset_time - time.time())))
 
     def _open(self) -> "FixedWindowRateLimiter":
-        if self._limiter is None:
+        offset = time.time() - time.monotonic()
+        # Windows in memory end by the time of day. If the clock is set back, they would last too
+        # long.
+        is_set_back = self._storage is None and offset < self._clock_offset - CLOCK_STEP_S
+        if self._limiter is None or is_set_back:
             self._limiter = open_limiter(self._storage)
+        self._clock_offset = offset
         return self._limiter
 
     def _on_failure(self, error: Exception) -> None:

@@ -1,6 +1,7 @@
 """`python -m service` as a process: start, end, exit codes, and modules that it never loads."""
 
 import contextlib
+import http.client
 import json
 import os
 import pty
@@ -12,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from bench.process import family_cpu_seconds
 from bench.server import free_port
 from service import __version__
 from service.__main__ import check_one_runtime, main
@@ -123,8 +125,8 @@ def test_a_stalled_reader_of_the_log_blocks_neither_responses_nor_the_shutdown(f
         assert running.wait(timeout=10) == 0
 
 
-@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_a_closed_standard_stream_has_no_effect(folder: Path, closed: str) -> None:
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-", ">/dev/full 2>&1"])
+def test_a_standard_stream_that_is_closed_or_whose_disk_is_full_has_no_effect(folder: Path, closed: str) -> None:
     port = free_port()
     command = f"exec {sys.executable} -m service --bundles {folder} --port {port} --drain-s 0 --threads 1 {closed}"
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
@@ -244,6 +246,57 @@ def test_a_graph_that_does_not_end_is_ended_and_its_model_loaded_again_or_the_pr
         assert ask(port, "/v1/encode", endless)["error"]["code"] in {"deadline_exceeded", "internal"}
         lines_until(running.stdout, "toy cannot be loaded again; the process ends")
         assert running.wait(timeout=10) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_at_any_moment_ends_all_processes(folder: Path, workers: str) -> None:
+    """From the first moment of the start, over loading, to requests in progress."""
+    outcomes = []
+    for moment in range(20):
+        port = free_port()
+        command = ("--bundles", str(folder), "--port", str(port), "--drain-s", "0", "--workers", workers)
+        with process(*command) as running, ThreadPoolExecutor() as calls:
+            if moment < 14:
+                time.sleep(0.2 * moment)
+            else:
+                ask_until_ready(port)
+                for _ in range(4):
+                    calls.submit(ask, port, "/v1/generate", {"inputs": ["A man sleeps."] * 64})
+                time.sleep(0.05 * (moment - 14))
+            children = family_cpu_seconds(running.pid)
+            running.send_signal(signal.SIGTERM)
+            outcomes.append(running.wait(timeout=10))
+            wait_until_gone(pid for pid in children if pid != running.pid)
+    # Before `main` has read the settings, the signal ends Python at once.
+    num_early = next(number for number, outcome in enumerate(outcomes) if outcome == 0)
+    assert outcomes == [-signal.SIGTERM] * num_early + [0] * (20 - num_early) and num_early < 8
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    deadline = time.monotonic() + 5
+    for pid in pids:
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline, f"process {pid} is left"
+            time.sleep(0.02)
+
+
+def test_a_service_that_was_killed_under_load_starts_again_on_its_port(folder: Path) -> None:
+    port = free_port()
+    command = ("--bundles", str(folder), "--port", str(port), "--workers", "2", "--threads", "1")
+    for _ in range(2):
+        with process(*command) as running, ThreadPoolExecutor() as calls:
+            ask_until_ready(port)
+            asked = [calls.submit(ask, port, "/v1/generate", {"inputs": ["A man sleeps."] * 64}) for _ in range(8)]
+            time.sleep(0.1)
+            children = family_cpu_seconds(running.pid)
+            running.kill()
+            running.wait()
+            for one in asked:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    answer = one.result()
+                    assert "outputs" in answer or answer["error"]["code"] == "draining"  # the workers notice at once
+        wait_until_gone(children)
 
 
 def test_a_second_signal_ends_the_process_at_once_with_1(folder: Path) -> None:

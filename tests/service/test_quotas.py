@@ -56,6 +56,18 @@ async def test_requests_are_counted_until_the_end_of_a_minute(clock: Clock) -> N
     assert (await store.begin(0, "a", quota)).windows["requests"].remaining == 1
 
 
+@pytest.mark.parametrize("step_s", [-86_400.0, 86_400.0])
+async def test_a_step_of_the_clock_locks_nobody_out(clock: Clock, step_s: float) -> None:
+    store, quota = QuotaStore(None), Quota(requests_per_minute=1)
+    assert [(await store.begin(0, "a", quota)).exceeded for _ in range(2)] == [None, "requests"]
+    clock.ahead_s = -0.5
+    assert (await store.begin(0, "a", quota)).exceeded == "requests"
+    clock.ahead_s = step_s
+    grants = [await store.begin(0, "a", quota) for _ in range(2)]
+    assert [one.exceeded for one in grants] == [None, "requests"]
+    assert 1 <= grants[1].windows["requests"].reset_s <= 60
+
+
 async def test_tokens_are_counted_at_the_end_of_calls_also_above_the_limit(clock: Clock) -> None:
     store, quota = QuotaStore(None), Quota(tokens_per_minute=100, requests_per_minute=9)
     assert (await store.begin(0, "a", quota)).windows["tokens"].remaining == 100
