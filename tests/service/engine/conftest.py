@@ -191,6 +191,8 @@ class CheckedRunner:
         self.encoded: list[list[list[int]]] = []  # the sources of each encoder call
         self.stepped: list[CheckedRow] = []  # rows of all steps; tests may clear it
         self.retries_left = 0  # rows of a failed step that are still to be repeated alone
+        self.num_retries = 0
+        self.failed: list[tuple[CheckedRow, int]] = []  # rows whose repetition failed, with their tokens
         self.prefilled: list[int] = []  # tokens of all prefill calls; tests may clear it
         self.num_swapped = 0
         self.num_moved = 0
@@ -309,14 +311,27 @@ class CheckedRunner:
         try:
             given = self.inner.step(token_ids, lengths, source_lengths, outputs, first=first)
         except FakeFaultError:
-            if is_retry:  # its state is invalid, but it is tracked until it is released
-                rows[0].read.append(int(token_ids[0]))
+            if is_retry:
+                self.failed.append((rows[0], int(token_ids[0])))
             elif len(token_ids) > 1:
-                self.retries_left = len(token_ids)
+                self.retries_left = self.num_retries = len(token_ids)
+            self._end_retries()
             raise
         for row, token_id in zip(rows, token_ids.tolist(), strict=True):
             row.read.append(token_id)
+        self._end_retries()
         return given
+
+    def _end_retries(self) -> None:
+        """Record rows that failed alone: their states are invalid, but tracked until their release.
+
+        If all rows fail, the step has changed nothing.
+        """
+        if self.retries_left == 0:
+            if len(self.failed) < self.num_retries:
+                for row, token_id in self.failed:
+                    row.read.append(token_id)
+            self.failed.clear()
 
     def release_memory(self) -> None:
         self.rows.clear()
