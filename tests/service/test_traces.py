@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -122,7 +123,9 @@ async def test_prompts_errors_and_streams_are_traced(
     backend = make_backend(step_s=0.01)
     sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64, "max_target_tokens": 128}
     backend.manifests = (fake_manifest("fake", **sizes, decoder_start="source"),)
-    async with start(backend, otlp_endpoint=collector.endpoint) as running:
+    keys = Path("tests/data/keys.json")
+    async with start(backend, otlp_endpoint=collector.endpoint, keys=keys) as running:
+        running.client.headers["x-api-key"] = "sl-alice"
         await running.post("/v1/generate", {**BODY, "stream": True})
         await running.post("/v1/score", {"inputs": ""})
         await running.post("/nowhere", {})
@@ -136,6 +139,8 @@ async def test_prompts_errors_and_streams_are_traced(
     assert failed.status.code == failed.status.STATUS_CODE_UNSET  # it is the client's error
     assert (late.status.code, late.status.message) == (late.status.STATUS_CODE_ERROR, "deadline_exceeded")
     assert attributes(lost)["http.response.status_code"] == 404 and "http.route" not in attributes(lost)
+    assert attributes(generated)["sightline.key"] == "alice"
+    assert b"sl-alice" not in collector.data
     assert len({span.trace_id for span in collector.spans}) == 4
 
 
