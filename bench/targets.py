@@ -101,6 +101,14 @@ SERVICE = (
 RELIABILITY = (
     _at_least("overload.large.10", "goodput at 10 times as many large calls over the best", 0.9),
     _at_least("overload.single.10", "goodput at 10 times as many single inputs over the best", 0.9),
+    *(
+        target
+        for calls, text in (("large", "large calls"), ("single", "single inputs"))
+        for target in (
+            _at_most(f"overload.{calls}.recovery", f"from the last request of an overload to rest, {text}", 2),
+            _at_most(f"overload.{calls}.growth", f"growth of resident memory over the rounds of it, {text}", 10),
+        )
+    ),
     _at_least("overload.small.success", "single inputs that succeed beside 12 clients with large calls", 95),
     _at_most("overload.small.p99", "p99 of these single inputs over that without large calls", 5),
     _at_least("overload.key.success", "the same if the large calls have another API key", 95),

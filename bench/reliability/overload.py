@@ -97,6 +97,8 @@ def _goodput(
 
     best = max(clients, key=lambda count: closed_loop(count, options.seconds / 2))
     ratios: dict[int, list[float]] = {factor: [] for factor in OVERLOADS}
+    recoveries: list[float] = []
+    resident: list[float] = []
     for _ in range(options.rounds):
         peak = closed_loop(best, options.seconds)
         rows.append(
@@ -106,15 +108,26 @@ def _goodput(
             measured = _run(server, replace(load, rate=factor * peak / inputs, duration_s=options.seconds))
             goodput = _inputs_per_s(measured, inputs)
             ratios[factor].append(goodput / peak)
+            times = Distribution.of_seconds(one.latency_s for one in measured.outcomes if isinstance(one, Success))
+            assert times is not None, "no call succeeded"
+            # From the last request to the last response: then the service has nothing to do.
+            recoveries.append(measured.elapsed_s - options.seconds)
             rows.append(
                 {
                     "load": f"{name}: {factor} times as much",
                     "goodput": round(goodput, 1),
                     "succeeded": _num_successes(measured),
                     "sent": len(measured.outcomes),
+                    "p50 ms": round(times.p50, 1),
+                    "p99 ms": round(times.p99, 1),
                 }
             )
-    return {f"overload.{name}.{factor}": Figure.of(ratios[factor]) for factor in OVERLOADS}
+        resident.append(server.memory_mb("VmRSS"))
+    return {
+        **{f"overload.{name}.{factor}": Figure.of(ratios[factor]) for factor in OVERLOADS},
+        f"overload.{name}.recovery": Figure.of([max(recoveries)], "s"),
+        f"overload.{name}.growth": Figure.of([resident[-1] - resident[0]], "MB"),
+    }
 
 
 def _inputs_per_s(measured: Measurement, inputs: int) -> float:
