@@ -29,10 +29,12 @@ WORKDIR /app
 
 FROM base AS loadtest
 COPY tests/data/sentences.txt tests/data/sentences.txt
+COPY service/__init__.py service/__init__.py
+COPY sightline sightline
 COPY loadtest loadtest
-RUN python -m compileall -q loadtest
+RUN python -m compileall -q service sightline loadtest
 USER 10001:10001
-ENTRYPOINT ["python", "-m", "loadtest"]
+ENTRYPOINT ["python", "-m", "sightline", "load"]
 ARG VERSION=0.2.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Sightline load test" \

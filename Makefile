@@ -15,7 +15,7 @@ ALLOW_DIRTY ?=# 1 measures with uncommitted changes
 SOAK ?= 30# minutes
 MODEL ?= minilm# see: sightline models get --help
 BITS ?=# bits per weight of MODEL: 8, 4 or 32; 32 by default
-LOAD ?= --clients 16 --duration 10s# see: python -m loadtest --help
+LOAD ?= --clients 16 --duration 10s# see: sightline load --help
 FUZZ_EXAMPLES ?= 500
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -56,7 +56,7 @@ down:  ## stop and remove that container; running requests are finished first
 	$(COMPOSE) down
 
 loadtest: $(DEV)/ready  ## run the load test against the service on this machine, with the options LOAD
-	$(DEV)/bin/python -m loadtest $(LOAD)
+	$(DEV)/bin/sightline load $(LOAD)
 
 ##@ Train and export
 train: $(DEV)/ready  ## train on DATA into RUN; repeat the command to resume

@@ -91,7 +91,7 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
     sections = []
-    for words in ([], *([name] for name in COMMANDS), ["models", "get"]):
+    for words in ([], *([name] for name in COMMANDS), ["models", "get"], ["load", "compare"]):
         printed = io.StringIO()
         with (
             mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}),

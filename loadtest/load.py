@@ -2,8 +2,12 @@
 
 In a closed loop, each of a number of clients sends its next request after the response to the last
 one, so that the service determines the rate. In an open loop, requests are due at random times with
-a given mean rate (a Poisson process), independent of the service. Latency is measured from the time
+given mean rates (a Poisson process), independent of the service. Latency is measured from the time
 when a request was due, so that it includes the delay of a late start.
+
+A client that is too slow measures itself instead of the service. Therefore, the lag of the client
+is recorded: the delay of a timer, and in an open loop also that of each request behind its
+schedule.
 """
 
 import asyncio
@@ -12,106 +16,146 @@ import math
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadtest.client import Client, IncompleteResponseError
 from loadtest.outcome import Failure, Outcome, Rejection, Success, classify
 
 PAUSE_S = 0.05  # pause of a client after a rejection or failure, so that it does not flood a failing service
+TICK_S = 0.01  # interval of the timer that measures the lag
 ARRIVALS_SEED = 20
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests to send; the load ends after `duration_s` or `requests`, whichever comes first.
+    """Requests to send; the load ends after its duration or `requests`, whichever comes first.
 
     Args:
         path: path of the endpoint.
         bodies: bodies of the requests, sent cyclically in this order.
         is_streamed: the responses are event streams.
         clients: number of clients of a closed loop.
-        rate: requests per second of an open loop; None means a closed loop.
-        duration_s: time in seconds after which no request is sent; pending responses are awaited.
+        rates: requests per second of an open loop, one rate after another without a pause; none
+            means a closed loop.
+        duration_s: duration in seconds, or that of each rate. Later, no request is sent; pending
+            responses are awaited.
         requests: number of requests to send, without repetitions.
         honors_retry_after: after a rejection, a client of a closed loop waits for `Retry-After` and
             repeats the request.
+        has_usage: the responses have the numbers of tokens, see `classify`.
     """
 
     path: str
     bodies: Sequence[bytes]
     is_streamed: bool = False
     clients: int = 1
-    rate: float | None = None
+    rates: Sequence[float] = ()
     duration_s: float = math.inf
     requests: int | None = None
     honors_retry_after: bool = False
+    has_usage: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measurement:
-    """Outcome of each request, and the time from the first request to the last response."""
+    """Results of a load.
 
-    outcomes: Sequence[Outcome]
-    elapsed_s: float
+    Args:
+        outcomes: outcome of each request, in the order of their ends.
+        elapsed_s: seconds from the first request to the last response.
+        due_s: time when each of these requests was due, in seconds from the start.
+        lags_s: delays of the client in seconds, see the module.
+    """
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    due_s: list[float] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)
 
 
 async def run_load(client: Client, load: Load) -> Measurement:
     """Send the requests of a load and wait for all responses."""
-    started = time.perf_counter()
-    deadline = started + load.duration_s
-    outcomes: list[Outcome] = []
-    turns = _turns(load, deadline)
-    async with asyncio.TaskGroup() as group:
-        if load.rate is None:
-            for _ in range(load.clients):
-                group.create_task(_send_in_turn(client, load, turns, deadline, outcomes))
-        else:
-            arrivals = random.Random(ARRIVALS_SEED)  # noqa: S311 - a schedule, not a secret
-            due = started
-            for body in turns:
-                due += arrivals.expovariate(load.rate)
-                if due >= deadline:
-                    break
-                await asyncio.sleep(due - time.perf_counter())
-                group.create_task(_send_at(client, load, body, due, outcomes))
-    return Measurement(outcomes, time.perf_counter() - started)
-
-
-def _turns(load: Load, deadline: float) -> Iterator[bytes]:
-    for number, body in enumerate(itertools.cycle(load.bodies)):
-        if number == load.requests or time.perf_counter() >= deadline:
-            return
-        yield body
-
-
-async def _send_in_turn(
-    client: Client, load: Load, turns: Iterator[bytes], deadline: float, outcomes: list[Outcome]
-) -> None:
-    for body in turns:
-        outcome = await _send(client, load, body, time.perf_counter())
-        outcomes.append(outcome)
-        while load.honors_retry_after and isinstance(outcome, Rejection):
-            wait_s = PAUSE_S if outcome.retry_after_s is None else outcome.retry_after_s
-            if time.perf_counter() + wait_s >= deadline:
-                return
-            await asyncio.sleep(wait_s)
-            outcome = await _send(client, load, body, time.perf_counter())
-            outcomes.append(outcome)
-        if not isinstance(outcome, Success):
-            await asyncio.sleep(PAUSE_S)
-
-
-async def _send_at(client: Client, load: Load, body: bytes, due: float, outcomes: list[Outcome]) -> None:
-    outcomes.append(await _send(client, load, body, due))
-
-
-async def _send(client: Client, load: Load, body: bytes, due: float) -> Outcome:
+    run = _Run(client, load)
+    ticker = asyncio.create_task(run.tick())
     try:
-        response = await client.post(load.path, body)
-    except TimeoutError:
-        return Failure("timeout")
-    except IncompleteResponseError as error:
-        return Failure(str(error))
-    except OSError:
-        return Failure("connection failed")
-    return classify(response, due, load.is_streamed)
+        await (run.open_loop() if load.rates else run.closed_loop())
+    finally:
+        ticker.cancel()
+    run.measurement.elapsed_s = time.perf_counter() - run.started
+    return run.measurement
+
+
+def arrival_times(rates: Sequence[float], duration_s: float) -> Iterator[float]:
+    """Yield the times of a Poisson process with one rate after another, in seconds from the start.
+
+    The times are the same in every call.
+    """
+    arrivals = random.Random(ARRIVALS_SEED)  # noqa: S311 - a schedule, not a secret
+    for index, rate in enumerate(rates):
+        start = index * duration_s if index else 0.0
+        due = start + arrivals.expovariate(rate)
+        while due < start + duration_s:
+            yield due
+            due += arrivals.expovariate(rate)
+
+
+class _Run:
+    def __init__(self, client: Client, load: Load) -> None:
+        self._client = client
+        self._load = load
+        self.measurement = Measurement()
+        self.started = time.perf_counter()
+
+    async def open_loop(self) -> None:
+        load, bodies = self._load, itertools.cycle(self._load.bodies)
+        async with asyncio.TaskGroup() as group:
+            for time_s in itertools.islice(arrival_times(load.rates, load.duration_s), load.requests):
+                due = self.started + time_s
+                await asyncio.sleep(due - time.perf_counter())
+                group.create_task(self._send_at(next(bodies), due))
+
+    async def closed_loop(self) -> None:
+        turns = itertools.islice(itertools.cycle(self._load.bodies), self._load.requests)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._load.clients):
+                group.create_task(self._send_in_turn(turns, self.started + self._load.duration_s))
+
+    async def tick(self) -> None:
+        """Record the lag of a timer. Ticks that are missed count, with their own lags."""
+        for number in itertools.count(1):
+            due = self.started + number * TICK_S
+            await asyncio.sleep(due - time.perf_counter())
+            self.measurement.lags_s.append(time.perf_counter() - due)
+
+    async def _send_in_turn(self, turns: Iterator[bytes], deadline: float) -> None:
+        while time.perf_counter() < deadline and (body := next(turns, None)) is not None:
+            outcome = await self._send(body, time.perf_counter())
+            while self._load.honors_retry_after and isinstance(outcome, Rejection):
+                wait_s = PAUSE_S if outcome.retry_after_s is None else outcome.retry_after_s
+                if time.perf_counter() + wait_s >= deadline:
+                    return
+                await asyncio.sleep(wait_s)
+                outcome = await self._send(body, time.perf_counter())
+            if not isinstance(outcome, Success):
+                await asyncio.sleep(PAUSE_S)
+
+    async def _send_at(self, body: bytes, due: float) -> None:
+        self.measurement.lags_s.append(time.perf_counter() - due)
+        await self._send(body, due)
+
+    async def _send(self, body: bytes, due: float) -> Outcome:
+        outcome = await self._exchange(body, due)
+        self.measurement.outcomes.append(outcome)
+        self.measurement.due_s.append(due - self.started)
+        return outcome
+
+    async def _exchange(self, body: bytes, due: float) -> Outcome:
+        try:
+            response = await self._client.post(self._load.path, body)
+        except TimeoutError:
+            return Failure("timeout")
+        except IncompleteResponseError as error:
+            return Failure(str(error))
+        except OSError:
+            return Failure("connection failed")
+        return classify(response, due, self._load.is_streamed, self._load.has_usage)

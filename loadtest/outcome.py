@@ -2,31 +2,34 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import orjson
 
 from loadtest.client import Response
-from loadtest.events import Event, parse_events
+from loadtest.events import parse_events
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Success:
     """Complete successful response.
 
     Args:
         latency_s: seconds from the time when the request was due to the end of the response.
-        first_token_s: seconds from the time when the request was due to the first event; None
-            without streaming.
-        input_tokens: number of input tokens that the service reports.
-        output_tokens: number of output tokens that the service reports; 0 for an endpoint that
-            generates none.
+        first_token_s: seconds from the time when the request was due to the first event with a
+            token; None without streaming.
+        input_tokens: number of input tokens that the service reports; 0 if it reports none.
+        output_tokens: number of output tokens that the service reports, or else of the events with
+            a token; 0 for an endpoint that generates none.
+        longest_gap_s: longest time between two events with tokens; None with fewer than two.
     """
 
     latency_s: float
     first_token_s: float | None
     input_tokens: int
     output_tokens: int
+    longest_gap_s: float | None = None
 
     @property
     def per_output_token_s(self) -> float | None:
@@ -41,7 +44,10 @@ class Success:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Response 503: the service rejected the request and may say when to retry."""
+    """Response 503 (overload) or 429 (quota, or overload of some servers).
+
+    The service rejected the request and may say when to retry.
+    """
 
     code: str
     retry_after_s: int | None
@@ -57,38 +63,52 @@ class Failure:
 Outcome = Success | Rejection | Failure
 
 
-def classify(response: Response, due: float, is_streamed: bool) -> Outcome:
-    """Classify the response to a request that was due at `due` (`time.perf_counter`)."""
-    if response.status == 503:
+def classify(response: Response, due: float, is_streamed: bool, has_usage: bool = True) -> Outcome:
+    """Classify the response to a request that was due at `due` (`time.perf_counter`).
+
+    Args:
+        response: complete response.
+        due: time when the request was due.
+        is_streamed: the response is an event stream.
+        has_usage: the response must have the numbers of tokens, and a stream must end with
+            `[DONE]`.
+    """
+    if response.status in (429, 503):
         return Rejection(_error_code(response.body) or "no code", _retry_after_s(response.headers))
     if response.status != 200:
         return Failure(f"{response.status} {_error_code(response.body) or 'no code'}")
     try:
-        return _classify_stream(response, due) if is_streamed else _classify_complete(response, due)
+        if is_streamed:
+            return _classify_stream(response, due, has_usage)
+        body = orjson.loads(response.body)
+        usage = body["usage"] if has_usage else {"input_tokens": 0}
+        return Success(response.ended - due, None, _input_tokens(usage), _output_tokens(usage))
     except (ValueError, KeyError, TypeError, AttributeError):  # not JSON, or JSON of another service
         return Failure("malformed response")
 
 
-def _classify_complete(response: Response, due: float) -> Success:
-    usage = orjson.loads(response.body)["usage"]
-    return Success(response.ended - due, None, _input_tokens(usage), _output_tokens(usage))
-
-
-def _classify_stream(response: Response, due: float) -> Success | Failure:
+def _classify_stream(response: Response, due: float, has_usage: bool) -> Success | Failure:
     events = list(parse_events(response.parts))
     failure = next((event for event in events if event.name == "error"), None)
     if failure is not None:
         return Failure(f"error in the stream: {_error_code(failure.data) or 'no code'}")
-    if len(events) < 2 or events[-1].data != b"[DONE]":
+    if has_usage and (len(events) < 2 or events.pop().data != b"[DONE]"):
         return Failure("incomplete stream")
-    usages = [usage for event in events[:-1] if (usage := _usage(event)) is not None]
-    if not usages:
+    if not events:
+        return Failure("incomplete stream")
+    items = [orjson.loads(event.data) for event in events]
+    if any("error" in item for item in items):
+        return Failure("error in the stream: no code")
+    times = [event.arrived for event, item in zip(events, items, strict=True) if _has_token(item)]
+    usages = [item["usage"] for item in items if item.get("usage") is not None]
+    if has_usage and not usages:
         return Failure("malformed response")
     return Success(
         latency_s=response.ended - due,
-        first_token_s=next((event for event in events[:-1] if _has_text(event)), events[0]).arrived - due,
+        first_token_s=(times[0] if times else events[0].arrived) - due,
         input_tokens=sum(map(_input_tokens, usages)),
-        output_tokens=sum(map(_output_tokens, usages)),
+        output_tokens=sum(map(_output_tokens, usages)) if usages else len(times),
+        longest_gap_s=max((after - before for before, after in pairwise(times)), default=None),
     )
 
 
@@ -101,20 +121,20 @@ def _output_tokens(usage: Mapping[str, Any]) -> int:
     return int(usage.get("output_tokens", usage.get("completion_tokens", 0)))
 
 
-def _has_text(event: Event) -> bool:
-    """Return False for an event of OpenAI's API that has only a role or the usage."""
-    choices = orjson.loads(event.data).get("choices")
-    return choices is None or any(one.get("text") or one.get("delta", {}).get("content") for one in choices)
-
-
-def _usage(event: Event) -> Mapping[str, Any] | None:
-    usage: Mapping[str, Any] | None = orjson.loads(event.data).get("usage")
-    return usage
+def _has_token(item: Mapping[str, Any]) -> bool:
+    """Return False for an event that has only a role, the finish reason or the usage."""
+    if (choices := item.get("choices")) is not None:  # of OpenAI's API
+        return any(one.get("text") or one.get("delta", {}).get("content") for one in choices)
+    if "text_output" in item:  # of Triton's generate endpoint
+        return bool(item["text_output"])
+    return "finish_reason" not in item
 
 
 def _error_code(body: bytes) -> str | None:
+    """Return the code of an error, or the type of an error of Text Embeddings Inference."""
     try:
-        return str(orjson.loads(body)["error"]["code"])
+        fields = orjson.loads(body)
+        return str(fields["error_type"] if "error_type" in fields else fields["error"]["code"])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -1,4 +1,4 @@
-"""`sightline COMMAND`: serve, train, export, quantize, verify and translate, and list the models.
+"""`sightline COMMAND`: serve, train, export, translate and load, and list the models.
 
 Each command imports what it needs when it runs, so that an installation without PyTorch or without
 ONNX Runtime has the commands that can do without them.
@@ -68,12 +68,19 @@ def keys(parser: Parser, arguments: Sequence[str]) -> int:
     return keys.run(parser, arguments)
 
 
+def load(parser: Parser, arguments: Sequence[str]) -> int:
+    from loadtest.command import run as run_load
+
+    return run_load(parser, arguments)
+
+
 COMMANDS = {
     "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
     "translate": Command(translate, "translate the lines of a file", "cpu"),
     "draw": Command(draw, "draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
     "keys": Command(keys, "add, list and remove API keys", "cpu"),
+    "load": Command(load, "measure a running service under load, or compare two such runs"),
     "train": Command(train, "train a model", "train"),
     "export": Command(
         partial(export, "export"), "export a training run, or import a model of others, as a bundle", "cpu,train"

@@ -16,6 +16,8 @@ EXIT_STATUSES = {
     "settings contradict each other or the model, a file or bundle that an argument names is missing, or a library "
     "is not installed.",
     3: "Only `serve`: no bundle can be served, or the address cannot be used.",
+    4: "Only `load`: the run is invalid, because the load test itself was too slow.",
+    5: "Only `load`: a figure became worse, between two runs or during a soak.",
     EXIT_INTERRUPTED: "Ctrl-C ended the command.",
     EXIT_BROKEN_PIPE: "The reader of the output has ended.",
 }

@@ -105,7 +105,7 @@ def _goodput(
             {"load": f"{name}: {best} clients, the best of {', '.join(map(str, clients))}", "goodput": round(peak, 1)}
         )
         for factor in OVERLOADS:
-            measured = _run(server, replace(load, rate=factor * peak / inputs, duration_s=options.seconds))
+            measured = _run(server, replace(load, rates=(factor * peak / inputs,), duration_s=options.seconds))
             goodput = _inputs_per_s(measured, inputs)
             ratios[factor].append(goodput / peak)
             times = Distribution.of_seconds(one.latency_s for one in measured.outcomes if isinstance(one, Success))

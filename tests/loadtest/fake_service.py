@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,10 +61,14 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass
 class FakeService:
-    """Server that responds to request number n, counting from 0, with `script(n, request)`."""
+    """Server that responds to request number n, counting from 0, with `script(n, request)`.
+
+    `times` has for each request the time when it was read and the times when pieces were written.
+    """
 
     script: Callable[[int, Request], Reply]
     requests: list[Request] = field(default_factory=list)
+    times: list[list[float]] = field(default_factory=list)
     connections: int = 0
     url: str = ""
 
@@ -89,12 +94,15 @@ class FakeService:
         try:
             while (request := await _read(reader)) is not None:
                 self.requests.append(request)
+                times = [time.perf_counter()]
+                self.times.append(times)
                 reply = self.script(len(self.requests) - 1, request)
                 for piece in reply.pieces:
                     if isinstance(piece, float):
                         await asyncio.sleep(piece)
                     else:
                         writer.write(piece)
+                        times.append(time.perf_counter())
                         await writer.drain()
                 if reply.closes:
                     return

@@ -131,7 +131,7 @@ async def test_broken_late_and_missing_responses_are_failures_and_the_load_conti
 
 async def test_an_open_loop_keeps_its_rate_with_a_slow_service() -> None:
     async with FakeService(lambda n, request: translation(wait_s=0.5)) as service:
-        measurement = await run(service, Load("/", BODIES, rate=100.0, duration_s=1.0))
+        measurement = await run(service, Load("/", BODIES, rates=(100.0,), duration_s=1.0))
     assert 70 <= len(measurement.outcomes) <= 130  # three standard deviations
     assert 1.3 <= measurement.elapsed_s < 3
 
@@ -141,7 +141,7 @@ async def test_an_open_loop_is_due_at_the_same_times_in_every_run() -> None:
     last_due_s = sum(arrivals.expovariate(20.0) for _ in range(10))
     async with FakeService(lambda n, request: translation()) as service:
         for _ in range(3):
-            measurement = await run(service, Load("/", BODIES, rate=20.0, requests=10))
+            measurement = await run(service, Load("/", BODIES, rates=(20.0,), requests=10))
             assert last_due_s <= measurement.elapsed_s < last_due_s + 0.3
 
 
@@ -154,7 +154,32 @@ async def test_latency_in_an_open_loop_counts_from_when_a_request_was_due() -> N
         return translation()
 
     async with FakeService(block_once) as service:
-        measurement = await run(service, Load("/", BODIES, rate=50.0, requests=10))
+        measurement = await run(service, Load("/", BODIES, rates=(50.0,), requests=10))
     summary = summarize(measurement)
     assert summary.latency_ms is not None
     assert summary.latency_ms.p50 > 50
+
+
+@pytest.mark.parametrize("load", [Load("/", BODIES, rates=(100.0,), requests=30), Load("/", BODIES, duration_s=0.3)])
+async def test_a_client_that_cannot_run_has_a_lag(load: Load) -> None:
+    """The server blocks the event loop of the client for most of the time."""
+
+    def block_once(n: int, request: Request) -> Reply:
+        if n == 5:
+            time.sleep(0.2)
+        return translation(wait_s=0.01)
+
+    async with FakeService(block_once) as service:
+        lag = summarize(await run(service, load)).lag_ms
+    assert lag is not None
+    assert lag.max > 150
+    assert lag.p95 > 100 > lag.p50 / 2
+
+
+async def test_requests_that_are_sent_behind_their_schedule_have_a_lag() -> None:
+    """All requests are due within a millisecond, but each turn of the event loop sends one."""
+    async with FakeService(lambda n, request: translation()) as service:
+        measurement = await run(service, Load("/", BODIES, rates=(1e6,), requests=300))
+    assert len(measurement.lags_s) >= 300
+    lag = summarize(measurement).lag_ms
+    assert lag is not None and lag.p50 > 5

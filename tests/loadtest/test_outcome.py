@@ -29,7 +29,7 @@ def test_a_response_of_encode_has_no_output_tokens() -> None:
 def test_time_per_output_token_is_the_time_after_the_first_token_over_the_tokens_after_it() -> None:
     response = stream((11.0, token_event()), (12.0, token_event()), (13.0, token_event() + final_event(3) + DONE))
     outcome = classify(response, 10.0, is_streamed=True)
-    assert outcome == Success(latency_s=3.0, first_token_s=1.0, input_tokens=7, output_tokens=3)
+    assert outcome == Success(latency_s=3.0, first_token_s=1.0, input_tokens=7, output_tokens=3, longest_gap_s=1.0)
     assert outcome.per_output_token_s == 1.0
 
 
@@ -53,7 +53,38 @@ def test_usage_and_first_text_of_openais_api_are_read() -> None:
     chunks = [{"choices": [{"delta": delta}], "usage": None} for delta in deltas]
     events = [f"data: {json.dumps(chunk)}\n\n".encode() for chunk in [*chunks, {"choices": [], "usage": usage}]]
     response = stream((10.5, events[0]), (11.0, events[1]), (12.0, events[2] + events[3] + DONE))
-    assert classify(response, 10.0, is_streamed=True) == Success(2.0, 1.0, 7, 2)
+    assert classify(response, 10.0, is_streamed=True) == Success(2.0, 1.0, 7, 2, 1.0)
+
+
+def test_the_longest_gap_is_between_two_events_with_tokens() -> None:
+    response = stream(
+        (11.0, token_event()), (11.1, token_event()), (13.1, token_event()), (20.0, final_event(3) + DONE)
+    )
+    outcome = classify(response, 10.0, is_streamed=True)
+    assert isinstance(outcome, Success)
+    assert outcome.longest_gap_s == pytest.approx(2.0)
+
+
+def test_without_usage_the_events_with_text_are_the_output_tokens() -> None:
+    texts: list[dict[str, str]] = [
+        {"text_output": "A"},
+        {"text_output": "b"},
+        {"text_output": "", "finish_reason": "eos"},
+    ]
+    events = [f"data: {json.dumps(text)}\n\n".encode() for text in texts]
+    response = stream((11.0, events[0]), (12.0, events[1]), (12.5, events[2]))
+    assert classify(response, 10.0, is_streamed=True, has_usage=False) == Success(2.5, 1.0, 0, 2, 1.0)
+    assert classify(response, 10.0, is_streamed=True) == Failure("incomplete stream")
+    whole = whole_response(200, [[0.5, 0.1]])
+    assert classify(whole, 10.0, is_streamed=False, has_usage=False) == Success(2.0, None, 0, 0)
+    assert classify(whole, 10.0, is_streamed=False) == Failure("malformed response")
+
+
+def test_a_429_is_a_rejection_with_the_code_or_the_type_of_its_error() -> None:
+    quota = whole_response(429, {"error": {"code": "quota_exceeded"}}, **{"retry-after": "7"})
+    assert classify(quota, 10.0, is_streamed=True) == Rejection("quota_exceeded", 7)
+    tei = whole_response(429, {"error": "Model is overloaded", "error_type": "Overloaded"})
+    assert classify(tei, 10.0, is_streamed=False, has_usage=False) == Rejection("Overloaded", None)
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("3", 3), ("", None), ("soon", None), ("-1", None)])
@@ -92,6 +123,7 @@ ERROR = b'event: error\ndata: {"error": {"code": "deadline_exceeded"}}\n\n'
         (token_event() + final_event(1), Failure("incomplete stream")),
         (DONE, Failure("incomplete stream")),
         (b"", Failure("incomplete stream")),
+        (token_event() + b'data: {"error": "out of memory"}\n\n' + DONE, Failure("error in the stream: no code")),
         (b'{"usage": {}}', Failure("incomplete stream")),
         (token_event() + DONE, Failure("malformed response")),
         (b"data: {\n\n" + DONE, Failure("malformed response")),

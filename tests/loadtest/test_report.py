@@ -2,7 +2,7 @@ import pytest
 
 from loadtest.load import Measurement
 from loadtest.outcome import Failure, Outcome, Rejection, Success
-from loadtest.report import Distribution, format_table, summarize
+from loadtest.report import Distribution, format_rates, format_table, is_good, summarize
 
 
 def test_a_percentile_is_the_smallest_value_that_the_given_share_does_not_exceed() -> None:
@@ -63,3 +63,39 @@ def test_the_table_has_no_row_for_missing_measurements() -> None:
     rows = table[table.index("requests/s") :]
     assert "latency" in rows
     assert "time to first token" not in rows
+    assert "longest gap" not in rows and "lag of the load test" not in rows
+
+
+@pytest.mark.parametrize(
+    ("objectives", "expected"),
+    [
+        ({}, True),
+        ({"latency": 0.4}, True),
+        ({"latency": 0.39}, False),
+        ({"latency": 0.4, "ttft": 0.1, "tpot": 0.11, "gap": 0.2}, True),
+        ({"latency": 0.4, "ttft": 0.09}, False),
+        ({"tpot": 0.09}, False),
+        ({"gap": 0.19}, False),
+    ],
+)
+def test_a_good_request_exceeds_no_objective(objectives: dict[str, float], expected: bool) -> None:
+    assert is_good(Success(0.4, 0.1, 7, 4, 0.2), objectives) is expected
+    assert not is_good(Rejection("overloaded", 1), objectives)
+    assert not is_good(Failure("timeout"), objectives)
+
+
+def test_a_response_without_the_time_of_an_objective_meets_it() -> None:
+    assert is_good(Success(0.4, 0.1, 7, 1), {"tpot": 0.001, "gap": 0.001})
+
+
+def test_goodput_counts_good_requests_among_all() -> None:
+    summary = summarize(Measurement(OUTCOMES, elapsed_s=2.0), {"ttft": 0.1})
+    assert (summary.good, summary.good_share, summary.good_per_s) == (1, 1 / 6, 0.5)
+    assert summarize(Measurement([], elapsed_s=2.0)).good_share == 0
+
+
+def test_the_table_of_rates_has_a_row_for_each() -> None:
+    summaries = [summarize(Measurement(OUTCOMES, 2.0)), summarize(Measurement([Failure("timeout")], 2.0))]
+    _, first, second = format_rates([10, 20.5], summaries).splitlines()
+    assert first.split() == ["10", "6", "3", "1", "33.3%", "1.0", "400.00", "800.00", "800.00", "100.00", "200.00"]
+    assert second.split() == ["20.5", "1", "0", "1", "0.0%", "0.0", "-", "-", "-", "-", "-"]

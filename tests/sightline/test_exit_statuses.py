@@ -9,7 +9,6 @@ import pytest
 from bench.__main__ import main as bench
 from export.__main__ import OPTIONS
 from export.__main__ import main as export
-from loadtest.__main__ import main as loadtest
 from model.__main__ import main as model
 from service.__main__ import main as service
 from service.bundle import read_manifest, write_manifest
@@ -22,15 +21,14 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "model": model,
     "service": service,
     "bench": bench,
-    "loadtest": loadtest,
 }
 # Every command with the status of its process. Names in braces are files of the fixture.
 TABLE = [
     ("sightline", 2),
     ("sightline nothing", 2),
     ("sightline --version", 0),
-    *((f"sightline {name} --help", 0) for name in [*COMMANDS, "models get"]),
-    *((f"sightline {name} --nope", 2) for name in [*COMMANDS, "models get"]),
+    *((f"sightline {name} --help", 0) for name in [*COMMANDS, "models get", "load compare"]),
+    *((f"sightline {name} --nope", 2) for name in [*COMMANDS, "models get", "load compare"]),
     ("sightline serve --port abc", 2),
     ("sightline translate {text} --bundle {bundle} --threads 1", 0),
     ("sightline translate {text} --bundle {bundle} --beams 99", 2),
@@ -71,6 +69,12 @@ TABLE = [
     ("sightline keys list", 2),
     ("sightline keys add bob --keys {tmp}/new --tokens-per-minute 0", 2),
     ("sightline keys remove alice --keys {keys} --tokens-per-minute 1", 2),
+    ("sightline load --duration long", 2),
+    ("sightline load --prompts {tmp}/no", 2),
+    ("sightline load --url http://127.0.0.1:9 --prompts {text} --requests 1 --warm-up 0s --rate 9 --max-lag 0s", 4),
+    ("sightline load compare {tmp}/no {tmp}/no", 2),
+    ("sightline load compare {damaged}/config.json {damaged}/config.json", 1),
+    ("sightline load --url http://127.0.0.1:9 --prompts {text} --requests 1 --warm-up 0s", 1),
     ("sightline serve --keys {tmp}/no", 2),
     ("sightline serve --quota-storage memcached://localhost", 2),
     ("sightline serve --admin-address 9000", 2),
@@ -113,10 +117,6 @@ TABLE = [
     ("bench --help", 0),
     ("bench nothing", 2),
     ("bench library --bundle {tmp}/no", 2),
-    ("loadtest --help", 0),
-    ("loadtest --duration long", 2),
-    ("loadtest --sentences {tmp}/no", 2),
-    ("loadtest --url http://127.0.0.1:9 --sentences {text} --requests 1 --warm-up 0s", 1),
 ]
 
 
@@ -163,7 +163,7 @@ def test_exit_status(
     errors = capfd.readouterr().err
     assert status == expected, errors
     if expected:
-        assert errors.count("error: ") == 1 or program == "loadtest"
+        assert errors.count("error: ") == 1
 
 
 def test_the_table_has_every_command() -> None:

@@ -61,7 +61,7 @@ def test_the_help_of_each_command_opens_with_a_sentence_and_ends_with_an_example
     assert example.startswith(f"example: sightline {name} ")
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "models get"])
+@pytest.mark.parametrize("name", [*COMMANDS, "models get", "load compare"])
 def test_the_example_of_the_help_is_a_command_that_the_parser_accepts(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ MODULES = ("model", "model train", "model evaluate", "model zoo", "export", "exp
 
 
 HELPS = {
-    **{command: ["sightline", *command.split()] for command in (*COMMANDS, "models get")},
+    **{command: ["sightline", *command.split()] for command in (*COMMANDS, "models get", "load compare")},
     **{command: command.split() for command in MODULES},
 }
 # Runs each command with --help, and prints its exit code, output and errors.
@@ -299,7 +299,7 @@ def test_the_distribution_has_the_script_and_every_package() -> None:
     assert project["project"]["scripts"] == {"sightline": "sightline.__main__:main"}
     packages = {
         ".".join(path.parent.parts)
-        for name in ("export", "model", "service", "sightline")
+        for name in ("export", "loadtest", "model", "service", "sightline")
         for path in Path(name).rglob("__init__.py")
     }
     assert set(project["tool"]["setuptools"]["packages"]) == packages

@@ -1,0 +1,130 @@
+"""Endpoints that a load can call, of the native API and of three others, and their requests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+Message = dict[str, str]
+Prompt = str | Sequence[Message]  # a text, or the messages of a chat
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of all requests of a load.
+
+    Args:
+        model: name of the model; None for the server's default.
+        is_streamed: request event streams.
+        max_new_tokens: largest number of generated tokens; None for the server's default.
+    """
+
+    model: str | None = None
+    is_streamed: bool = False
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Endpoint of an API.
+
+    Args:
+        path: path of the endpoint; `{model}` stands for the name of the model.
+        fields: function that returns the fields of the body of a request.
+        stream_path: path of the endpoint for streams; None if it has none.
+        generates: the endpoint generates tokens, so that their number can be limited.
+        needs_model: a request must name the model.
+        reads_chats: a prompt may be the messages of a chat.
+        model_in_query: a request names the model in the query of the URL, if at all.
+        reports_usage: responses have the numbers of tokens, and streams end with `[DONE]`.
+    """
+
+    path: str
+    fields: Callable[[Prompt, Options], dict[str, Any]]
+    stream_path: str | None = None
+    generates: bool = False
+    needs_model: bool = False
+    reads_chats: bool = False
+    model_in_query: bool = False
+    reports_usage: bool = True
+
+    def path_for(self, options: Options) -> str:
+        path = self.path if not options.is_streamed or self.stream_path is None else self.stream_path
+        model = "" if options.model is None else quote(options.model, safe="")
+        return path.format(model=model) + (f"?model={model}" if self.model_in_query and model else "")
+
+    def body(self, prompt: Prompt, options: Options) -> bytes:
+        """Return the JSON body of a request."""
+        return orjson.dumps(self.fields(prompt, options))
+
+
+def _native(prompt: Prompt, options: Options) -> dict[str, Any]:
+    fields = _present(model=options.model, inputs=prompt, stream=options.is_streamed or None)
+    if options.max_new_tokens is not None:
+        fields["parameters"] = {"max_new_tokens": options.max_new_tokens}
+    return fields
+
+
+def _encode(prompt: Prompt, options: Options) -> dict[str, Any]:
+    return _native(prompt, options) | {"pooling": "mean"}
+
+
+def _openai(prompt: Prompt, options: Options) -> dict[str, Any]:
+    fields = _present(model=options.model, max_tokens=options.max_new_tokens)
+    if options.is_streamed:
+        fields |= {"stream": True, "stream_options": {"include_usage": True}}
+    return fields
+
+
+def _completions(prompt: Prompt, options: Options) -> dict[str, Any]:
+    return _openai(prompt, options) | {"prompt": prompt}
+
+
+def _chat(prompt: Prompt, options: Options) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return _openai(prompt, options) | {"messages": messages}
+
+
+def _embeddings(prompt: Prompt, options: Options) -> dict[str, Any]:
+    return {"model": options.model, "input": prompt}
+
+
+def _tei(prompt: Prompt, options: Options) -> dict[str, Any]:
+    return {"inputs": prompt}
+
+
+def _infer(prompt: Prompt, options: Options) -> dict[str, Any]:
+    return {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}]}
+
+
+def _triton_generate(prompt: Prompt, options: Options) -> dict[str, Any]:
+    parameters = _present(max_tokens=options.max_new_tokens)
+    return {"text_input": prompt, "stream": options.is_streamed, **({"parameters": parameters} if parameters else {})}
+
+
+def _present(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+TARGETS = {
+    "generate": Target("/v1/generate", _native, "/v1/generate", generates=True),
+    "encode": Target("/v1/encode", _encode),
+    "attention": Target("/v1/attention", _native, generates=True),
+    "openai-chat": Target(
+        "/v1/chat/completions", _chat, "/v1/chat/completions", generates=True, needs_model=True, reads_chats=True
+    ),
+    "openai-completions": Target("/v1/completions", _completions, "/v1/completions", generates=True, needs_model=True),
+    "openai-embeddings": Target("/v1/embeddings", _embeddings, needs_model=True),
+    "tei-embed": Target("/embed", _tei, model_in_query=True, reports_usage=False),
+    "oip-infer": Target("/v2/models/{model}/infer", _infer, needs_model=True, reports_usage=False),
+    "oip-generate": Target(
+        "/v2/models/{model}/generate",
+        _triton_generate,
+        "/v2/models/{model}/generate_stream",
+        generates=True,
+        needs_model=True,
+        reports_usage=False,
+    ),
+}
