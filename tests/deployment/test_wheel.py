@@ -10,7 +10,7 @@ import pytest
 
 from service import __version__
 
-PACKAGES = ("export", "model", "service", "sightline")
+PACKAGES = ("export", "loadtest", "model", "service", "sightline")
 WHEEL = f"sightline_serving-{__version__}-py3-none-any.whl"
 
 
