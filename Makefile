@@ -30,7 +30,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-prometheus test-kubernetes test-download wheel bench bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-prometheus test-kubernetes test-proxies test-download wheel bench bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -88,7 +88,7 @@ test: $(DEV)/ready  ## run all tests of the product that need only Python, in pa
 	$(PYTEST) --ignore tests/bench --ignore tests/study
 
 test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
-	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes'
+	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 coverage: $(DEV)/ready  ## run test and print how many lines of service/ and export/ ran in the processes of the tests
@@ -110,6 +110,9 @@ test-prometheus: $(DEV)/ready  ## run the dashboard and the alerts in Prometheus
 test-kubernetes: $(DEV)/ready  ## validate deploy/kubernetes, and serve with its settings and rights; needs kubectl and root
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[kubernetes]'
 	$(DEV)/bin/python -m pytest -m kubernetes tests/deployment
+
+test-proxies: $(DEV)/ready  ## run the proxies of deploy/ in front of two services; needs nginx-light, haproxy and caddy (3 minutes)
+	$(DEV)/bin/python -m pytest -m proxies -rP tests/deployment/test_proxies.py
 
 test-browser: $(DEV)/ready  ## run the tests that need Chromium
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[browser]'

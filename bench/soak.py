@@ -61,7 +61,7 @@ class Counts:
     """Numbers of calls so far, by outcome."""
 
     ended: int = 0  # with the expected status
-    refused: int = 0  # with 503
+    refused: int = 0  # with 429 or 503
     left: int = 0  # aborted by the client
     failed: Counter[str] = field(default_factory=Counter)  # with any other outcome, by path and reason
 
@@ -100,7 +100,7 @@ async def _load_and_read(server: RunningServer, texts: Sequence[str], seconds: f
             {
                 "minutes": round(seconds / READINGS * number / 60, 3),
                 "calls completed": counts.ended,
-                "rejected (503)": counts.refused,
+                "rejected (429 or 503)": counts.refused,
                 "aborted by the client": counts.left,
                 RESIDENT: round(server.memory_mb("VmRSS"), 1),
                 "descriptors": server.num_descriptors(),
@@ -298,7 +298,7 @@ async def _call_in_turn(
             continue
         if response.status == call.status and b"event: error" not in response.body:
             counts.ended += 1
-        elif response.status == 503:
+        elif response.status in (429, 503):
             counts.refused += 1
         else:
             counts.failed[f"{call.path}: {response.status} {response.body[:200]!r}"] += 1

@@ -167,7 +167,7 @@ ALERTS = (
         expr='sum by (job, instance) (rate(sightline_request_failure_total{code="overloaded"}[5m]))\n'
         "  > 0.05 * sum by (job, instance) (rate(sightline_http_requests_total[5m]))",
         duration="5m",
-        summary="More than 5 % of the calls to {{ $labels.instance }} get 503 overloaded.",
+        summary="More than 5 % of the calls to {{ $labels.instance }} get 429 overloaded.",
         meaning="The service gets more work than it can do in time and rejects the rest at once "
         "([Overload](operate.md#overload)). Admitted calls are not affected.",
         confirm="`sum by (limit) (rate(sightline_limit_reached_total[5m]))` shows the limits that reject calls.",

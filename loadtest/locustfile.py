@@ -1,8 +1,8 @@
 """Mixed load for Locust: `locust -f loadtest/locustfile.py`, with a web page or with `--headless`.
 
 Each user sends its next request after the response to the last one. Use it if you already work with
-Locust; `sightline load` measures more precisely and uses less processor time. A rejection (503)
-counts as a failure.
+Locust; `sightline load` measures more precisely and uses less processor time. A rejection
+(429 or 503) counts as a failure.
 """
 
 import random

@@ -44,10 +44,7 @@ class Success:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Response 503 (overload) or 429 (quota, or overload of some servers).
-
-    The service rejected the request and may say when to retry.
-    """
+    """Response 429 or 503: the service rejected the request and may say when to retry."""
 
     code: str
     retry_after_s: int | None

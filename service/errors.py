@@ -26,10 +26,10 @@ ErrorCode = Literal[
     "unsupported_parameter",
     "unsupported_task",
     "response_too_large",
+    "overloaded",
     "rate_limit_exceeded",
     "headers_too_large",
     "internal",
-    "overloaded",
     "loading",
     "draining",
     "engine_dead",
@@ -101,6 +101,9 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
             422, _INVALID, "The model does not support this task; GET /v1/models lists the tasks of each model."
         ),
         "response_too_large": ErrorKind(422, _INVALID, "The response would be too large; send fewer inputs at once."),
+        # A proxy tells errors apart by their status. It may send a request that got 503 to another
+        # instance, because it was not processed; after 429 that would multiply the overload.
+        "overloaded": ErrorKind(429, _OVERLOADED, "The queue is full. Retry later.", retry_after_s=1),
         "rate_limit_exceeded": ErrorKind(
             429, _OVERLOADED, "The API key has used its quota. Retry later.", retry_after_s=1
         ),
@@ -108,7 +111,6 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
             431, _INVALID, "The headers of the request, or the trailers of its body, exceed 32 KiB; send less in them."
         ),
         "internal": ErrorKind(500, _SERVER, "Internal error; the log has the details under the request id."),
-        "overloaded": ErrorKind(503, _OVERLOADED, "The queue is full. Retry later.", retry_after_s=1),
         "loading": ErrorKind(503, _OVERLOADED, "The models are being loaded. Retry later.", retry_after_s=1),
         "draining": ErrorKind(503, _OVERLOADED, "The service is shutting down. Retry later.", retry_after_s=5),
         "engine_dead": ErrorKind(
@@ -205,7 +207,7 @@ class ApiError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of the response, except its request id and length."""
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), (b"x-error-code", self.code.encode())]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.code == "client_too_slow":  # the rest of its body may still come

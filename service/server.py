@@ -1,8 +1,9 @@
 """Server of the process: uvicorn with connection limits and a graceful shutdown.
 
-After the first signal, new requests get 503 `draining` for the drain window, so that load balancers
-can choose other servers, while running requests continue. Then the listener closes and the
-remaining requests have the shutdown timeout. A second signal ends the process immediately.
+After the first signal, `/health/ready` returns 503 `draining` for the drain window, so that load
+balancers choose other servers. Requests that still arrive are served, and each response closes its
+connection. Then the listener closes and the remaining requests have the shutdown timeout. A second
+signal ends the process immediately.
 """
 
 import asyncio
@@ -50,6 +51,7 @@ class DrainingServer(uvicorn.Server):
         self._settings = settings
         self._service: Service = app.state.service
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_draining = False
         self.exit_code = 0
         metrics = self._service.metrics
         self.connections = ConnectionLimits(
@@ -122,17 +124,18 @@ class DrainingServer(uvicorn.Server):
         There is no drain window after SIGINT, which comes from a keyboard, nor while the models
         load: in both cases no load balancer needs time to choose another server.
         """
-        if self._loop is None or self._service.unavailable_code == "draining" or self.should_exit:
+        if self._loop is None or self._is_draining or self.should_exit:
             self._end_at_once(EXIT_CUT_SHORT)
             return
+        self._is_draining = True
         has_window = sig != signal.SIGINT and self._service.unavailable_code != "loading"
-        self._service.drain()
         drain_s = self._settings.drain_s if has_window else 0.0
         self._loop.call_soon_threadsafe(log_draining, self._settings, drain_s)
         self._loop.call_soon_threadsafe(self._begin_drain, drain_s)
 
     def _begin_drain(self, drain_s: float) -> None:
         assert self._loop is not None
+        self._service.begin_drain()
         self._loop.call_later(drain_s, setattr, self, "should_exit", True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -185,7 +185,7 @@ class Settings(BaseModel):
     max_waiting_sequences: int = Field(
         default=256,
         ge=1,
-        description="Maximum sequences that wait for one model, in addition to those in its rows; more get 503. A call "
+        description="Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A call "
         "enters a quarter of them at a time, at least 32; its other sequences follow as these finish. A call that "
         "enters n sequences needs 2n - 1 free places unless it is alone.",
     )
@@ -197,7 +197,7 @@ class Settings(BaseModel):
     max_waiting_tokens: int = Field(
         default=65536,
         ge=1,
-        description="Maximum source tokens of one model's calls, waiting and running; more get 503.",
+        description="Maximum source tokens of one model's calls, waiting and running; more get 429.",
     )
     max_response_bytes: int = Field(
         default=0,
@@ -208,7 +208,7 @@ class Settings(BaseModel):
     queue_timeout_s: float = Field(
         default=5.0,
         gt=0,
-        description="Maximum expected queue time in seconds. A call that would wait longer gets 503 immediately.",
+        description="Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately.",
     )
     request_timeout_s: float = Field(
         default=30.0,
@@ -219,7 +219,7 @@ class Settings(BaseModel):
         default=1024 * 1024, ge=1, description="Maximum bytes of a request body, after decompression."
     )
     max_connections: int = Field(
-        default=2048, ge=1, description="Maximum open connections; more are answered with 503 and closed."
+        default=2048, ge=1, description="Maximum open connections; more are answered with 429 and closed."
     )
     max_connections_per_address: int = Field(
         default=1024,
@@ -246,7 +246,8 @@ class Settings(BaseModel):
     drain_s: float = Field(
         default=5.0,
         ge=0,
-        description="Seconds after SIGTERM during which new requests get 503 draining.",
+        description="Seconds after SIGTERM during which /health/ready returns 503 draining and requests are still "
+        "served.",
     )
     shutdown_timeout_s: float = Field(
         default=30.0, gt=0, description="Seconds after the drain window within which running requests must finish."

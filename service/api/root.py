@@ -59,7 +59,7 @@ def root_of(service: Service) -> Root:
     return Root(
         name="Sightline",
         version=__version__,
-        status=service.unavailable_code or "ready",  # type: ignore[arg-type] # the other codes are not of the process
+        status=service.unavailable_code or service.not_ready_code or "ready",  # type: ignore[arg-type] # the other codes are not of the process
         docs="/docs",
         openapi="/openapi.json",
         default_model=service.default_model or None,

@@ -33,6 +33,13 @@ RESPONSE_HEADERS = {
         "schema": {"type": "string", "pattern": REQUEST_ID_PATTERN},
     }
 }
+ERROR_HEADERS = {
+    "X-Error-Code": {
+        "required": True,
+        "description": "Error code, for logs of proxies.",
+        "schema": {"type": "string"},
+    }
+}
 RETRY_HEADERS = {
     "Retry-After": {
         "required": True,
@@ -79,7 +86,7 @@ def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     return {
         str(status): {
             "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
-            "headers": RESPONSE_HEADERS | (RETRY_HEADERS if status in (429, 503) else {}),
+            "headers": RESPONSE_HEADERS | ERROR_HEADERS | (RETRY_HEADERS if status in (429, 503) else {}),
             "content": {
                 JSON: {
                     "schema": _schema_of_errors(formats, f"Response {status} {operation_id}"),

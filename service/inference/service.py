@@ -225,11 +225,13 @@ class Service:
         )
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
         self.held_sequences: Counter[str] = Counter()  # in progress, by label of a key that has a quota
-        self.are_peers_ready = True  # False until all workers serve
-        self.is_retiring = False  # a new worker replaces this one: connections close after their next response
+        self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
         self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
-        self.unavailable_code: ErrorCode | None = "loading"  # None while the service is ready
+        self.unavailable_code: ErrorCode | None = "loading"  # None while calls are served
+        # Reported by the health checks although calls are served: until all workers are ready, and
+        # in the drain window.
+        self.not_ready_code: ErrorCode | None = None
         self.models: dict[str, ListedModel] = {}  # sorted by name
         self.default_models: dict[DefaultTask, str] = {}  # model of requests that name none, by task
         self.default_model: str | None = None  # model of requests that name none and have no task of their own
@@ -318,6 +320,11 @@ class Service:
         """
         return sum(one.max_rows * row_bytes(one.manifest) for other, one in self.models.items() if other != name)
 
+    def begin_drain(self) -> None:
+        """Let load balancers and clients leave: calls are served, but the service is not ready."""
+        self.not_ready_code = "draining"
+        self.is_retiring = True
+
     def drain(self) -> None:
         """Reject new calls from now on."""
         self._set_unavailable("draining")
@@ -332,10 +339,9 @@ class Service:
         Raises:
             ApiError: `loading`, `draining` or `engine_dead`.
         """
-        if self.unavailable_code is not None:
-            raise ApiError(self.unavailable_code)
-        if not self.are_peers_ready:
-            raise ApiError("loading")
+        code = self.unavailable_code or self.not_ready_code
+        if code is not None:
+            raise ApiError(code)
 
     def all_manifests(self) -> list[Manifest]:
         """Return the manifests of all models, also of those that are loaded on their first use.

@@ -86,7 +86,7 @@ class WorkerServer(DrainingServer):
         self._channel = await Channel.open(self._control)
         self._service.peers = SupervisedPeers(self._channel)
         self._service.quotas = SupervisedQuotas(self._channel)
-        self._service.are_peers_ready = False
+        self._service.not_ready_code = "loading"
         self._running = asyncio.create_task(self._follow_supervisor())
         await super().startup(sockets=[])
         self._handover.receive(self._accept)
@@ -161,7 +161,6 @@ class WorkerServer(DrainingServer):
         )
 
     async def _drain(self, drain_s: float) -> None:
-        self._service.drain()
         self._begin_drain(drain_s)
 
     async def _retire(self) -> None:
@@ -178,7 +177,8 @@ class WorkerServer(DrainingServer):
         return self._loop.time()
 
     async def _set_peers_ready(self) -> None:
-        self._service.are_peers_ready = True
+        if self._service.not_ready_code == "loading":
+            self._service.not_ready_code = None
 
     async def _metrics(self) -> Any:
         return pack(self._service.metrics.collect())

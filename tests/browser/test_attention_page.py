@@ -359,7 +359,7 @@ def test_errors_overload_and_a_stopped_server_are_shown_with_a_retry(open_page: 
         assert page.get_by_role("button", name="Retry").count() == 0  # the same text stays too long
         overloaded = json.dumps({"error": {"code": "overloaded", "message": "The queue is full. Retry later."}})
         page.route(
-            "**/v1/generate", lambda route: route.fulfill(status=503, headers={"Retry-After": "2"}, body=overloaded)
+            "**/v1/generate", lambda route: route.fulfill(status=429, headers={"Retry-After": "2"}, body=overloaded)
         )
         page.get_by_label("Text", exact=True).fill("A dog runs.")
         page.get_by_role("button", name="Translate").click()

@@ -24,7 +24,7 @@ FENCE = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 RUN = {"sh", "bash", "console", "python"}
-SHOWN = {"text", "json", "yaml", "nginx"}  # no commands
+SHOWN = {"text", "json", "yaml"}  # no commands
 # Commands that change the machine or its environments must never run as a test.
 UNSAFE = re.compile(r"\b(make|pip|docker|docker-compose|sudo|systemctl|rm)\b")
 CLIENTS = "packages of these clients"

@@ -36,7 +36,7 @@ def whole(status: int, body: object, wait_s: float = 0.0, headers: str = "") -> 
 
 def rejection(code: str, retry_after_s: int | None = 1) -> Reply:
     headers = "" if retry_after_s is None else f"retry-after: {retry_after_s}\r\n"
-    return whole(503, {"error": {"code": code}}, headers=headers)
+    return whole(429 if code == "overloaded" else 503, {"error": {"code": code}}, headers=headers)
 
 
 def chunk(data: bytes) -> bytes:

@@ -88,8 +88,8 @@ def test_a_429_is_a_rejection_with_the_code_or_the_type_of_its_error() -> None:
 
 
 @pytest.mark.parametrize(("value", "seconds"), [("3", 3), ("", None), ("soon", None), ("-1", None)])
-def test_a_503_is_a_rejection_with_its_code_and_retry_after(value: str, seconds: int | None) -> None:
-    response = whole_response(503, {"error": {"code": "overloaded"}}, **{"retry-after": value})
+def test_a_429_is_a_rejection_with_its_code_and_retry_after(value: str, seconds: int | None) -> None:
+    response = whole_response(429, {"error": {"code": "overloaded"}}, **{"retry-after": value})
     for is_streamed in (False, True):
         assert classify(response, 10.0, is_streamed) == Rejection("overloaded", seconds)
 

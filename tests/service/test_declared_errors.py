@@ -386,6 +386,7 @@ def check(operation: Operation, response: httpx.Response, code: ErrorCode | None
     assert response.status_code == operation.statuses[code]
     assert keys(response.json()) == keys(operation.errors[code])
     assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-error-code"] == code
     assert ("retry-after" in response.headers) == (response.status_code in (429, 503))
 
 

@@ -199,7 +199,7 @@ async def test_a_rejected_call_is_counted_by_the_limit_that_rejected_it(
             running.post("/v1/generate", {"inputs": "x", "parameters": {"min_new_tokens": 9}})
         )
         await until(lambda: running.backend.engines[0].num_running == 1)
-        assert (await running.post("/v1/generate", {"inputs": ["x", "y"]})).status_code == 503
+        assert (await running.post("/v1/generate", {"inputs": ["x", "y"]})).status_code == 429
         assert await running.metric(sample) == 1
         await first
 

@@ -32,7 +32,7 @@ def post_in_thread(wire: Wire, body: Any, responses: list[tuple[int, Any]]) -> t
     return thread
 
 
-def test_running_requests_finish_while_new_ones_are_rejected(serve: Serve, make_backend: MakeBackend) -> None:
+def test_the_drain_window_serves_requests_and_is_not_ready(serve: Serve, make_backend: MakeBackend) -> None:
     with serve(make_backend(step_s=0.02), drain_s=0.3) as wire:
         connection = wire.http()
         content = orjson.dumps({"inputs": "x", "stream": True, "parameters": LONG})
@@ -44,7 +44,12 @@ def test_running_requests_finish_while_new_ones_are_rejected(serve: Serve, make_
         terminate(wire)
         status, body = wire.get("/health/ready")
         assert (status, orjson.loads(body)["error"]["code"]) == (503, "draining")
-        assert wire.post("/v1/generate", {"inputs": "z"})[1]["error"]["code"] == "draining"
+        assert orjson.loads(wire.get("/")[1])["status"] == "draining"
+        late = wire.http()
+        late.request("POST", "/v1/generate", orjson.dumps({"inputs": "z"}), {"Content-Type": "application/json"})
+        response = late.getresponse()
+        assert (response.status, response.headers["connection"]) == (200, "close")
+        late.close()
         assert wire.get("/health/live")[0] == 200
         assert stream.read().endswith(b"data: [DONE]\n\n")
         unary.join()

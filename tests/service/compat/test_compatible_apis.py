@@ -169,7 +169,7 @@ async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
         await until(lambda: running.backend.num_busy == 2)
         response = await running.post("/plain", {"inputs": "x"})
         assert (response.status_code, response.json()["reported"], response.headers["retry-after"]) == (
-            503,
+            429,
             "overloaded",
             "1",
         )

@@ -71,10 +71,10 @@ def test_a_full_queue_and_a_loading_service_raise_overloaded(serve: Serve, make_
         for stream in (False, True):
             with pytest.raises(OverloadedError, match="The queue is full") as caught:
                 client_of(wire).text_generation("a dog", stream=stream)
-            assert response_of(caught) == (503, "1")
+            assert response_of(caught) == (429, "1")
         with pytest.raises(HfHubHTTPError) as full:
             client_of(wire, "/embed").feature_extraction("a dog")
-        assert (full.value.response.status_code, full.value.response.headers["retry-after"]) == (503, "1")
+        assert (full.value.response.status_code, full.value.response.headers["retry-after"]) == (429, "1")
         hang.set()
         for other in others:
             other.join()

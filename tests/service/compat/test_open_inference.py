@@ -330,7 +330,7 @@ async def test_errors_of_overload_and_deadlines_have_the_shape_of_the_route(
         late = asyncio.ensure_future(running.post(INFER, body_of(["x", "x"]), **{"x-request-timeout-ms": "500"}))
         await until(lambda: running.backend.num_busy == 2)
         response = await running.post(INFER, body_of(["x"]))
-        assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
         assert response.json() == {
             "error": "The queue is full: 2 of 2 sequences are running or waiting (SIGHTLINE_MAX_WAITING_SEQUENCES), "
             "and a call of 1 needs space for 1. Retry later."

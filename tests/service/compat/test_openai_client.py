@@ -15,9 +15,9 @@ def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:
 
 
 def num_rejected_calls(wire: Wire) -> int:
-    """Return the number of completions that got 503."""
+    """Return the number of completions that got 429."""
     _, text = wire.get("/metrics")
-    prefix = b'sightline_http_requests_total{route="/v1/completions",status="503"} '
+    prefix = b'sightline_http_requests_total{route="/v1/completions",status="429"} '
     return sum(int(float(line.removeprefix(prefix))) for line in text.splitlines() if line.startswith(prefix))
 
 

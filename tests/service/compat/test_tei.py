@@ -229,7 +229,7 @@ async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tei(
         late = asyncio.ensure_future(running.post("/embed", {"inputs": "x"}, **{"x-request-timeout-ms": "500"}))
         await until(lambda: running.app.state.service.models["fake"].admission.num_sequences == 2)
         full = await running.post("/embed", {"inputs": "x"})
-        assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (503, "Overloaded", "1")
+        assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (429, "Overloaded", "1")
         response = await late
         assert (response.status_code, response.json()["error_type"]) == (504, "Backend")
         hang.set()

@@ -276,7 +276,7 @@ async def test_errors_have_the_statuses_of_the_service_and_the_types_of_tgi(
         ]
         await until(lambda: running.backend.num_busy == 2)
         full = await running.post("/generate", {"inputs": "x"})
-        assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (503, "overloaded", "1")
+        assert (full.status_code, full.json()["error_type"], full.headers["retry-after"]) == (429, "overloaded", "1")
         assert (await late[0]).status_code == 504
         assert (await late[0]).json()["error_type"] == "incomplete_generation"
         hang.set()

@@ -213,4 +213,5 @@ def test_all_processors_together_equal_the_slow_twin(
     num_generated = min(num_generated, len(read))
     array: NDArray[np.float32] = np.array(scores, np.float32)
     process(make_processors(parameters, [END]), array, read, num_generated)
-    np.testing.assert_allclose(array, slowly_processed(scores, read, num_generated, parameters), rtol=1e-6, atol=1e-30)
+    # Sums of numbers up to 480 are rounded to float32, also where they nearly cancel out.
+    np.testing.assert_allclose(array, slowly_processed(scores, read, num_generated, parameters), rtol=1e-6, atol=1e-4)

@@ -30,7 +30,7 @@ def rejection(wire: Wire) -> bytes:
 
 def check(response: bytes, message: str) -> None:
     head, _, body = response.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 503 ")
+    assert head.startswith(b"HTTP/1.1 429 ")
     assert b"retry-after: 1" in head and b"connection: close" in head
     error = json.loads(body)["error"]
     assert error["code"] == "overloaded"
@@ -63,7 +63,7 @@ def count(wire: Wire, connection: socket.socket, limit: Limit) -> float:
         ({"max_connections_per_address": 3}, "connections_per_address", "This address has 3 open connections"),
     ],
 )
-def test_connections_beyond_a_limit_are_503_and_others_continue(
+def test_connections_beyond_a_limit_are_429_and_others_continue(
     serve: Serve, settings: dict[str, int], limit: Limit, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serve(**settings) as wire, contextlib.ExitStack() as stack:
@@ -160,7 +160,7 @@ def test_clients_get_an_error_at_the_descriptor_limit(serve: Serve, caplog: pyte
                 connection.sendall(GET)
                 responses.append(connection.recv(65536))
             assert all(responses)
-            num_rejected = sum(response.startswith(b"HTTP/1.1 503 ") for response in responses)
+            num_rejected = sum(response.startswith(b"HTTP/1.1 429 ") for response in responses)
             assert 5 <= num_rejected <= 10
             check(responses[-1], "The service has no file descriptor left for another connection")
             assert is_served(first)

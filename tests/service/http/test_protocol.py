@@ -98,13 +98,13 @@ def test_incomplete_bodies_are_counted_together(serve: Serve) -> None:
             third.sendall(unended(20_000))
             # The body with the longest pause is rejected with an error in the shape of its route.
             response = first.recv(65536)
-            assert response.startswith(b"HTTP/1.1 503 ") and b'"code":"overloaded"' in response
+            assert response.startswith(b"HTTP/1.1 429 ") and b'"code":"overloaded"' in response
             assert b"exceed 100000 bytes in total" in response and b"retry-after: 1" in response
             wait_until(lambda: bodies.num_bytes == 29_999 + 19_999)
             assert b'limit_reached_total{limit="body_bytes"} 1.0' in wire.get("/metrics")[1]
             # What is whole is never held up by what does not end, nor is what goes on.
             assert wire.post("/v1/generate", {"inputs": "x" * 40, "parameters": {"stop": ["y" * 70_000]}})[0] == 422
-            assert second.recv(65536).startswith(b"HTTP/1.1 503 ")
+            assert second.recv(65536).startswith(b"HTTP/1.1 429 ")
             third.sendall(b" ")
             assert third.recv(65536).startswith(b"HTTP/1.1 200 ")
         wait_until(lambda: bodies.num_bytes == 0)
@@ -118,7 +118,7 @@ def test_small_incomplete_bodies_are_counted(serve: Serve) -> None:
             connection.sendall(unended(60_000))
         wait_until(lambda: b'limit="body_bytes"} 15.0' in wire.get("/metrics")[1])
         assert wire.server.bodies.num_bytes == 5 * 59_999
-        assert sum(connection.recv(65536).startswith(b"HTTP/1.1 503 ") for connection in connections[:15]) == 15
+        assert sum(connection.recv(65536).startswith(b"HTTP/1.1 429 ") for connection in connections[:15]) == 15
         assert wire.post("/v1/generate", {"inputs": "a dog"})[0] == 200
         # Rejected bodies are not kept in memory, for example by the traceback of an exception.
         protocols: list[Any] = list(wire.server.server_state.connections)
@@ -172,7 +172,7 @@ def test_a_body_after_another_request_is_rejected_in_order(serve: Serve, make_ba
             assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
             responses = read_all(pipelining)
             assert responses.startswith(b"HTTP/1.1 200 ")
-            _, _, second = responses.partition(b"HTTP/1.1 503 ")
+            _, _, second = responses.partition(b"HTTP/1.1 429 ")
             assert b"paused for longest" in second
 
 

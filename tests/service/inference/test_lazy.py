@@ -185,7 +185,7 @@ async def test_calls_that_wait_for_a_load_are_limited(start: Start, make_backend
         waiting = [generate(running) for _ in range(2)]
         await until(lambda: running.app.state.service.models["lazy"].admission.num_calls == 2)
         status, code, message = error(await generate(running))
-        assert (status, code) == (503, "overloaded")
+        assert (status, code) == (429, "overloaded")
         assert message.startswith("The queue is full: 2 of 2 sequences are running or waiting")
         may_load.set()
         assert [(await call).status_code for call in waiting] == [200, 200]
