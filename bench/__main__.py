@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine, report, servers, soak
+from bench import machine, ray_serve, report, servers, soak
 from bench.commit import head
 from bench.engine import maps, memory, mixed, start
 from bench.libraries import section as library
@@ -43,8 +43,9 @@ SECTIONS: Mapping[str, Callable[[Options], Result]] = {
     "traces": traces.run,
     "responses": responses.run,
     "soak": soak.run,
+    "ray": ray_serve.run,
 }
-ON_REQUEST = ("responses", "soak")  # the first needs root, the second half an hour
+ON_REQUEST = ("responses", "soak", "ray")  # they need root, half an hour, and the extra `ray`
 QUICK = ("shipped", "minilm", "smollm2", "firefox")
 QUICK_OPTIONS = {"rounds": 2, "seconds": 2.0}
 QUICK_RESULTS = Path("build/bench/quick")
@@ -59,7 +60,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "sections",
         nargs="*",
         metavar="SECTION",
-        help=f"sections to run: {', '.join(SECTIONS)}; all but {' and '.join(ON_REQUEST)} by default",
+        help=f"sections to run: {', '.join(SECTIONS)}; all but {', '.join(ON_REQUEST)} by default",
     )
     parser.add_argument(
         "--report", action="store_true", help="measure nothing; write the tables and plots of the existing results"

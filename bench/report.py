@@ -10,7 +10,12 @@ from typing import Any
 from bench.record import Figure, Recorded, Row
 from bench.targets import RELIABILITY, TARGETS, Target
 
-DOCUMENTS = (Path("docs/performance.md"), Path("docs/explanation/reliability.md"), Path("README.md"))
+DOCUMENTS = (
+    Path("docs/performance.md"),
+    Path("docs/explanation/reliability.md"),
+    Path("docs/how-to/ray.md"),
+    Path("README.md"),
+)
 END = "<!-- end of figures -->"
 MAX_WIDTH = 100  # columns of prose in Markdown
 MIN_ROUNDS = 3

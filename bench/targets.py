@@ -116,6 +116,7 @@ RELIABILITY = (
     _at_most("overload.health.Retry-After", "p99 of /health/live, 600 clients that wait for Retry-After", 100),
     _at_most("overload.health.at once", "p99 of /health/live, 600 clients that retry at once", 100),
     _at_most("traces.10 %", "CPU time of a call if 10 % are traced, over that without a collector", 1.03),
+    _at_least("ray.workers", "requests per second of two replicas in Ray Serve over two workers", 0.65),
     _at_least("responses.survived", "200 clients with responses of 11 MB in 1 GiB: the process survives (1)", 1),
     _at_least("responses.normal", "single inputs that succeed beside them", 95),
     _at_most("soak.resident_mb", "growth of resident memory over half an hour of all endpoints", 10),

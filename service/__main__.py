@@ -11,11 +11,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-from service.keys import KeysError, read_keys
+from service.keys import Key, KeysError, read_keys
 from service.logs import configure_logging, open_missing_streams
 from service.quotas import QuotaStorageError, open_limiter
-from service.settings import SettingsError, read_settings
+from service.settings import Settings, SettingsError, read_settings
 from service.traces import TracesError, check_traces
 
 EXIT_SETTINGS = 2
@@ -34,15 +35,15 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
         parser: parser that gets the flags; by default that of `python -m service`.
     """
     open_missing_streams()
+    parser = parser or argparse.ArgumentParser(prog="python -m service", allow_abbrev=False)
+    _add_ray_flags(parser)
+    options = argparse.Namespace()
     try:
-        settings = read_settings(arguments, parser=parser)
+        settings = read_settings(arguments, parser=parser, options=options)
+        if not options.ray and (options.address or options.metrics_targets):
+            raise SettingsError("--address and --metrics-targets need --ray")
         check_one_runtime(installed_runtimes())
-        if settings.keys is not None:
-            read_keys(settings.keys)
-        if settings.quota_storage_url is not None:
-            open_limiter(settings.quota_storage_url)
-        if settings.otlp_endpoint is not None:
-            check_traces(settings.otlp_endpoint)
+        check_settings(settings)
     except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
         return EXIT_SETTINGS
@@ -50,6 +51,14 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     # and would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     configure_logging(settings.log_level, log_format=settings.log_format)
+    if options.ray:
+        from service.ray_command import serve_with_ray
+
+        try:
+            return serve_with_ray(settings, options.address, options.metrics_targets)
+        except SettingsError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_SETTINGS
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.
@@ -58,6 +67,41 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
 
     num_workers = max_workers(settings)
     return serve(settings) if num_workers == 1 else supervise(settings, num_workers)
+
+
+def _add_ray_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ray",
+        action="store_true",
+        help="Serve in Ray Serve, with one replica a core or GPU of a cluster (extra `ray`).",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="With --ray: address of a running Ray cluster, such as 10.0.0.1:6379 or auto. If not given, a cluster is "
+        "started on this machine.",
+    )
+    parser.add_argument(
+        "--metrics-targets",
+        metavar="FOLDER",
+        type=Path,
+        help="With --ray: folder for files with the addresses of the replicas' metrics, which Prometheus discovers.",
+    )
+
+
+def check_settings(settings: Settings) -> Sequence[Key]:
+    """Check what the settings name, and return the API keys.
+
+    Raises:
+        KeysError: the file of keys cannot be used.
+        QuotaStorageError: the storage of quotas cannot be used.
+        TracesError: traces cannot be sent.
+    """
+    if settings.quota_storage_url is not None:
+        open_limiter(settings.quota_storage_url)
+    if settings.otlp_endpoint is not None:
+        check_traces(settings.otlp_endpoint)
+    return () if settings.keys is None else read_keys(settings.keys)
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:

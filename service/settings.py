@@ -378,6 +378,7 @@ def read_settings(
     arguments: Sequence[str],
     environment: Mapping[str, str] = os.environ,
     parser: argparse.ArgumentParser | None = None,
+    options: argparse.Namespace | None = None,
 ) -> Settings:
     """Read settings from flags, then environment variables, then defaults.
 
@@ -385,6 +386,7 @@ def read_settings(
         arguments: flags of the command line.
         environment: environment variables.
         parser: parser that gets the flags; by default that of `python -m service`.
+        options: gets the values of all flags of the parser, also of those that are no settings.
 
     Raises:
         SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
@@ -397,7 +399,8 @@ def read_settings(
     )
     parser.epilog = "example: %(prog)s --bundles bundles --port 8000"
     add_flags(parser, Settings.model_fields)
-    return make_settings(vars(parser.parse_args(arguments)), environment)
+    flags = vars(parser.parse_args(arguments, options))
+    return make_settings({name: flags[name] for name in Settings.model_fields}, environment)
 
 
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:

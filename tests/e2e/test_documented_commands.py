@@ -49,6 +49,7 @@ NEEDS = {
     "nginx": "nginx in front of the service",
     "Prometheus": "a Prometheus server",
     "collector": "a collector of OpenTelemetry",
+    "Ray": "the extra ray, and a Ray cluster",
     "perf_analyzer": "Triton's perf_analyzer",
     "time": "runs for minutes",
 }
