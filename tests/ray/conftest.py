@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import socket
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def ray_environment() -> dict[str, str]:
     """Return the variables for a cluster beside others on this machine."""
     printed = subprocess.run([sys.executable, "-m", "service.ray_command"], capture_output=True, text=True, check=True)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SIGHTLINE_", "RAY_"))}
-    variables = dict(line.removeprefix("export ").split("=", 1) for line in printed.stdout.splitlines())
+    variables = dict(shlex.split(line)[1].split("=", 1) for line in printed.stdout.splitlines())
     ports = {
         f"RAY_SERVE_{name}": str(free_port())
         for name in (
