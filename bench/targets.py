@@ -105,8 +105,8 @@ RELIABILITY = (
         target
         for calls, text in (("large", "large calls"), ("single", "single inputs"))
         for target in (
-            _at_most(f"overload.{calls}.recovery", f"from the last request of an overload to rest, {text}", 2),
-            _at_most(f"overload.{calls}.growth", f"growth of resident memory over the rounds of it, {text}", 10),
+            _at_most(f"overload.{calls}.recovery", f"from the last request at 3 times the rate to rest, {text}", 2),
+            _at_most(f"overload.{calls}.growth", f"growth of resident memory over the rounds of overload, {text}", 10),
         )
     ),
     _at_least("overload.small.success", "single inputs that succeed beside 12 clients with large calls", 95),

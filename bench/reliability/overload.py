@@ -110,8 +110,11 @@ def _goodput(
             ratios[factor].append(goodput / peak)
             times = Distribution.of_seconds(one.latency_s for one in measured.outcomes if isinstance(one, Success))
             assert times is not None, "no call succeeded"
-            # From the last request to the last response: then the service has nothing to do.
-            recoveries.append(measured.elapsed_s - options.seconds)
+            lag = Distribution.of_seconds(measured.lags_s)
+            assert lag is not None
+            if factor == min(OVERLOADS):
+                # From the last request to the last response: then the service has nothing to do.
+                recoveries.append(measured.elapsed_s - options.seconds)
             rows.append(
                 {
                     "load": f"{name}: {factor} times as much",
@@ -120,6 +123,7 @@ def _goodput(
                     "sent": len(measured.outcomes),
                     "p50 ms": round(times.p50, 1),
                     "p99 ms": round(times.p99, 1),
+                    "client lag p99 ms": round(lag.p99, 1),
                 }
             )
         resident.append(server.memory_mb("VmRSS"))
