@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PYTHON = "3.11"
+# redis needs it before Python 3.11.3. pip decides by the Python that runs it, not by the image's.
+EARLIER_PYTHON = ("async-timeout>=4.0.3",)
 GLIBC = 36  # minor version of glibc 2 in Debian bookworm
 
 
@@ -54,7 +56,7 @@ def requirements(runtime: str) -> list[str]:
     """
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras[runtime], *extras["redis"], *extras["traces"]]
+    return [*project["dependencies"], *extras[runtime], *extras["redis"], *extras["traces"], *EARLIER_PYTHON]
 
 
 def normalized(name: str) -> str:

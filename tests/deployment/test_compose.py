@@ -86,6 +86,7 @@ def started(name: str, **variables: str) -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with started("test") as stack:
+        stack.compose("--profile", "loadtest", "build", "loadtest")  # `run` would use an image that is there
         yield stack
 
 
