@@ -156,7 +156,7 @@ def send_traffic(monitored: Monitored, times: int) -> None:
     large = {"inputs": [sentence] * 24, "parameters": {"min_new_tokens": 30, "max_new_tokens": 30}}
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(lambda _: monitored.post("/v1/generate", large), range(8)))
-    assert set(statuses) == {200, 503}
+    assert set(statuses) == {200, 429}
     assert monitored.post("/v1/generate", {"inputs": sentence, "model": "nobody"}) == 404
     counter = 'sightline_request_failure_total{code="model_not_found"}'
     wait_until(lambda: monitored.query(counter) == [times], TIMEOUT_S)
@@ -209,6 +209,39 @@ def test_the_documented_command_shows_the_service(monitored: Monitored) -> None:
     done = subprocess.run(["sh", "-e", "-c", code], capture_output=True, text=True, check=False)
     output = shown.output.replace("8000", str(monitored.service.port))
     assert has_pattern(output.strip(), done.stdout.strip()), done.stdout + done.stderr
+
+
+def test_the_queries_of_the_autoscalers_count_the_sequences_in_progress(monitored: Monitored) -> None:
+    """KEDA asks for the sum of all pods, prometheus-adapter for the number of each pod."""
+    components = Path("deploy/kubernetes/components")
+    scaled = yaml.safe_load((components / "keda" / "scaled-object.yaml").read_text(encoding="utf-8"))["spec"]
+    rules = yaml.safe_load((components / "hpa" / "adapter-rules.yaml").read_text(encoding="utf-8"))["rules"]
+    # The labels of Kubernetes are those of a cluster only.
+    of_all = scaled["triggers"][0]["metadata"]["query"].replace('namespace="sightline",', "")
+    of_each = rules["custom"][0]["metricsQuery"]
+    of_each = of_each.replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'job="sightline"')
+    body = {"inputs": ["A dog runs."] * 24, "parameters": {"min_new_tokens": 60, "max_new_tokens": 60}}
+    done = threading.Event()
+
+    def send_until_done() -> None:
+        while not done.is_set():
+            monitored.post("/v1/generate", body)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(2):
+            pool.submit(send_until_done)
+        try:
+            wait_until(lambda: monitored.query(of_all) > [8], TIMEOUT_S)
+            at = str(time.time())
+            sums = [
+                [float(one["value"][1]) for one in monitored.api("query", query=query, time=at)["result"]]
+                for query in (of_all, of_each)
+            ]
+        finally:
+            done.set()
+    assert sums[0] == sums[1]
+    assert 0 < sums[0][0] <= 2 * 24
+    wait_until(lambda: monitored.query(of_all) == [0], TIMEOUT_S)
 
 
 def test_every_rule_is_evaluated_and_only_true_alerts_fire(monitored: Monitored) -> None:
@@ -264,7 +297,7 @@ def failures(code: str, rising: int) -> list[dict[str, str]]:
     return [
         series("sightline_request_failure_total", f"0+{rising}x30", code=code),
         series("sightline_http_requests_total", "0+150x30", route="/v1/generate", status="200"),
-        series("sightline_http_requests_total", "0+50x30", route="/v1/encode", status="503"),
+        series("sightline_http_requests_total", "0+50x30", route="/v1/encode", status="429"),
     ]
 
 
@@ -329,10 +362,10 @@ EXAMPLES = {
         "a:8000 has ended a step of toy and loaded the model again.",
         [series("sightline_model_reloads_total", "0x28 1x2", model_name="toy")],
         [series("sightline_model_reloads_total", "1x30", model_name="toy")],
-        MODEL,
+        {**SERVICE, **MODEL},
     ),
     "SightlineOverloaded": example(
-        "More than 5 % of the calls to a:8000 get 503 overloaded.",
+        "More than 5 % of the calls to a:8000 get 429 overloaded.",
         failures("overloaded", 11),
         failures("overloaded", 9),
     ),
@@ -397,36 +430,3 @@ def test_an_alert_fires_on_its_fault_and_on_nothing_else(alert: Alert, tmp_path:
     rules = str((CONFIGURATION / "alerts.yml").absolute())
     file.write_text(json.dumps({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests}), encoding="utf-8")
     promtool("test", "rules", file)
-
-
-def test_the_queries_of_the_autoscalers_count_the_sequences_in_progress(monitored: Monitored) -> None:
-    """KEDA asks for the sum of all pods, prometheus-adapter for the number of each pod."""
-    components = Path("deploy/kubernetes/components")
-    scaled = yaml.safe_load((components / "keda" / "scaled-object.yaml").read_text(encoding="utf-8"))["spec"]
-    rules = yaml.safe_load((components / "hpa" / "adapter-rules.yaml").read_text(encoding="utf-8"))["rules"]
-    # The labels of Kubernetes are those of a cluster only.
-    of_all = scaled["triggers"][0]["metadata"]["query"].replace('namespace="sightline",', "")
-    of_each = rules["custom"][0]["metricsQuery"]
-    of_each = of_each.replace("<<.GroupBy>>", "instance").replace("<<.LabelMatchers>>", 'job="sightline"')
-    body = {"inputs": ["A dog runs."] * 24, "parameters": {"min_new_tokens": 60, "max_new_tokens": 60}}
-    done = threading.Event()
-
-    def send_until_done() -> None:
-        while not done.is_set():
-            monitored.post("/v1/generate", body)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for _ in range(2):
-            pool.submit(send_until_done)
-        try:
-            wait_until(lambda: monitored.query(of_all) > [8], TIMEOUT_S)
-            at = str(time.time())
-            sums = [
-                [float(one["value"][1]) for one in monitored.api("query", query=query, time=at)["result"]]
-                for query in (of_all, of_each)
-            ]
-        finally:
-            done.set()
-    assert sums[0] == sums[1]
-    assert 0 < sums[0][0] <= 2 * 24
-    wait_until(lambda: monitored.query(of_all) == [0], TIMEOUT_S)
