@@ -13,17 +13,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from service.keys import Key, KeysError, read_keys
+from service.keys import KeysError
 from service.logs import configure_logging, open_missing_streams
-from service.quotas import QuotaStorageError, open_limiter
-from service.settings import Settings, SettingsError, read_settings
-from service.traces import TracesError, check_traces
+from service.quotas import QuotaStorageError
+from service.settings import SettingsError, read_settings
+from service.startup import SWITCH_INTERVAL_S, check_settings
+from service.traces import TracesError
 
 EXIT_SETTINGS = 2
-# Seconds after which a busy thread releases the interpreter lock. The engine's thread requests the
-# lock after every step. With Python's default of 5 ms it would wait longer than most steps take
-# whenever the event loop is busy.
-SWITCH_INTERVAL_S = 0.0005
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -87,21 +84,6 @@ def _add_ray_flags(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="With --ray: folder for files with the addresses of the replicas' metrics, which Prometheus discovers.",
     )
-
-
-def check_settings(settings: Settings) -> Sequence[Key]:
-    """Check what the settings name, and return the API keys.
-
-    Raises:
-        KeysError: the file of keys cannot be used.
-        QuotaStorageError: the storage of quotas cannot be used.
-        TracesError: traces cannot be sent.
-    """
-    if settings.quota_storage_url is not None:
-        open_limiter(settings.quota_storage_url)
-    if settings.otlp_endpoint is not None:
-        check_traces(settings.otlp_endpoint)
-    return () if settings.keys is None else read_keys(settings.keys)
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 from starlette.types import Message, Receive, Scope, Send
 
-from service.__main__ import SWITCH_INTERVAL_S, check_settings
 from service.app import create_app
 from service.errors import CLIENT_GONE
 from service.http.incoming import EXCHANGE, Exchange
@@ -29,6 +28,7 @@ from service.logs import configure_logging
 from service.machine import usable_threads
 from service.server import RESPONSE_S, DrainingServer
 from service.settings import Settings, SettingsError, is_loopback, make_settings
+from service.startup import SWITCH_INTERVAL_S, check_settings
 from service.workers.supervisor import share_of
 
 DEPLOYMENT = "Sightline"
