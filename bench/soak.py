@@ -4,7 +4,8 @@ do not grow.
 Clients call the endpoints in turn, with all models of a service started for the test. One call in
 eight is aborted by its client at a random moment. The load pauses several times: all connections
 are closed, and once the service is idle and idle models have released memory, the readings are
-taken. Growth is counted from the first reading after a fifth of the time.
+taken. Growth is the difference of two means: of the last readings, and of those after the first
+half. In the first half, the caches of all models in all workers fill up to their limits.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import uvloop
@@ -32,7 +34,7 @@ from service.text.tokenizer import read_tokenizer
 
 CLIENTS = 16
 READINGS = 30
-WARM_UP_SHARE = 0.2
+AVERAGED = 5  # readings in each of the two means; a single reading varies by 10 MB
 LEAVING_SHARE = 1 / 8
 MAX_ABORT_DELAY_S = 0.08  # before a client aborts its call
 MAX_IDLE_WAIT_S = 10.0  # for the service to finish work of aborted calls
@@ -69,11 +71,18 @@ class Counts:
 def run(options: Options) -> Result:
     """Load a service; the result lists the failed calls and the growths above their limits."""
     texts = texts_of(options.sentences, options.bundles)
-    with serving(options.bundles) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    names = [read_manifest(path.parent).name for path in options.bundles.glob(f"*/{MANIFEST}")]
+    with (
+        serving(options.bundles, default_model=min(names)) as server,  # /info needs one
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         rows, failed = runner.run(_load_and_read(server, texts, options.minutes * 60))
-    first = rows[int(READINGS * WARM_UP_SHARE)]
+    half = READINGS // 2
     figures = {
-        f"soak.{name}": Figure.of([rows[-1][column] - first[column]], "MB" if column == RESIDENT else "")
+        f"soak.{name}": Figure.of(
+            [_mean(rows[-AVERAGED:], column) - _mean(rows[half : half + AVERAGED], column)],
+            "MB" if column == RESIDENT else "",
+        )
         for name, column in GROWING.items()
     }
     targets = {target.figure: target for target in RELIABILITY}
@@ -83,6 +92,10 @@ def run(options: Options) -> Result:
         if not targets[name].is_met(figure)
     ]
     return Result(figures, rows, failures=[*(f"{count} x {reason}" for reason, count in failed.items()), *grown])
+
+
+def _mean(rows: Sequence[Row], column: str) -> float:
+    return fmean(row[column] for row in rows)
 
 
 async def _load_and_read(server: RunningServer, texts: Sequence[str], seconds: float) -> tuple[list[Row], Counter[str]]:

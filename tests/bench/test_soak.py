@@ -78,7 +78,7 @@ def load_and_read(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> Callable[...
 
         monkeypatch.setattr(soak, "READINGS", len(rows))
         monkeypatch.setattr(soak, "_load_and_read", load_and_read)
-        monkeypatch.setattr(soak, "serving", lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(soak, "serving", lambda *_, **settings: contextlib.nullcontext())
 
     return replaced
 
@@ -96,14 +96,16 @@ def load_and_read(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> Callable[...
 def test_growth_above_a_limit_and_failed_calls_are_failures(
     grown: tuple[float, int, int], failures: list[str], short: Options, load_and_read: Callable[..., None]
 ) -> None:
-    load_and_read(rows_of((0, 0, 0), grown), Counter())
+    load_and_read(rows_of(*[(0, 0, 0)] * 15, *[grown] * 5), Counter())
     assert soak.run(short).failures == failures
-    load_and_read(rows_of((0, 0, 0), grown), Counter({"/v1/generate: 500": 2}))
+    load_and_read(rows_of(*[(0, 0, 0)] * 15, *[grown] * 5), Counter({"/v1/generate: 500": 2}))
     assert soak.run(short).failures == ["2 x /v1/generate: 500", *failures]
 
 
-def test_growth_counts_from_the_first_reading_after_a_fifth(short: Options, load_and_read: Callable[..., None]) -> None:
-    load_and_read(rows_of((100, 9, 4), (150, 12, 5), *[(160, 12, 6)] * 7, (163, 11, 6)), Counter())
+def test_growth_is_between_means_of_the_second_half(short: Options, load_and_read: Callable[..., None]) -> None:
+    filling: list[tuple[float, int, int]] = [(100, 9, 4)] * 10
+    half: list[tuple[float, int, int]] = [(155, 12, 6), (165, 12, 6), *[(160, 12, 6)] * 3]
+    load_and_read(rows_of(*filling, *half, *[(160, 11, 6)] * 4, (175, 11, 6)), Counter())
     assert {name: figure.value for name, figure in soak.run(short).figures.items()} == {
         "soak.resident_mb": 3,
         "soak.descriptors": -1,
