@@ -51,9 +51,7 @@ def test_a_soak_reads_memory_descriptors_and_threads(short: Options, monkeypatch
     assert 0 < first["calls completed"] < last["calls completed"]
     assert last["aborted by the client"] > 0
     assert first["descriptors"] == last["descriptors"] > 3
-    assert result.figures["soak.resident_mb"].value == pytest.approx(
-        last[soak.RESIDENT] - half[soak.RESIDENT], abs=0.1
-    )
+    assert result.figures["soak.resident_mb"].value == pytest.approx(last[soak.RESIDENT] - half[soak.RESIDENT], abs=0.1)
     assert not [failure for failure in result.failures if "growth" not in failure]
 
 
