@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
+from export.configurations import check_configuration
 from export.families import decoders, encoders, seq2seq
 from service import bundle
 from service.app import create_app
@@ -34,6 +35,7 @@ from sightline.__main__ import main as sightline
 from sightline.parser import EXIT_STATUSES
 
 WIDTH = 100
+CONFIGURATIONS = Path("tests/data/configs")  # a config.json for each repository
 PAGES = sorted(Path("docs").rglob("*.md"))
 FILES = {  # files that are generated as a whole, by the functions that return their text
     Path("deploy/prometheus/alerts.yml"): alerts_file,
@@ -58,6 +60,7 @@ def make_parts() -> dict[str, str]:
         "commands": command_sections(),
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
+        "repositories": repositories_table(),
         **{name: schema_table(schema) for name, schema in schemas.items() if is_request(name)},
     }
 
@@ -91,7 +94,7 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
     sections = []
-    for words in ([], *([name] for name in COMMANDS), ["models", "get"], ["load", "compare"]):
+    for words in ([], *([name] for name in COMMANDS), ["models", "get"], ["models", "check"], ["load", "compare"]):
         printed = io.StringIO()
         with (
             mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}),
@@ -115,6 +118,22 @@ def families_table() -> str:
         for family in families
     ]
     return table(("kind", "family", "classes"), rows)
+
+
+def repositories_table() -> str:
+    """Return which well-known repositories can be imported, by their configurations."""
+    rows = []
+    for path in sorted(CONFIGURATIONS.iterdir(), key=lambda path: path.name.lower()):
+        found = check_configuration(path)
+        # The rest of a reason lists the supported values.
+        rows.append(
+            (
+                f"`{path.stem.replace('--', '/')}`",
+                f"`{found.architecture or found.model_type}`",
+                found.kind or f"no: {found.reason.partition(';')[0]}",
+            )
+        )
+    return table(("repository", "class", "imported as"), rows)
 
 
 def settings_table() -> str:

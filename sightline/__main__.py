@@ -78,7 +78,9 @@ COMMANDS = {
     "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
     "translate": Command(translate, "translate the lines of a file", "cpu"),
     "draw": Command(draw, "draw the attention of a model for one text as SVG or PNG", "cpu"),
-    "models": Command(models, "list the bundles of a folder, or get a model from a hub", "cpu,import"),
+    "models": Command(
+        models, "list the bundles of a folder, get a model from a hub, or check which can be imported", "cpu,import"
+    ),
     "keys": Command(keys, "add, list and remove API keys", "cpu"),
     "load": Command(load, "measure a running service under load, or compare two such runs"),
     "train": Command(train, "train a model", "train"),

@@ -1,4 +1,6 @@
-"""`sightline models`: list the bundles of a folder, and get models from a hub or the catalogue."""
+"""`sightline models`: list the bundles of a folder, get models from a hub or the catalogue, and
+check which models can be imported.
+"""
 
 import argparse
 import json
@@ -14,7 +16,7 @@ from service.bundle import BundleError, Manifest
 from service.discovery import find_bundles
 from service.settings import SettingsError, add_flags, make_settings
 from sightline.errors import exit_status
-from sightline.parser import EXIT_FAILED, Parser
+from sightline.parser import EXIT_FAILED, EXIT_USAGE, Parser
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,11 @@ class Listing:
 
 
 def run(parser: Parser, arguments: Sequence[str]) -> int:
-    """Run `sightline models` or `sightline models get`, and return the exit code."""
-    if arguments and arguments[0] == "get":
-        parser.prog += " get"
-        return get(parser, arguments[1:])
+    """Run `sightline models`, or its `get` or `check`, and return the exit code."""
+    commands = {"get": get, "check": check}
+    if arguments and arguments[0] in commands:
+        parser.prog += f" {arguments[0]}"
+        return commands[arguments[0]](parser, arguments[1:])
     return list_bundles(parser, arguments)
 
 
@@ -44,7 +47,8 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the bundles of a folder as a table or as JSON, and return the exit code."""
     parser.description = "List the bundles of a folder: name, task, size, precision and languages."
     parser.epilog = (
-        "`sightline models get --help` describes how to get other models.\n\nexample: %(prog)s --bundles bundles --json"
+        "`sightline models get --help` describes how to get other models, and `sightline models check --help` how to "
+        "check which models can be imported.\n\nexample: %(prog)s --bundles bundles --json"
     )
     add_flags(parser, ["bundles"])
     parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
@@ -118,6 +122,37 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
         return record
 
     return run_action(act, parsed)
+
+
+def check(parser: Parser, arguments: Sequence[str]) -> int:
+    """Print for each config.json whether its model can be imported, and return the exit code."""
+    from export.configurations import check_configuration
+    from model.errors import UsageError
+
+    parser.description = (
+        "Check which models can be imported, by their config.json alone. Weights, tokenizers and other files are "
+        "checked at import."
+    )
+    parser.epilog = "example: %(prog)s Qwen3-0.6B/config.json"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a config.json, or a folder with one")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of lines")
+    parsed = parser.parse_args(arguments)
+    try:
+        found = [check_configuration(file) for file in parsed.files]
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if parsed.json:
+        print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
+    else:
+        for one in found:
+            result = f"supported ({one.kind})" if one.kind else f"not supported: {one.reason}"
+            print(f"{one.file}: {one.architecture or one.model_type}: {result}")
+    sys.stdout.flush()
+    refused = sum(not one.kind for one in found)
+    if refused:
+        print(f"error: {refused} of {len(found)} models cannot be imported", file=sys.stderr)
+    return EXIT_FAILED if refused else 0
 
 
 def listing_of(folder: Path, manifest: Manifest) -> Listing:

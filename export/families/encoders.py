@@ -321,10 +321,11 @@ def _albert(config: Config, tensors: Tensors) -> Description:
     model = _describe(config, "albert", embedding, default_activation="gelu_new")
     assert model.encoder is not None, "an encoder was described"
     # Layers of a group share their weights, so that no shape shows the number of layers.
-    groups, inner = _albert_groups(tensors)
-    for key, found in (("num_hidden_groups", groups), ("inner_group_num", inner)):
-        if config.integer(key, 1) != found:
-            raise ImportFailedError(f"config.json: {key} is {config.integer(key, 1)}, but the checkpoint has {found}")
+    groups, inner = count(config, "num_hidden_groups", 1), count(config, "inner_group_num", 1)
+    found = _albert_groups(tensors) if tensors.names else (groups, inner)
+    for key, number, one in (("num_hidden_groups", groups, found[0]), ("inner_group_num", inner, found[1])):
+        if number != one:
+            raise ImportFailedError(f"config.json: {key} is {number}, but the checkpoint has {one}")
     stack = replace(model.encoder, attention=model.encoder.attention * inner)
     return _add_head(replace(model, encoder=stack), config, _ALBERT_HEAD)
 

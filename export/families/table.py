@@ -76,13 +76,7 @@ def describe(
     Raises:
         ImportFailedError: the checkpoint is not supported.
     """
-    config.ignore(*_HARMLESS, *GENERATION_KEYS)
-    try:
-        model = family.describe(config, tensors)
-    except ImportFailedError:
-        raise
-    except ValueError as error:
-        raise ImportFailedError(f"config.json: {error}") from None
+    model = describe_configuration(family, config, tensors)
     tensors.ignore(*family.ignored)
     stack = model.encoder
     if stack is not None and stack.embedding.types > 1:
@@ -92,6 +86,21 @@ def describe(
     weights = Weights(tensors, family.modules(limited, tensors))
     check_shapes(model, weights)
     return limited, weights
+
+
+def describe_configuration(family: Family, config: Config, tensors: Tensors) -> Description:
+    """Describe a configuration. The shapes of the tensors are not checked.
+
+    Raises:
+        ImportFailedError: it is not supported.
+    """
+    config.ignore(*_HARMLESS, *GENERATION_KEYS)
+    try:
+        return family.describe(config, tensors)
+    except ImportFailedError:
+        raise
+    except ValueError as error:
+        raise ImportFailedError(f"config.json: {error}") from None
 
 
 def _positions(model: Description, max_tokens: int | None) -> int:

@@ -27,8 +27,8 @@ TABLE = [
     ("sightline", 2),
     ("sightline nothing", 2),
     ("sightline --version", 0),
-    *((f"sightline {name} --help", 0) for name in [*COMMANDS, "models get", "load compare"]),
-    *((f"sightline {name} --nope", 2) for name in [*COMMANDS, "models get", "load compare"]),
+    *((f"sightline {name} --help", 0) for name in [*COMMANDS, "models get", "models check", "load compare"]),
+    *((f"sightline {name} --nope", 2) for name in [*COMMANDS, "models get", "models check", "load compare"]),
     ("sightline serve --port abc", 2),
     ("sightline translate {text} --bundle {bundle} --threads 1", 0),
     ("sightline translate {text} --bundle {bundle} --beams 99", 2),
@@ -52,6 +52,9 @@ TABLE = [
     ("sightline models --bundles {tmp}/no", 2),
     ("sightline models --bundles {broken}", 1),
     ("sightline models get nothing-like-this", 2),
+    ("sightline models check {configs}/google-bert--bert-base-uncased.json", 0),
+    ("sightline models check {configs}/openai--whisper-small.json", 1),
+    ("sightline models check {configs}/nothing.json", 2),
     ("sightline models get owner/name --source package", 2),
     ("sightline keys list --keys {keys}", 0),
     ("sightline keys add bob --keys {tmp}/new --role admin", 0),
@@ -136,6 +139,7 @@ def names(bundle: Path, classifier_bundle: Path, checkpoint: Path, tmp_path: Pat
         (tmp_path / "damaged_checkpoint" / name).write_text("{}")
     return {
         "tmp": tmp_path,
+        "configs": Path("tests/data/configs"),
         **{
             name: tmp_path / name
             for name in ("text", "long", "binary", "keys", "damaged", "broken", "damaged_checkpoint")

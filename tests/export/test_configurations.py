@@ -1,0 +1,83 @@
+"""`sightline models check`: support of a model by its config.json alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from export.configurations import Support, check_configuration
+from model.errors import UsageError
+from sightline.__main__ import main
+
+CONFIGURATIONS = sorted(Path("tests/data/configs").iterdir())
+BERT = json.loads(Path("tests/data/configs/google-bert--bert-base-uncased.json").read_text())
+GPT2 = json.loads(Path("tests/data/configs/openai-community--gpt2.json").read_text())
+
+
+def write(folder: Path, config: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_there_are_fifty_configurations() -> None:
+    assert len(CONFIGURATIONS) >= 50
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_a_well_known_model_is_supported_or_refused_with_a_sentence(path: Path) -> None:
+    found = check_configuration(path)
+    assert (found.kind == "") == (len(found.reason.split()) > 3)
+    assert found.model_type == json.loads(path.read_text())["model_type"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("sentence-transformers--all-MiniLM-L6-v2", "encoder"),
+        ("albert--albert-base-v2", "encoder"),
+        ("meta-llama--Llama-3.2-1B-Instruct", "decoder"),
+        ("Helsinki-NLP--opus-mt-en-de", "encoder-decoder"),
+    ],
+)
+def test_the_kind_is_that_of_the_description(name: str, kind: str) -> None:
+    assert check_configuration(Path(f"tests/data/configs/{name}.json")).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, "model_type '' is not supported"),
+        (BERT | {"architectures": ["BertForNothing"]}, "architectures ['BertForNothing'] of model_type 'bert'"),
+        (BERT | {"experts": 8}, "config.json has 1 keys that are not known for its architecture: experts"),
+        (BERT | {"hidden_act": "maxout"}, "the activation maxout is not supported"),
+        (BERT | {"num_attention_heads": 7}, "num_attention_heads must be a divisor of the width 768, got 7"),
+        (GPT2 | {"eos_token_id": None}, "neither generation_config.json nor config.json has eos_token_id"),
+        (GPT2 | {"guidance_scale": 2.0}, "guidance_scale"),
+    ],
+)
+def test_a_refusal_names_the_reason(config: object, reason: str, tmp_path: Path) -> None:
+    assert reason in check_configuration(write(tmp_path, config)).reason
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("[1]", "must be a JSON object"), ("{", "is not valid JSON"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_configuration_is_an_error(text: str | None, error: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=error):
+        check_configuration(tmp_path)
+
+
+def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bert = str(write(tmp_path, BERT))
+    whisper = "tests/data/configs/openai--whisper-small.json"
+    assert main(["models", "check", bert]) == 0
+    assert capsys.readouterr().out == f"{bert}: BertForMaskedLM: supported (encoder)\n"
+    assert main(["models", "check", str(tmp_path), whisper]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("supported (encoder)")
+    assert lines[1].startswith(f"{whisper}: WhisperForConditionalGeneration: not supported: config.json: model_type")
+    assert main(["models", "check", bert, "--json"]) == 0
+    assert [Support(**one) for one in json.loads(capsys.readouterr().out)] == [check_configuration(Path(bert))]
