@@ -159,6 +159,9 @@ def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
         "classify": _classifications,
         "rerank": _rankings,
         "tag": lambda model, text, number: [Call("/v1/tag", {"model": model, "inputs": text})],
+        "answer": lambda model, text, number: [
+            Call("/v1/answer", {"model": model, "question": text[:50], "context": text})
+        ],
         "similar": lambda model, text, number: [Call("/v1/similar", {"model": model, "token": "a"})],
         "chat": _chats,
         "languages": _translations,

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from service import __version__, compat
 from service.api import (
     align,
+    answer,
     attention,
     classify,
     encode,
@@ -46,7 +47,7 @@ EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restar
 EXIT_ENGINE_DEAD = 1
 END_STEP_TIMEOUT_S = 0.5  # time that a graph may take to end after its termination: that of one operator
 WATCH_INTERVAL_S = 1.0
-NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, similar, tokens, models, health)
+NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, answer, similar, tokens, models, health)
 
 logger = logging.getLogger(__name__)
 

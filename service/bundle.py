@@ -30,9 +30,9 @@ TOP_TOKENS = 2 * MAX_BEAMS + 1
 PREFILL_TOKENS = 32
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "similar"]
+Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "answer", "similar"]
 MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `Attention`
-LabelKind = Literal["classes", "independent", "score", "tokens"]  # see `Manifest.label_kind`
+LabelKind = Literal["classes", "independent", "score", "tokens", "span"]  # see `Manifest.label_kind`
 VectorPooling = Literal["mean", "first", "last", "max"]
 # Operators of graphs. "standard": only those of ONNX. "contrib": also those of ONNX Runtime.
 Ops = Literal["contrib", "standard"]
@@ -89,7 +89,7 @@ class Graph(_Part):
     `hidden` (B, S, M), the initial values of decoder states, and attention maps. Models with labels
     return one more output, see `Manifest.label_kind`: `label_logprobs` (B, C) for "classes",
     `label_logits` (B, C) for "independent" and "score", `token_label_logprobs` (B, S, C) for
-    "tokens".
+    "tokens", `span_logits` (B, S, 2) of the first and the last token of an answer for "span".
 
     The decoder graph of an encoder-decoder model processes one token for each row of the batch. It
     reads `token_ids` (B,) int64, `lengths` (B,) int32 (number of target tokens read before this
@@ -409,7 +409,9 @@ LABEL_OUTPUTS = {
     "independent": "label_logits",
     "score": "label_logits",
     "tokens": "token_label_logprobs",
+    "span": "span_logits",
 }
+TOKEN_LABEL_KINDS = ("tokens", "span")  # kinds whose output has scores for each token
 
 
 class Manifest(_Part):
@@ -468,6 +470,7 @@ class Manifest(_Part):
             ("classify", bool(self.labels) and self.label_kind in ("classes", "independent")),
             ("rerank", bool(self.labels) and self.label_kind == "score"),
             ("tag", bool(self.labels) and self.label_kind == "tokens"),
+            ("answer", bool(self.labels) and self.label_kind == "span"),
             ("similar", self.similar is not None),
         ):
             if (task in self.tasks) != is_supported:

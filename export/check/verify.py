@@ -36,7 +36,7 @@ from export.families.weights import Weights
 from export.graphs.nodes import EXCLUDED
 from export.sources.firefox.shortlist import Shortlist
 from model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
-from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, Manifest, Verification
+from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS, Manifest, Verification
 
 Array = NDArray[Any]
 SAMPLES = 2  # evaluations of the reference with random rounding errors
@@ -203,7 +203,7 @@ class GraphRunner:
         outputs: list[dict[str, Array]] = [{} for _ in sources]
         for name, array in zip(others, session.run(others, feeds), strict=True):
             for row, source in enumerate(sources):
-                has_tokens = name in ("hidden", LABEL_OUTPUTS["tokens"])
+                has_tokens = name in ("hidden", *(LABEL_OUTPUTS[kind] for kind in TOKEN_LABEL_KINDS))
                 outputs[row][name] = array[row, : len(source)] if has_tokens else array[row]
         for start in range(0, len(maps), MAP_LAYERS):
             names = maps[start : start + MAP_LAYERS]

@@ -209,8 +209,14 @@ def cosine(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
 
 
 def label_probabilities(manifest: Manifest, outputs: dict[str, Array], row: int, length: int) -> Array:
-    """Return the probabilities of the labels of a text (1, C), or of its tokens (S, C)."""
+    """Return the probabilities of the labels of a text (1, C), or of its tokens (S, C).
+
+    Of a model that finds answers, they are those of the tokens (2, S): to be first, and last.
+    """
     scores = outputs[LABEL_OUTPUTS[manifest.label_kind]][row].astype(np.float64)
+    if manifest.label_kind == "span":
+        powers = np.exp(scores[:length] - scores[:length].max(axis=0)).T
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
     if manifest.label_kind == "tokens":
         return np.asarray(np.exp(scores[:length]))
     if manifest.label_kind == "classes":

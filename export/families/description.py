@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.sources.firefox.shortlist import Shortlist
+from service.bundle import LabelKind
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
 
@@ -131,7 +132,7 @@ class Head:
     """Computation of label scores from the last hidden states."""
 
     pooling: Literal["first", "mean", "tokens"]  # "tokens": scores for every token
-    label_kind: Literal["classes", "independent", "score", "tokens"]
+    label_kind: LabelKind
     activation: Activation | None = None  # of a dense layer between hidden states and scores; None: no such layer
     has_norm: bool = False  # normalization after the activation
     has_bias: bool = True  # of the dense layer

@@ -49,7 +49,14 @@ def _prefix(tensors: Tensors, prefix: str, embedding: str) -> str:
 
 def _classes(start: str, *others: str) -> tuple[str, ...]:
     """Return the supported classes of a family: the encoder, and others that contain it."""
-    supported = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", *others)
+    supported = (
+        "Model",
+        "ForMaskedLM",
+        "ForSequenceClassification",
+        "ForTokenClassification",
+        "ForQuestionAnswering",
+        *others,
+    )
     return tuple(f"{start}{end}" for end in supported)
 
 
@@ -76,6 +83,10 @@ def _add_head(
         labels = _labels(config)
         dense = modules.activation if modules.before_tokens else None
         head = Head("tokens", "tokens", dense, has_norm=modules.before_tokens and bool(modules.norm))
+    elif architecture.endswith("ForQuestionAnswering"):
+        labels = ("start", "end")
+        dense = modules.activation if modules.before_tokens else None
+        head = Head("tokens", "span", dense, has_norm=modules.before_tokens and bool(modules.norm))
     elif architecture.endswith("ForSequenceClassification"):
         labels = _labels(config)
         head = Head(pooling, _label_kind(config, len(labels)), modules.activation, has_norm=bool(modules.norm))
@@ -126,6 +137,8 @@ def _head_modules(model: Description, modules: _HeadModules) -> dict[str, Source
     if model.head is None:
         return {}
     output = "classifier" if model.head.pooling == "tokens" else modules.output
+    if model.head.label_kind == "span" and not modules.before_tokens:
+        output = "qa_outputs"
     found: dict[str, Source] = {"head.output": output}
     if model.head.activation is not None:
         found["head.dense"] = modules.dense

@@ -11,7 +11,7 @@ from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
 from export.graphs.similar import similar_graph
-from service.bundle import Attention, Ops, State, Task
+from service.bundle import Attention, LabelKind, Ops, State, Task
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Graphs:
     attention: tuple[Attention, ...]
     decoder_start: Literal["start_token", "source"] = "start_token"
     labels: tuple[str, ...] = ()
-    label_kind: Literal["classes", "independent", "score", "tokens"] = "classes"
+    label_kind: LabelKind = "classes"
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -41,6 +41,7 @@ class Graphs:
             "classify": kind in ("classes", "independent"),
             "rerank": kind == "score",
             "tag": kind == "tokens",
+            "answer": kind == "span",
             "similar": self.similar is not None,
         }
         return tuple(task for task, is_possible in can_do.items() if is_possible)

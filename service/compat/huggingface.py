@@ -11,6 +11,7 @@ from service import __version__
 from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
 from service.bundle import Manifest, Task
 from service.compat.common import manifest_of_query
+from service.compat.tasks import QuestionBody, QuestionParameters, answer_question
 from service.compat.tei import embed, predict, rerank_texts, tag_tokens
 from service.compat.tei_schemas import (
     EmbedBody,
@@ -25,6 +26,7 @@ from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
 from service.errors import ApiError
 from service.fields import described_as, paths_of, validate
+from service.inference.answer import Answer
 from service.parameters import MAX_STOP_STRINGS
 
 PipelineTag = Literal[
@@ -33,15 +35,17 @@ PipelineTag = Literal[
     "text-classification",
     "text-ranking",
     "token-classification",
+    "question-answering",
     "feature-extraction",
 ]
 # A model with several of these tasks does the first of them at the base URL.
-MAIN_TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "encode")
+MAIN_TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "answer", "encode")
 PIPELINE_TAGS: dict[Task, PipelineTag] = {
     "generate": "text2text-generation",
     "classify": "text-classification",
     "rerank": "text-ranking",
     "tag": "token-classification",
+    "answer": "question-answering",
     "encode": "feature-extraction",
 }
 # Fields that only bodies of one task have.
@@ -53,6 +57,8 @@ TASK_FIELDS: dict[Task, frozenset[str]] = {
     "classify": frozenset({"function_to_apply", "raw_scores"}),
     "rerank": frozenset({"query", "texts"}),
     "tag": frozenset({"aggregation_strategy", "ignore_labels"}),
+    "answer": frozenset({"question", *(field.alias or name for name, field in QuestionParameters.model_fields.items())})
+    - {"top_k"},
     "encode": frozenset({"normalize", "prompt_name", "dimensions"}),
 }
 # TEI's name of each pooling.
@@ -65,7 +71,7 @@ POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
 
 
 Body = TypeVar("Body", bound=BaseModel)
-AnyBody = TextGenerationBody | PredictBody | EmbedBody | TeiRerankBody | TokenClassificationBody
+AnyBody = TextGenerationBody | PredictBody | EmbedBody | TeiRerankBody | TokenClassificationBody | QuestionBody
 
 
 class TaskBody(RootModel[Any]):
@@ -81,12 +87,13 @@ class TranslationResponse(TextGenerationResponse):
 
 
 async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
-    """Do the model's main task: generate, classify, rerank, classify tokens, or encode.
+    """Do the model's main task: generate, classify, rerank, classify tokens, answer questions, or
+    encode.
 
     A model with several tasks does the first of these. The body and the response are those of
-    `/generate`, `/predict`, `/rerank`, Hugging Face's token classification, or `/embed`; the
-    response of `/generate` is in a list. Without `?model=`, the fields of the body must tell the
-    task: clients send `inputs` alone for several tasks.
+    `/generate`, `/predict`, `/rerank`, Hugging Face's token classification and question answering,
+    or `/embed`; the response of `/generate` is in a list. Without `?model=`, the fields of the body
+    must tell the task: clients send `inputs` alone for several tasks.
     """
     manifest = manifest_of_query(call, model) if model is not None else _default_manifest(call, body.root)
     model = manifest.name
@@ -102,6 +109,8 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
         return await rerank_texts(call, _read(call, body, TeiRerankBody), model)
     if "tag" in manifest.tasks:
         return await tag_tokens(call, _read(call, body, TokenClassificationBody), model)
+    if "answer" in manifest.tasks:
+        return await answer_question(call, _read(call, body, QuestionBody), model)
     return await embed(call, _read(call, body, EmbedBody), model)
 
 
@@ -112,8 +121,8 @@ def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
         ApiError: `invalid_parameter` if they do not tell it and models of several tasks are served;
             see also `manifest_of_query`.
     """
-    parameters = body.get("parameters")
-    fields = body.keys() | (parameters.keys() if isinstance(parameters, dict) else set())
+    parts = [body, body.get("parameters"), body.get("inputs")]
+    fields = {key for part in parts if isinstance(part, dict) for key in part}
     tasks = [task for task, names in TASK_FIELDS.items() if names & fields]
     if not tasks:
         served = {_main_task(manifest): manifest.name for manifest in reversed(call.service.all_manifests())}
@@ -239,6 +248,8 @@ ENDPOINTS = (
         | list[Rank]
         | list[TokenEntity]
         | list[list[TokenEntity]]
+        | Answer
+        | list[Answer]
         | list[list[float]],
         errors=OUTPUT_ERRORS,
         media_types=(JSON, EVENTS),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS
+from service.bundle import LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
 from service.engine.attention import (
     ENCODER_KINDS,
     Maps,
@@ -453,10 +453,10 @@ class Engine:
             self._fail_not_finite(active)
 
     def _label_scores(self, encoded: Mapping[str, Array], index: int, num_tokens: int) -> Array:
-        """Return the scores of the labels for one request: (C,), or (S, C) for labels of tokens."""
+        """Return the scores of the labels for one request: (C,), or (S, C) for those of tokens."""
         kind = self._manifest.label_kind
         scores = encoded[LABEL_OUTPUTS[kind]][index]
-        labels: Array = (scores[:num_tokens] if kind == "tokens" else scores).astype(np.float32)
+        labels: Array = (scores[:num_tokens] if kind in TOKEN_LABEL_KINDS else scores).astype(np.float32)
         return labels
 
     def _fail_not_finite(self, active: ActiveRequest) -> None:

@@ -198,7 +198,8 @@ class Encoded:
 
     hidden: NDArray[np.float32]  # output of the last encoder layer, (S, M) without padding
     timings: Timings
-    # Scores of the labels, as `Manifest.label_kind` defines them: (C,), or (S, C) for "tokens".
+    # Scores of the labels, as `Manifest.label_kind` defines them: (C,), or (S, C) for "tokens" and
+    # "span".
     label_scores: NDArray[np.float32] | None = None
     attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, S, columns)
 

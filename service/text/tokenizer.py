@@ -57,6 +57,17 @@ class TokenSpan:
     is_special: bool  # True for tokens that the template adds to the text
 
 
+@dataclass(frozen=True)
+class Window:
+    """A pair of texts with a part of its second text."""
+
+    ids: tuple[int, ...]
+    first: int  # index of the first token of the second text
+    starts_special: bool  # the first token is one that the template adds
+    tokens: list[tuple[int, int]]  # character range of each token of the second text
+    words: list[tuple[int, int]]  # the same of the word that each of these tokens belongs to
+
+
 class TextTokenizer:
     """Tokenizer of the source or of the target."""
 
@@ -159,6 +170,54 @@ class TextTokenizer:
                 part.truncate(length)
         pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
         return pair
+
+    def windows(self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int) -> list["Window"]:
+        """Tokenize a pair of texts, whose second text is read in overlapping parts if it is long.
+
+        Args:
+            first: text in each window, such as a question.
+            second: text that is read in parts, such as the context of a question.
+            max_tokens: maximum number of ids of a window.
+            max_first_tokens: the first text is cut after this many tokens.
+            overlap: number of tokens that two consecutive windows share.
+
+        Raises:
+            ValueError: the first text leaves no more than `overlap` tokens for the second one.
+        """
+        question = self._encode_start(first, max_first_tokens)
+        question.truncate(max_first_tokens)
+        pair = self._tokenizer.post_process(question, _encode(self._tokenizer, second, False))
+        places = [index for index, sequence in enumerate(pair.sequence_ids) if sequence == 1]
+        if not places:
+            return []
+        begin, end = places[0], places[-1] + 1
+        num_others = len(pair) - (end - begin)
+        size = max_tokens - num_others
+        if size <= overlap:
+            raise ValueError(f"{num_others} tokens of a window of {max_tokens} leave only {size} for the second text")
+        ids, offsets = pair.ids, pair.offsets
+        # A token that belongs to no word is one.
+        words = [-index if word is None else word for index, word in enumerate(pair.word_ids)]
+        word_ranges: dict[int, tuple[int, int]] = {}
+        for index in range(begin, end):
+            known = word_ranges.get(words[index], offsets[index])
+            word_ranges[words[index]] = (min(known[0], offsets[index][0]), max(known[1], offsets[index][1]))
+        found = []
+        for start in range(begin, end, size - overlap):
+            stop = min(start + size, end)
+            tokens = range(start, stop)
+            found.append(
+                Window(
+                    (*ids[:begin], *ids[start:stop], *ids[end:]),
+                    begin,
+                    bool(pair.special_tokens_mask[0]),
+                    [offsets[index] for index in tokens],
+                    [word_ranges[words[index]] for index in tokens],
+                )
+            )
+            if stop == end:
+                break
+        return found
 
     def min_num_tokens(self, text: str, max_tokens: int) -> int:
         """Return a lower bound of the number of tokens; the time does not grow with long texts.

@@ -25,7 +25,7 @@ CARDS = [
         "languages": {"source": "en"},
     },
     {"id": "b", "tasks": ["encode", "classify"], "chat": False, "languages": None},
-    {"id": "c", "tasks": ["encode", "rerank", "tag"], "chat": False, "languages": None},
+    {"id": "c", "tasks": ["encode", "rerank", "tag", "answer"], "chat": False, "languages": None},
 ]
 
 

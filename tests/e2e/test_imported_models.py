@@ -15,12 +15,14 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import InferenceClient, close_session
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BertConfig,
@@ -86,7 +88,14 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
-    made = {"ranker": _ranker(), "chat": _chat(), "t5": random_t5(), "m2m": _m2m(), "mbart": _mbart()}
+    made = {
+        "ranker": _ranker(),
+        "reader": _reader(),
+        "chat": _chat(),
+        "t5": random_t5(),
+        "m2m": _m2m(),
+        "mbart": _mbart(),
+    }
     record = Verification(
         sentences=0,
         tolerance=0.0,
@@ -130,11 +139,19 @@ def _random(model: Any, seed: int) -> Any:
     return model.eval()
 
 
-def _ranker() -> tuple[Any, Tokenizer, str]:
-    config = BertConfig(
-        hidden_size=28, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, num_labels=1, **SIZES
+def _bert(**options: int) -> BertConfig:
+    return BertConfig(
+        hidden_size=28, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, **options, **SIZES
     )
-    model = AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+
+
+def _ranker() -> tuple[Any, Tokenizer, str]:
+    model = AutoModelForSequenceClassification.from_config(_bert(num_labels=1), attn_implementation="eager")
+    return _random(model, 1), word_tokenizer(64), ""
+
+
+def _reader() -> tuple[Any, Tokenizer, str]:
+    model = AutoModelForQuestionAnswering.from_config(_bert(), attn_implementation="eager")
     return _random(model, 1), word_tokenizer(64), ""
 
 
@@ -627,3 +644,26 @@ def test_documents_are_ranked_by_the_scores_of_transformers(served: Served) -> N
     assert [one["index"] for one in results] == sorted(range(len(TEXTS)), key=lambda index: -scores[index])
     for one in results:
         assert one["relevance_score"] == pytest.approx(scores[one["index"]], abs=TOLERANCE)
+
+
+def test_an_answer_is_that_of_the_logits_of_transformers(served: Served) -> None:
+    question, context = "word3 word40", " ".join(WORDS[5:25])
+    tokenizer, hf = word_tokenizer(64), served.models["reader"]
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    pair = tokenizer.encode(question, context)
+    with torch.no_grad():
+        output = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids]))
+    places = [0, *(index for index, sequence in enumerate(pair.sequence_ids) if sequence == 1)]
+    first, last = (logits[0, places].double().softmax(0) for logits in (output.start_logits, output.end_logits))
+    products = torch.outer(first[1:], last[1:]).triu()
+    products -= products.triu(3)
+    begin, end = divmod(int(products.argmax()), len(places) - 1)
+    start, stop = pair.offsets[places[1 + begin]][0], pair.offsets[places[1 + end]][1]
+    client = InferenceClient(f"{served.server.url}/?model=reader")
+    answer: Any = client.question_answering(question=question, context=context, max_answer_len=3)
+    assert (answer.answer, answer.start, answer.end) == (context[start:stop], start, stop)
+    assert answer.score == pytest.approx(float(products.max()), abs=TOLERANCE)
+    several: Any = client.question_answering(question=question, context=context, max_answer_len=3, top_k=3)
+    assert [one.score for one in several] == pytest.approx(products.flatten().topk(3).values.tolist(), abs=TOLERANCE)
+    close_session()

@@ -71,7 +71,12 @@ FAMILIES = {
         },
     ),
 }
-TASKS = {"Model": {}, "ForSequenceClassification": {"num_labels": 5}, "ForTokenClassification": {"num_labels": 3}}
+TASKS: dict[str, dict[str, int]] = {
+    "Model": {},
+    "ForSequenceClassification": {"num_labels": 5},
+    "ForTokenClassification": {"num_labels": 3},
+    "ForQuestionAnswering": {},
+}
 
 
 @torch.no_grad()
@@ -115,7 +120,8 @@ class Imported:
         found = {"hidden": results["hidden"][row, :length], "maps": np.stack(maps)}
         if self.model.head is not None:
             labels = results[LABEL_OUTPUTS[self.model.head.label_kind]][row]
-            found["labels"] = labels[:length] if self.model.head.pooling == "tokens" else labels
+            part = "spans" if self.model.head.label_kind == "span" else "labels"
+            found[part] = labels[:length] if self.model.head.pooling == "tokens" else labels
         return found
 
     @property
@@ -164,7 +170,9 @@ def compute(model: Any, ids: list[int], num_types: int) -> dict[str, NDArray[Any
     output = model(input_ids=torch.tensor([ids]), output_attentions=True, **options)
     hook.remove()
     found = {"hidden": encoded[0].last_hidden_state[0], "maps": torch.stack(output.attentions)[:, 0]}
-    if "logits" in output:
+    if "start_logits" in output:
+        found["spans"] = torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1)
+    elif "logits" in output:
         found["labels"] = output.logits[0]
     return {name: array.numpy() for name, array in found.items()}
 

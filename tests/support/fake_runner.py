@@ -19,9 +19,11 @@ from service.bundle import (
     LABEL_OUTPUTS,
     PREFILL_TOKENS,
     SCHEMA_VERSION,
+    TOKEN_LABEL_KINDS,
     TOP_TOKENS,
     Attention,
     Graph,
+    LabelKind,
     Limits,
     Manifest,
     State,
@@ -105,12 +107,12 @@ def fake_manifest(
     )
 
 
-LabelKind = Literal["classes", "independent", "score", "tokens"]
 TASK_OF_KIND: dict[LabelKind, Task] = {
     "classes": "classify",
     "independent": "classify",
     "score": "rerank",
     "tokens": "tag",
+    "span": "answer",
 }
 
 
@@ -265,7 +267,7 @@ class FakeRunner:
     def _labels(self, source_ids: Int64, is_real: NDArray[np.bool_], is_nan: NDArray[np.bool_]) -> Array:
         num_labels = len(self._manifest.labels)
         sources = [row[real].tolist() for row, real in zip(source_ids, is_real, strict=True)]
-        if self._manifest.label_kind == "tokens":
+        if self._manifest.label_kind in TOKEN_LABEL_KINDS:
             scores = np.full((*source_ids.shape, num_labels), GARBAGE, np.float32)
             for row, source in enumerate(sources):
                 scores[row, : len(source)] = fake_token_label_logprobs(source, num_labels)

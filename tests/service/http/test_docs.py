@@ -34,6 +34,7 @@ ROUTES = {
     ("post", "/v1/rerank"),
     ("post", "/v2/rerank"),
     ("post", "/v1/tag"),
+    ("post", "/v1/answer"),
     ("post", "/rerank"),
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),
