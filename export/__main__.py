@@ -65,7 +65,12 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="longest sequence of an imported model, which limits its memory (default: that of the checkpoint)",
     )
-    parser.add_argument("--task", choices=get_args(Task), help="fail unless the imported model can do this task")
+    parser.add_argument(
+        "--task",
+        choices=get_args(Task),
+        help="fail unless the imported model can do this task; with rerank, a Qwen3 that generates text is imported as "
+        "Qwen3-Reranker",
+    )
     parser.add_argument(
         "--ops",
         choices=get_args(Ops),

@@ -30,6 +30,7 @@ from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_fi
 from export.sources.firefox.marian_binary import open_marian, read_file
 from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from export.sources.generation import Generation, read_generation
+from export.sources.reranker import read_reranker
 from export.sources.sentence_transformers import SentenceOptions, read_sentence_options
 from export.sources.training_run import TrainingRun
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
@@ -47,6 +48,7 @@ from service.bundle import (
     Languages,
     Limits,
     Ops,
+    PairTemplate,
     Tokens,
     TrainingUnit,
     sha256_of,
@@ -78,6 +80,7 @@ class Described:
     languages: Languages | None = None
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
+    pair_template: PairTemplate | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     embedding: Embedding | None = None
     dense: tuple[Array, ...] = ()  # content of the file of each layer of `embedding`
@@ -175,14 +178,36 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     tokenizers = read_or_convert_tokenizers(folder)
     input_names = (folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
     tokenizer = json.loads(tokenizers.source.to_str())
-    model, weights = describe(family, folder.config, folder.tensors, tokenizer, input_names, options.max_tokens)
-    sentences = None if model.decoder is not None else read_sentence_options(folder.json)
+    sentences = None if folder.json("modules.json") is None else read_sentence_options(folder.json)
+    reranker = read_reranker(folder, family.name, sentences, tokenizers.source, options.task)
+    model, weights = describe(
+        family,
+        folder.config,
+        folder.tensors,
+        tokenizer,
+        input_names,
+        options.max_tokens,
+        is_embedding=sentences is not None and not sentences.is_cross_encoder,
+        answers=None if reranker is None else reranker.answers,
+    )
+    if sentences is not None:
+        _check_modules(model, sentences)
+    notes = list[str]()
+    if tokenizers.target is tokenizers.source:
+        fitting, unused = _without_unused(tokenizers.source, model.vocabulary)
+        tokenizers = replace(tokenizers, source=fitting, target=fitting)
+        if unused:
+            notes.append(f"special tokens beyond the vocabulary of the model are left out: {', '.join(unused)}")
+    if sentences is None and model.decoder is None and reranker is None:
+        sentences = read_sentence_options(folder.json)
     if model.decoder is None:
         generation = _encoder_tokens(folder.config, tokenizers.source)
     else:
         generation_config = folder.json(f"{folder.module}{GENERATION_CONFIG}")
         given = None if generation_config is None else Config(generation_config, GENERATION_CONFIG)
         generation = read_generation(folder.config, given, model.is_decoder_only)
+    limiting = reranker or sentences
+    longest = None if limiting is None else limiting.max_tokens
     languages = None
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
@@ -191,7 +216,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         architecture=next(iter(folder.architectures), family.architectures[0]),
         parameters=_count(folder.tensors),
         tokens=_tokens(generation),
-        limits=_limits(model, None if sentences is None else sentences.max_tokens),
+        limits=_limits(model, longest),
         **_files(tokenizers),
         model=model,
         weights=weights,
@@ -200,10 +225,46 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
+        notes=tuple(notes),
     )
     if model.is_decoder_only:
         described = _with_chat(described, folder, tokenizers.source)
+    if reranker is not None:
+        notes += [reranker.note] if reranker.note else []
+        return replace(described, pair_template=reranker.template, notes=tuple(notes))
     return described if sentences is None else _with_embedding(described, folder, sentences)
+
+
+def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, list[str]]:
+    """Remove special tokens beyond the vocabulary, which no text and no template of texts contains.
+
+    The tokenizer of Gemma 3 has a token of images that models without images do not have.
+
+    Returns:
+        The tokenizer, and the names of the removed tokens.
+    """
+    document = json.loads(tokenizer.to_str())
+    removed = [token for token in document["added_tokens"] if token["special"] and token["id"] >= vocabulary]
+    names = [token["content"] for token in removed]
+    template = json.dumps(document["post_processor"])
+    if not names or any(json.dumps(name) in template for name in names):
+        return tokenizer, []
+    document["added_tokens"] = [token for token in document["added_tokens"] if token not in removed]
+    return Tokenizer.from_str(json.dumps(document)), names
+
+
+def _check_modules(model: Description, sentences: SentenceOptions) -> None:
+    """Check that modules.json suits the architecture.
+
+    Raises:
+        ImportFailedError: it does not.
+    """
+    expected = "scores pairs of texts" if sentences.is_cross_encoder else "computes embeddings"
+    if model.decoder is not None or (sentences.is_cross_encoder and model.head is None):
+        raise ImportFailedError(
+            f"modules.json describes a model that {expected}, but the architecture in config.json does not; remove "
+            "modules.json to import the architecture as it is"
+        )
 
 
 def _count(tensors: Tensors) -> int:
@@ -240,7 +301,7 @@ def _with_chat(described: Described, folder: Folder, tokenizer: Tokenizer) -> De
         return replace(described, chat=read_chat_template(folder, [token.content for token in added if token.special]))
     except ChatTemplateError as error:
         note = f"chat is not available for this model, because its chat template is not supported: {error}"
-        return replace(described, notes=(note,))
+        return replace(described, notes=(*described.notes, note))
 
 
 def _with_embedding(described: Described, folder: Folder, sentences: SentenceOptions) -> Described:

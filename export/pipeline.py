@@ -197,6 +197,7 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
         options,
         max_tokens=manifest.limits.max_source_tokens,
         ops=manifest.ops,
+        task="rerank" if manifest.pair_template is not None else None,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
     )

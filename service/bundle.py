@@ -257,6 +257,28 @@ class ChatTemplate(_Part):
     add_special_tokens: bool = True
 
 
+class PairTemplate(_Part):
+    """Template that formats a query and a document as the one text that a reranker reads.
+
+    Special tokens in the template are recognized by their names, those in the query and the
+    document are plain text. A special token or nothing follows the document.
+    """
+
+    text: str  # has {query} and {document} once, and {instruction} at most once
+    instruction: str = ""  # task of the model, if a request has none
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> "PairTemplate":
+        counts = [self.text.count(f"{{{slot}}}") for slot in ("query", "document", "instruction")]
+        if counts[:2] != [1, 1] or counts[2] > 1:
+            raise ValueError("text must have {query} and {document} once, and {instruction} at most once")
+        return self
+
+    @property
+    def has_instruction(self) -> bool:
+        return "{instruction}" in self.text
+
+
 class GenerationDefaults(_Part):
     """Generation settings that belong to a model.
 
@@ -450,6 +472,7 @@ class Manifest(_Part):
     # it.
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None  # only for chat models
+    pair_template: PairTemplate | None = None  # only for rerankers that are language models
     generation: GenerationDefaults = GenerationDefaults()
     embedding: Embedding | None = None  # None: mean pooling, not normalized
     origin: Origin | None = None  # None for models trained with this project
@@ -493,6 +516,8 @@ class Manifest(_Part):
             size = layer.outputs
         if self.training_unit == "sentence" and (self.encoder is None or self.decoder is None):
             raise ValueError("training_unit 'sentence' requires an encoder and a decoder")
+        if self.pair_template and not self.labels:
+            raise ValueError("pair_template requires labels")
         if self.languages and "generate" not in self.tasks:
             raise ValueError("languages requires the task 'generate'")
         return self

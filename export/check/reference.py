@@ -135,6 +135,7 @@ def attend(
     bias: Array | None = None,
     visible: Mask | None = None,
     arithmetic: Arithmetic = EXACT,
+    softcap: float | None = None,
 ) -> tuple[Array, Array]:
     """Compute scaled dot-product attention.
 
@@ -146,6 +147,7 @@ def attend(
         bias: is added to the scores, (H, T, S).
         visible: False for keys that a query does not attend to, (T, S).
         arithmetic: its errors.
+        softcap: limit of the scaled scores, see `Attention.softcap`.
 
     Returns:
         The weighted sums (T, H * D), and the attention weights (H, T, S).
@@ -153,6 +155,8 @@ def attend(
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
     scores = arithmetic.product(query.transpose(1, 0, 2), key.transpose(1, 2, 0)) * scale
+    if softcap is not None:
+        scores = softcap * arithmetic.round(np.tanh(scores / softcap))
     if bias is not None:
         scores = scores + bias
     if visible is not None:
@@ -224,7 +228,10 @@ class ReferenceLayers:
         if self.stack.norm_place == "post":
             return self.norm(self.arithmetic.round(x + compute(x)), f"{module}_norm")
         has_norm = layer != 0 or not self.stack.skips_first_norm
-        return self.arithmetic.round(x + compute(self.norm(x, f"{module}_norm") if has_norm else x))
+        result = compute(self.norm(x, f"{module}_norm") if has_norm else x)
+        if self.stack.has_output_norms:
+            result = self.norm(result, f"{module}_output_norm")
+        return self.arithmetic.round(x + result)
 
     def attention(
         self,
@@ -275,7 +282,7 @@ class ReferenceLayers:
                 heads[part] = [self._project(matrix[:, : len(one)], one) for one in heads[part]]
                 matrices[part] = matrix
         results = [
-            attend(query, key, value, options.scale, bias, mask, self.arithmetic)
+            attend(query, key, value, options.scale, bias, mask, self.arithmetic, options.softcap)
             for query, key, value, bias, mask in zip(
                 heads["query"], heads["key"], heads["value"], biases, visible, strict=True
             )
@@ -355,7 +362,8 @@ class Reference:
         slots: list[list[Array]] = [[] for _ in texts]
 
         def attend_self(number: int, attention: Attention, x: Array) -> Array:
-            visible = [_window_mask(length, attention.window) for length in lengths]
+            mask = causal_mask if stack.is_causal else _window_mask
+            visible = [mask(length, attention.window) for length in lengths]
             module = f"encoder.{number}.self_attention"
             output, weights, projected = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
             for text, selected in enumerate(rows):
@@ -377,17 +385,19 @@ class Reference:
                 hidden,
                 np.stack(maps[text]),
                 np.stack(slots[text]) if slots[text] else None,
-                None if head is None else self._labels(head, hidden),
+                None if head is None else self._labels(head, hidden, texts[text]),
             )
             for text, hidden in enumerate(split_texts(x, lengths))
         ]
 
-    def _labels(self, head: Head, x: Array) -> Array:
-        """Return the scores of labels from hidden states (S, M)."""
+    def _labels(self, head: Head, x: Array, ids: Sequence[int]) -> Array:
+        """Return the scores of labels from hidden states (S, M) of a text."""
         if head.pooling == "first":
             x = x[0]
         elif head.pooling == "mean":
             x = x.mean(axis=0)
+        elif head.pooling == "last":
+            x = x[max((position for position, one in enumerate(ids) if one != head.padding), default=0)]
         if head.activation is not None:
             x = activate(self._layers.linear(x, "head.dense"), head.activation)
         if head.has_norm:
@@ -400,6 +410,13 @@ def _window_mask(length: int, window: int | None) -> Mask | None:
     """Return the mask (S, S) of an encoder layer, None if all keys are visible."""
     positions = np.arange(length)
     return None if window is None else np.abs(positions - positions[:, None]) <= window // 2
+
+
+def causal_mask(length: int, window: int | None) -> Mask:
+    """Return the mask (T, T) of a decoder layer, or of an encoder that is causal."""
+    positions = np.arange(length)
+    distances = positions[:, None] - positions  # of a key before its query
+    return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
 
 
 def _sigmoid(x: Array) -> Array:

@@ -10,7 +10,16 @@ from functools import partial
 
 import numpy as np
 
-from export.check.reference import EXACT, Arithmetic, Array, Mask, Positions, ReferenceLayers, all_rows, split_texts
+from export.check.reference import (
+    EXACT,
+    Arithmetic,
+    Array,
+    Positions,
+    ReferenceLayers,
+    all_rows,
+    causal_mask,
+    split_texts,
+)
 from export.families.description import Attention, Description
 from export.families.weights import Weights
 
@@ -62,7 +71,7 @@ class ReferenceDecoder:
         cross_maps: list[list[Array]] = [[] for _ in texts]
 
         def attend_self(number: int, attention: Attention, x: Array) -> Array:
-            visible = [_causal_mask(length, attention.window) for length in lengths]
+            visible = [causal_mask(length, attention.window) for length in lengths]
             module = f"decoder.{number}.self_attention"
             output, weights, _ = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
             for kept, one, selected in zip(maps, weights, rows, strict=True):
@@ -129,12 +138,6 @@ class ReferenceDecoder:
             ],
             axis=1,
         )
-        bias = self._layers.read("output.bias")
-        return logits if bias is None else logits + bias.reshape(-1)
-
-
-def _causal_mask(length: int, window: int | None) -> Mask:
-    """Return the mask (T, T) of a decoder layer."""
-    positions = np.arange(length)
-    distances = positions[:, None] - positions  # of a key before its query
-    return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
+        bias, cap = self._layers.read("output.bias"), self._model.logits_softcap
+        logits = logits if bias is None else logits + bias.reshape(-1)
+        return logits if cap is None else cap * np.tanh(logits / cap)

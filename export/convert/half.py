@@ -120,7 +120,8 @@ class _HalfConverter:
         """Convert `Attention` of the encoder, whose last input may be lengths (B,)."""
         options = _attributes(node)
         heads, size = int(options["q_num_heads"]), int(self._shapes["hidden"][-1])
-        _check_supported(node, options["kv_num_heads"] == heads, unsupported_inputs=slice(3, 6))
+        is_supported = options["kv_num_heads"] == heads and not options.get("softcap")
+        _check_supported(node, is_supported, unsupported_inputs=slice(3, 6))
         attended, probabilities = node.output[0], node.output[3] if len(node.output) > 3 else ""
         split = self._constant([0, 0, heads, -1])
         query, key, value = (self._add("Reshape", name, split) for name in node.input[:3])  # (B, S, H, D)
@@ -144,7 +145,7 @@ class _HalfConverter:
         attended, present_key, present_value, probabilities = (*node.output, "", "", "")[:4]
         _, heads, _, size = self._shapes[past_key]
         options = _attributes(node)
-        is_supported = options["num_heads"] == heads and not options.get("do_rotary")
+        is_supported = options["num_heads"] == heads and not options.get("do_rotary") and not options.get("softcap")
         is_supported = is_supported and options.get("local_window_size", -1) == -1
         _check_supported(node, is_supported, unsupported_inputs=slice(7, None))
         column = self._constant([0, heads, size, 1])

@@ -39,6 +39,8 @@ from service.bundle import (
     PerplexityQuality,
     TextQuality,
 )
+from service.text.pairs import encode_with_template
+from service.text.tokenizer import TextTokenizer
 
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 128  # of each greedy output
@@ -59,11 +61,14 @@ def text_ids(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> 
     """Encode texts as the service does by default.
 
     An embedding model gets its default prompt before each text. A model with a single score, which
-    compares two texts, gets each text with the next one. A multilingual model gets the tokens of
-    its default languages.
+    compares two texts, gets each text with the next one, in its template if it has one. A
+    multilingual model gets the tokens of its default languages.
     """
+    pairs = list(zip(texts, (*texts[1:], *texts[:1]), strict=True))
+    if manifest.pair_template is not None:
+        with_template = TextTokenizer(Tokenizer.from_str(tokenizer.to_str()))
+        return [encode_with_template(with_template, manifest.pair_template, *pair) for pair in pairs]
     if manifest.labels and manifest.label_kind == "score":
-        pairs = list(zip(texts, (*texts[1:], texts[0]), strict=True))
         return [encoding.ids for encoding in tokenizer.encode_batch(pairs)]
     before, prefix, suffix = "", list[int](), list[int]()
     embedding, languages = manifest.embedding, manifest.languages

@@ -25,3 +25,4 @@ class Family:
     modules: Callable[[Description, Tensors], Mapping[str, Source]]
     ignored: tuple[str, ...] = ()  # patterns of tensors that do not change the output
     training_unit: TrainingUnit = "text"  # see `Manifest.training_unit`
+    base: str = ""  # class of decoder-only models that sentence-transformers loads

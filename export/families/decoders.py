@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from export.errors import ImportFailedError
 from export.families import Family
+from export.families.causal_encoders import classes_of, family_of, generates_text
 from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
 from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
 from export.families.weights import Part, Source
@@ -138,7 +139,7 @@ def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) 
         raise ImportFailedError(f"config.json: head_dim must be even, got {head_size}")
     max_positions = config.integer("max_position_embeddings")
     norm = Norm("rms", config.number("rms_norm_eps", 1e-6, above=0))
-    rotary = _rotary(config, head_size, max_positions, variant.rope_theta)
+    rotary = rotary_of(config, head_size, max_positions, variant.rope_theta)
     stack = Stack(
         width,
         norm,
@@ -166,7 +167,7 @@ def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) 
         Embedding(),
         has_final_norm=True,
     )
-    _check_output(config, tensors, "model.embed_tokens.weight", default=family == "smollm3")
+    check_output(config, tensors, f"{model_prefix(tensors)}embed_tokens.weight", default=family == "smollm3")
     return Description(family, config.integer("vocab_size"), max_positions, decoder=stack)
 
 
@@ -175,20 +176,21 @@ def _kv_heads(config: Config, heads: int) -> int:
     return heads if config.get("num_key_value_heads") is None else count(config, "num_key_value_heads")
 
 
-def _check_output(config: Config, tensors: Tensors, embedding: str, default: bool) -> None:
+def check_output(config: Config, tensors: Tensors, embedding: str, default: bool) -> None:
     """Check that the projection to the vocabulary exists.
 
     Like transformers, a projection in the checkpoint is used even if the configuration says that it
     is the embedding.
     """
-    if not config.boolean("tie_word_embeddings", default) and "lm_head.weight" not in tensors:
+    is_tied = config.boolean("tie_word_embeddings", default)
+    if not is_tied and "lm_head.weight" not in tensors and generates_text(config):
         raise ImportFailedError(
             "the checkpoint has no tensor 'lm_head.weight', although tie_word_embeddings in config.json is false; if "
             f"the model uses {embedding!r} in its place, set tie_word_embeddings to true"
         )
 
 
-def _rotary(config: Config, head_size: int, max_positions: int, default_base: float) -> Rotary:
+def rotary_of(config: Config, head_size: int, max_positions: int, default_base: float) -> Rotary:
     """Return the rotary embedding.
 
     transformers 5 writes `rope_parameters`, which contains `rope_theta`. Earlier versions write
@@ -204,6 +206,22 @@ def _rotary(config: Config, head_size: int, max_positions: int, default_base: fl
     if scaling is not None and parameters is not None:
         raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
     options = scaling or parameters or Config({}, "config.json")
+    return rotary_from(options, head_size, max_positions, base, original)
+
+
+def rotary_from(options: Config, head_size: int, max_positions: int, base: float, original: int = 0) -> Rotary:
+    """Return the rotary embedding of `rope_parameters`, or of `rope_scaling`.
+
+    Args:
+        options: the object.
+        head_size: size of a head.
+        max_positions: positions of the model.
+        base: base if the object has none.
+        original: positions before they were extended; 0 if only the object can say.
+
+    Raises:
+        ImportFailedError: the type is not supported.
+    """
     options.neutral("partial_rotary_factor", None, 1.0)
     kind = options.text("rope_type", options.text("type", "default"))
     base = options.number("rope_theta", base, above=1)
@@ -270,11 +288,12 @@ def _yarn_scale(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    layer = "model.layers.{}"
+def decoder_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    start = model_prefix(tensors)
+    layer = f"{start}layers.{{}}"
     modules: dict[str, Source] = {
-        "embedding": "model.embed_tokens",
-        "decoder.norm": "model.norm",
+        "embedding": f"{start}embed_tokens",
+        "decoder.norm": f"{start}norm",
         "decoder.{}.self_attention_norm": f"{layer}.input_layernorm",
         "decoder.{}.self_attention.query_norm": f"{layer}.self_attn.q_norm",
         "decoder.{}.self_attention.key_norm": f"{layer}.self_attn.k_norm",
@@ -285,7 +304,12 @@ def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     }
     for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
         modules[f"decoder.{{}}.self_attention.{part}"] = f"{layer}.self_attn.{name}_proj"
-    return modules | _output(tensors, "model.embed_tokens.weight")
+    return modules | _output(tensors, f"{start}embed_tokens.weight")
+
+
+def model_prefix(tensors: Tensors) -> str:
+    """Return the start of the names of tensors; classes without a head have none."""
+    return "model." if "model.embed_tokens.weight" in tensors else ""
 
 
 def _output(tensors: Tensors, embedding: str) -> dict[str, Source]:
@@ -313,7 +337,7 @@ def _gpt2(config: Config, tensors: Tensors) -> Description:
         Embedding(has_positions=True),
         has_final_norm=True,
     )
-    _check_output(config, tensors, f"{_gpt2_start(tensors)}wte.weight", default=True)
+    check_output(config, tensors, f"{_gpt2_start(tensors)}wte.weight", default=True)
     return Description("gpt2", config.integer("vocab_size"), config.integer("n_positions"), decoder=stack)
 
 
@@ -342,14 +366,20 @@ def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     return modules | _output(tensors, f"{start}wte.weight")
 
 
-def _relative(name: str, architecture: str, describe: Callable[[Config, Tensors], Description]) -> Family:
-    return Family(name, (architecture,), describe, _modules, ("*rotary_emb.inv_freq",))
+def _relative(name: str, start: str, describe: Callable[[Config, Tensors], Description]) -> Family:
+    return family_of(name, classes_of(start), describe, decoder_modules, ("*rotary_emb.inv_freq",))
 
 
-GPT2 = Family("gpt2", ("GPT2LMHeadModel",), _gpt2, _gpt2_modules, ("*.attn.bias", "*.attn.masked_bias"))
-LLAMA = _relative("llama", "LlamaForCausalLM", _llama)
-SMOLLM3 = _relative("smollm3", "SmolLM3ForCausalLM", _smollm3)
-MISTRAL = _relative("mistral", "MistralForCausalLM", _mistral)
-QWEN2 = _relative("qwen2", "Qwen2ForCausalLM", _qwen2)
-QWEN3 = _relative("qwen3", "Qwen3ForCausalLM", _qwen3)
+GPT2 = family_of(
+    "gpt2",
+    ("GPT2LMHeadModel", "GPT2Model", "GPT2ForSequenceClassification"),
+    _gpt2,
+    _gpt2_modules,
+    ("*.attn.bias", "*.attn.masked_bias"),
+)
+LLAMA = _relative("llama", "Llama", _llama)
+SMOLLM3 = _relative("smollm3", "SmolLM3", _smollm3)
+MISTRAL = _relative("mistral", "Mistral", _mistral)
+QWEN2 = _relative("qwen2", "Qwen2", _qwen2)
+QWEN3 = _relative("qwen3", "Qwen3", _qwen3)
 FAMILIES = (GPT2, LLAMA, SMOLLM3, MISTRAL, QWEN2, QWEN3)

@@ -68,13 +68,14 @@ class Attention:
     scale: float  # factor of the scores before the softmax
     rotary: Rotary | None = None
     head_norm: Norm | None = None  # normalization of each query and key head
-    # A causal query attends to this many positions, its own included. A query of an encoder attends
-    # to `window // 2` positions on each side. None: to all positions.
+    # A causal query attends to this many positions, its own included. A query that is not causal
+    # attends to `window // 2` positions on each side. None: to all positions.
     window: int | None = None
     has_projections: bool = True  # False: queries, keys, values and the result have no linear layer
     has_bias: bool = True  # of the projections to queries, keys and values
     has_output_bias: bool = True  # of the projection of the result
     projected_keys: ProjectedKeys | None = None  # only in an encoder
+    softcap: float | None = None  # scaled scores x become softcap * tanh(x / softcap)
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,9 @@ class Stack:
     relative_bias: RelativeBias | None = None
     has_final_norm: bool = False
     skips_first_norm: bool = False  # layer 0 has no normalization before its attention
+    # The result of each sublayer is normalized before it is added to the input of the sublayer.
+    has_output_norms: bool = False
+    is_causal: bool = False  # queries of an encoder attend to no later position, as those of a decoder
     # "ssru": a recurrent unit in place of self-attention (Kim et al. 2019, section 3.1).
     cell: Literal["attention", "ssru"] = "attention"
 
@@ -131,11 +135,15 @@ class Stack:
 class Head:
     """Computation of label scores from the last hidden states."""
 
-    pooling: Literal["first", "mean", "tokens"]  # "tokens": scores for every token
+    pooling: Literal["first", "mean", "last", "tokens"]  # "tokens": scores for every token
     label_kind: LabelKind
     activation: Activation | None = None  # of a dense layer between hidden states and scores; None: no such layer
     has_norm: bool = False  # normalization after the activation
     has_bias: bool = True  # of the dense layer
+    has_output_bias: bool = True  # of the layer that returns the scores
+    padding: int | None = None  # the pooling "last" skips this token id at the end of a text
+    # Token ids of yes and no, if the score is the difference of their logits.
+    answers: tuple[int, int | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,7 @@ class Description:
     labels: tuple[str, ...] = ()
     source_vocabulary: int | None = None  # tokens of the encoder; None: those of the decoder
     logits_scale: float = 1.0
+    logits_softcap: float | None = None  # logits x become softcap * tanh(x / softcap)
     # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
     guided_alignment: tuple[int, int] | None = None
     shortlist: Shortlist | None = None  # None: the decoder can generate all tokens

@@ -80,7 +80,7 @@ def _add_head(
     """Add the head of the class that saved the checkpoint, if that class has one."""
     architecture = next(iter(config.get("architectures", None) or ()), "")
     if architecture.endswith("ForTokenClassification"):
-        labels = _labels(config)
+        labels = label_names(config)
         dense = modules.activation if modules.before_tokens else None
         head = Head("tokens", "tokens", dense, has_norm=modules.before_tokens and bool(modules.norm))
     elif architecture.endswith("ForQuestionAnswering"):
@@ -88,14 +88,14 @@ def _add_head(
         dense = modules.activation if modules.before_tokens else None
         head = Head("tokens", "span", dense, has_norm=modules.before_tokens and bool(modules.norm))
     elif architecture.endswith("ForSequenceClassification"):
-        labels = _labels(config)
-        head = Head(pooling, _label_kind(config, len(labels)), modules.activation, has_norm=bool(modules.norm))
+        labels = label_names(config)
+        head = Head(pooling, label_kind(config, len(labels)), modules.activation, has_norm=bool(modules.norm))
     else:
         return model
     return replace(model, head=head, labels=labels)
 
 
-def _labels(config: Config) -> tuple[str, ...]:
+def label_names(config: Config) -> tuple[str, ...]:
     """Return the names of labels in the order of their scores."""
     names = config.get("id2label", None)
     if names is None:
@@ -113,7 +113,7 @@ def _labels(config: Config) -> tuple[str, ...]:
     return labels
 
 
-def _label_kind(config: Config, num_labels: int) -> Literal["classes", "independent", "score"]:
+def label_kind(config: Config, num_labels: int) -> Literal["classes", "independent", "score"]:
     """Return the kind of the labels of a text.
 
     Raises:

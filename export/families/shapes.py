@@ -64,7 +64,7 @@ def _model(model: Description, weights: Weights) -> Expected:
             yield from _linear("head.dense", last.width, last.width, model.head.has_bias)
         if model.head.has_norm:
             yield from _norm("head.norm", last.width, last.norm)
-        yield from _linear("head.output", len(model.labels), last.width)
+        yield from _linear("head.output", len(model.labels), last.width, model.head.has_output_bias)
 
 
 def _embedding(name: str, stack: Stack, model: Description, weights: Weights) -> Expected:
@@ -102,6 +102,8 @@ def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None
         yield from _linear(f"{layer}.feed_forward.{part}", options.size, width, options.has_bias)
     yield from _linear(f"{layer}.feed_forward.outer", width, options.size, options.has_bias)
     yield from _norm(f"{layer}.feed_forward_norm", width, stack.norm)
+    for sublayer in ("self_attention", "feed_forward") if stack.has_output_norms else ():
+        yield from _norm(f"{layer}.{sublayer}_output_norm", width, stack.norm)
 
 
 def _attention(module: str, options: Attention, width: int, memory: int) -> Expected:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from export.errors import ImportFailedError
-from export.families import Family, decoders, encoders, seq2seq
+from export.families import Family, decoders, encoders, gemma, seq2seq
+from export.families.causal_encoders import as_reranker
 from export.families.description import Description
 from export.families.shapes import check_shapes
 from export.families.token_types import type_separator
@@ -20,13 +21,13 @@ _HARMLESS = (
     "_name_or_path", "_commit_hash", "_attn_implementation*", "_flash_attn_2_enabled", "_num_labels", "*_token_id",
     "*dropout*", "*layerdrop*", "*_pdrop", "architectures", "auto_map", "chunk_size_feed_forward", "custom_pipelines",
     "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_*", "init_std", "init_xavier_std",
-    "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type", "num_labels", "output_attentions",
+    "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type", "name", "num_labels", "output_attentions",
     "output_hidden_states", "output_past", "output_scores", "prefix", "pretraining_tp", "problem_type", "return_dict",
     "return_dict_in_generate", "summary_*", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
     "torchscript", "transformers_version", "transformers.js_config", "use_bfloat16", "use_cache", "use_return_dict",
 )  # fmt: skip
 
-FAMILIES: tuple[Family, ...] = (*encoders.FAMILIES, *decoders.FAMILIES, *seq2seq.FAMILIES)
+FAMILIES: tuple[Family, ...] = (*encoders.FAMILIES, *decoders.FAMILIES, *gemma.FAMILIES, *seq2seq.FAMILIES)
 
 
 def find_family(config: Config) -> Family:
@@ -61,6 +62,9 @@ def describe(
     tokenizer: Mapping[str, Any] | None = None,
     input_names: Sequence[str] | None = None,
     max_tokens: int | None = None,
+    *,
+    is_embedding: bool = False,
+    answers: tuple[int, int | None] | None = None,
 ) -> tuple[Description, Weights]:
     """Describe a checkpoint, and mark the tensors that do not change its outputs as known.
 
@@ -72,11 +76,18 @@ def describe(
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
         max_tokens: lower limit of positions than the checkpoint's.
+        is_embedding: the folder is one of sentence-transformers. Its decoder-only model computes
+            embeddings and generates no text, whatever class saved it.
+        answers: token ids of yes and no, if a decoder-only model is a reranker.
 
     Raises:
         ImportFailedError: the checkpoint is not supported.
     """
+    if is_embedding and family.base:
+        config.override("architectures", [family.base])
     model = describe_configuration(family, config, tensors)
+    if answers is not None:
+        model = as_reranker(model, answers)
     tensors.ignore(*family.ignored)
     stack = model.encoder
     if stack is not None and stack.embedding.types > 1:

@@ -9,6 +9,7 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 - `STACK.{}.self_attention.query`, `.key`, `.value`, `.output`, `.query_norm`, `.key_norm`
 - `STACK.{}.cross_attention.*`, the same
 - `STACK.{}.self_attention_norm`, `.cross_attention_norm`, `.feed_forward_norm`
+- `STACK.{}.self_attention_output_norm`, `.feed_forward_output_norm`
 - `STACK.{}.feed_forward.inner`, `.gate`, `.outer`
 - `STACK.{}.cell.forget`, `.cell.input` of a recurrent unit
 - `STACK.relative_bias` (buckets, H), `STACK.norm`
@@ -41,6 +42,7 @@ class Part:
     skip: int = 0  # number of rows to omit at the start, such as positions that are never used
     added: tuple[float, ...] = ()  # values of rows to add at the end
     is_row: bool = False  # the vector is stored as a matrix (1, N)
+    offset: float = 0.0  # is added to each stored value
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the checkpoint of a tensor that has this shape in the builder."""
@@ -58,6 +60,8 @@ class Part:
         array = array[self.skip :]
         for value in self.added:
             array = np.concatenate([array, np.full((1, *array.shape[1:]), value, np.float32)])
+        if self.offset:
+            array = array + np.float32(self.offset)
         return np.ascontiguousarray(array)
 
 

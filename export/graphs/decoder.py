@@ -141,7 +141,7 @@ class _DecoderBuilder:
         size, shortlist = self._model.vocabulary, ""
         if self._model.shortlist is not None:
             shortlist = graph.input(SHORTLIST, FLOAT, ("batch", size))
-        scores(graph, x, self._projection(), size, shortlist)
+        scores(graph, x, self._projection(), size, shortlist, self._model.logits_softcap)
         return graph.build()
 
     @functools.cached_property

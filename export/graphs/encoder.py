@@ -56,7 +56,7 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
     if model.decoder is not None and model.decoder.cross is not None:
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
     if model.head is not None:
-        _labels(layers, model.head, len(model.labels), x, lengths, size)
+        _labels(layers, model.head, len(model.labels), x, ids, lengths, size)
     if model.shortlist is not None:
         _add_shortlist(graph, model.shortlist, model.vocabulary, ids, lengths)
     return graph.build()
@@ -112,8 +112,16 @@ class EncoderAttention:
 
     def _query_key_value(self, module: str, attention: Attention, x: str) -> list[str]:
         """Add the projections of x (B, S, M) as one product; return (B, S, heads * D) of each."""
+        graph, norm = self._graph, attention.head_norm
         qkv = self._layers.linear(x, *(f"{module}.{part}" for part in ("query", "key", "value")))
-        return operators.split_heads(self._graph, qkv, attention, attention.head_size)
+        parts = operators.split_heads(graph, qkv, attention, attention.head_size)
+        if norm is not None:
+            for index, (part, heads) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
+                split = graph.constant([0, 0, heads, attention.head_size], np.int64)
+                by_head = graph.add("Reshape", parts[index], split)
+                normalized = self._layers.norm(by_head, f"{module}.{part}_norm", norm)
+                parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, -1], np.int64))
+        return parts
 
     def _attention_map(self, number: int, attention: Attention) -> str:
         """Declare the attention weights of a layer as an output."""
@@ -190,8 +198,8 @@ class EncoderAttention:
         return self._biases[window]
 
     def _add_bias(self, window: int | None) -> str:
-        graph, relative = self._graph, self._layers.stack.relative_bias
-        if window is None and relative is None:
+        graph, relative, is_causal = self._graph, self._layers.stack.relative_bias, self._layers.stack.is_causal
+        if window is None and relative is None and not is_causal:
             return ""
         column = graph.add("Unsqueeze", self._positions, graph.constant([1], np.int64))  # (S, 1)
         bias = ""
@@ -202,11 +210,18 @@ class EncoderAttention:
             name = graph.weight("encoder.relative_bias", table)
             by_head = relative_bias(graph, name, column, self._positions, self._max_positions)  # (H, S, S)
             bias = graph.add("Unsqueeze", by_head, graph.constant([0], np.int64))
-        if window is not None:
+        if window is not None or is_causal:
             # Finite, because a query at padding may have no visible key: its hidden state must not
             # become NaN, which would spread to tokens as 0 * NaN.
-            distance = graph.add("Abs", graph.add("Sub", self._positions, column))  # (S, S)
-            outside = graph.add("Greater", distance, graph.constant(window // 2, np.int64))
+            distance = graph.add("Sub", self._positions, column)  # of a key after its query, (S, S)
+            if is_causal:
+                outside = graph.add("Greater", distance, graph.constant(0, np.int64))
+                if window is not None:
+                    before = graph.add("LessOrEqual", distance, graph.constant(-window, np.int64))
+                    outside = graph.add("Or", outside, before)
+            else:
+                assert window is not None, "there is a window"
+                outside = graph.add("Greater", graph.add("Abs", distance), graph.constant(window // 2, np.int64))
             masked, zero = graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32)
             local = graph.add("Where", outside, masked, zero)
             local = graph.add("Unsqueeze", local, graph.constant([0, 1], np.int64))  # (1, 1, S, S)
@@ -256,13 +271,15 @@ def _add_shortlist(graph: GraphBuilder, shortlist: Shortlist, vocabulary: int, i
     graph.add("ScatterElements", rows, columns, zeros, output=output, axis=1)
 
 
-def _labels(layers: LayerBuilder, head: Head, num_labels: int, x: str, lengths: str, size: str) -> None:
+def _labels(layers: LayerBuilder, head: Head, num_labels: int, x: str, ids: str, lengths: str, size: str) -> None:
     """Add the output with the scores of labels."""
     graph = layers.graph
     if head.pooling == "first":
         x = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)  # (B, M)
     elif head.pooling == "mean":
         x = mean_pool(graph, x, lengths, size)
+    elif head.pooling == "last":
+        x = _last(graph, x, ids, lengths, size, head.padding)
     if head.activation is not None:
         x = activation(graph, layers.linear(x, "head.dense"), head.activation)
     if head.has_norm:
@@ -274,6 +291,18 @@ def _labels(layers: LayerBuilder, head: Head, num_labels: int, x: str, lengths: 
         graph.add("LogSoftmax", logits, output=output, axis=-1)
     else:
         graph.add("Identity", logits, output=output)
+
+
+def _last(graph: GraphBuilder, hidden: str, ids: str, lengths: str, size: str, padding: int | None) -> str:
+    """Add the hidden state (B, M) of the last token of each row that is not `padding`."""
+    positions, is_kept = token_mask(graph, lengths, graph.add("Squeeze", size))
+    if padding is not None:
+        is_padding = graph.add("Equal", ids, graph.constant(padding, np.int64))
+        is_kept = graph.add("And", is_kept, graph.add("Not", is_padding))
+    last_axis = graph.constant([1], np.int64)
+    kept = graph.add("Where", is_kept, positions, graph.constant(0, np.int64))
+    last = graph.add("ReduceMax", kept, last_axis)  # (B, 1)
+    return graph.add("GatherND", hidden, last, batch_dims=1)
 
 
 def mean_pool(graph: GraphBuilder, hidden: str, lengths: str, size: str) -> str:

@@ -102,6 +102,8 @@ class LayerBuilder:
         Post-norm uses two nodes, because the fused operator of ONNX Runtime takes four times as
         long.
         """
+        if self.stack.has_output_norms:
+            inner = self.norm(inner, f"{module}_output_norm")
         total = self.graph.add("Add", x, inner)
         return total if self.stack.norm_place == "pre" else self.norm(total, f"{module}_norm")
 

@@ -15,7 +15,7 @@ SHORTLIST = "shortlist"  # name of the state with the scores that a shortlist ad
 # Score of tokens that are not in the shortlist. In float64, their probability is exactly 0 up to
 # the highest temperature, 10. The score is finite, because states must be.
 EXCLUDED = -10_000.0
-# Outputs of the product with the table of the vocabulary: without and with a shortlist.
+# Outputs of the product with the table of the vocabulary, if they are the logits and if not.
 PROJECTIONS = ("logits", "unrestricted_logits")
 # Sums over the source are padded to multiples of this many positions. ONNX Runtime sums the terms
 # of a product in groups of at most 16 and rounds a shorter last group differently, so that a sum
@@ -79,7 +79,20 @@ def weighted_sum(graph: GraphBuilder, weights: str, x: str, is_token: str) -> st
     return graph.add("Squeeze", graph.add("MatMul", graph.add("Unsqueeze", weights, middle), own), middle)
 
 
-def scores(graph: GraphBuilder, features: str, projection: Sequence[str], vocab_size: int, shortlist: str = "") -> None:
+def softcap(graph: GraphBuilder, x: str, cap: float, output: str | None = None) -> str:
+    """Add cap * tanh(x / cap), whose results are between -cap and cap."""
+    limit = graph.constant(cap, np.float32)
+    return graph.add("Mul", graph.add("Tanh", graph.add("Div", x, limit)), limit, output=output)
+
+
+def scores(
+    graph: GraphBuilder,
+    features: str,
+    projection: Sequence[str],
+    vocab_size: int,
+    shortlist: str = "",
+    cap: float | None = None,
+) -> None:
     """Add the outputs `logits`, `logprobs`, `top_logprobs` and `top_ids`.
 
     Args:
@@ -88,11 +101,15 @@ def scores(graph: GraphBuilder, features: str, projection: Sequence[str], vocab_
         projection: names of the matrix (V, M), and of the bias (V,) if there is one.
         vocab_size: V.
         shortlist: (B, V), added to the logits.
+        cap: logits x become cap * tanh(x / cap); None leaves them unchanged. Not with a shortlist.
     """
     logits = graph.output("logits", FLOAT, ("batch", vocab_size))
-    product = graph.add("Gemm", features, *projection, output=PROJECTIONS[bool(shortlist)], transB=1)
+    changes = bool(shortlist) or cap is not None
+    product = graph.add("Gemm", features, *projection, output=PROJECTIONS[changes], transB=1)
     if shortlist:
         graph.add("Add", product, shortlist, output=logits)
+    elif cap is not None:
+        softcap(graph, product, cap, output=logits)
     logprobs = graph.output("logprobs", FLOAT, ("batch", vocab_size))
     # Over ten times faster than ReduceLogSumExp.
     graph.add("LogSoftmax", logits, output=logprobs, axis=-1)

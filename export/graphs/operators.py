@@ -11,12 +11,13 @@ heads, KV heads of keys and values, D width of a head.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from export.families.description import Attention
 from export.graphs.builder import CONTRIB, GraphBuilder
-from export.graphs.nodes import INT64, LOWEST
+from export.graphs.nodes import INT64, LOWEST, softcap
 
 CACHED_AFTER_SOFTMAX = 2  # value of `qk_output` of GroupQueryAttention: return the attention weights
 AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode` of Attention: the same
@@ -100,7 +101,7 @@ def attention(
 
     Args:
         graph: the graph to add nodes to.
-        options: heads and scale; other options are not read.
+        options: heads, scale and softcap; other options are not read.
         parts: queries (B, S, H * D), and keys and values (B, K, KV * D).
         attention_map: name of the attention weights (B, H, S, K).
         lengths: number of keys of each row, (B,) int64; "" if all rows have K.
@@ -119,6 +120,7 @@ def attention(
             kv_num_heads=options.kv_heads,
             scale=options.scale,
             qk_matmul_output_mode=AFTER_SOFTMAX,
+            **_softcap(options),
         )
         return attended
     counts = (options.heads, options.kv_heads, options.kv_heads)
@@ -174,6 +176,7 @@ def self_attention(
             do_rotary=int(bool(tables)),
             local_window_size=options.window or -1,
             qk_output=CACHED_AFTER_SOFTMAX,
+            **_softcap(options),
         )
         return attended, attention_map
     if len(parts) == 1:
@@ -270,7 +273,7 @@ def _attend(
 
     Args:
         graph: the graph to add nodes to.
-        options: heads and scale.
+        options: heads, scale and softcap.
         query: (B, H, S, D).
         key: (B, KV, K, D).
         value: (B, KV, K, D).
@@ -295,6 +298,8 @@ def _attend(
     query = reshaped(query, options.kv_heads)
     scores = graph.add("MatMul", query, graph.add("Transpose", key, perm=[0, 1, 3, 2]))
     scores = reshaped(scores, options.heads)  # (B, H, S, K)
+    if options.softcap is not None:
+        scores = softcap(graph, scores, options.softcap)
     if bias:
         scores = graph.add("Add", scores, bias)
     if is_visible:
@@ -303,6 +308,11 @@ def _attend(
     attended = graph.add("MatMul", reshaped(attention_map, options.kv_heads), value)
     attended = graph.add("Transpose", reshaped(attended, options.heads), perm=[0, 2, 1, 3])
     return graph.add("Reshape", attended, graph.constant([0, 0, -1], np.int64)), attention_map
+
+
+def _softcap(options: Attention) -> dict[str, Any]:
+    """Return the attribute of an operator that limits the scores, if they are limited."""
+    return {} if options.softcap is None else {"softcap": options.softcap}
 
 
 def _by_head(graph: GraphBuilder, x: str, heads: int) -> str:

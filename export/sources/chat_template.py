@@ -7,14 +7,16 @@ these parts, such as one that changes messages in another way, cannot be convert
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from export.errors import ImportFailedError
 from export.sources.checkpoint import FolderFiles
-from service.bundle import ChatRole, ChatTemplate
+from service.bundle import ChatRole, ChatTemplate, PairTemplate
 
 Message = dict[str, str]
 SYSTEM, REPLY_ROLE = "system", "assistant"
@@ -43,6 +45,18 @@ def read_chat_template(folder: FolderFiles, special_tokens: Collection[str] = ()
         ChatTemplateError: the template cannot be converted.
         ImportFailedError: a file of the checkpoint cannot be read.
     """
+    renderer = _renderer(folder)
+    if renderer is None:
+        return None
+    template = _convert(renderer)
+    for token in special_tokens:  # the service tokenizes messages as plain text
+        if token in (template.system_in_user or ""):
+            raise ChatTemplateError(f"the special token {token} follows the system message in the first user message")
+    return template
+
+
+def _renderer(folder: FolderFiles) -> "_Renderer | None":
+    """Compile the chat template of a checkpoint; return None if it has none."""
     settings = folder.json("tokenizer_config.json")
     settings = settings if isinstance(settings, dict) else {}
     text = folder.text("chat_template.jinja") or _default_template(settings.get("chat_template"))
@@ -51,11 +65,7 @@ def read_chat_template(folder: FolderFiles, special_tokens: Collection[str] = ()
     special = folder.json("special_tokens_map.json")
     tokens = (special if isinstance(special, dict) else {}) | settings
     named = {key: _token(tokens[key]) for key in ("bos_token", "eos_token", "pad_token") if key in tokens}
-    template = convert(text, named)
-    for token in special_tokens:  # the service tokenizes messages as plain text
-        if token in (template.system_in_user or ""):
-            raise ChatTemplateError(f"the special token {token} follows the system message in the first user message")
-    return template
+    return _Renderer(text, named)
 
 
 def _default_template(value: Any) -> str | None:
@@ -118,7 +128,10 @@ def convert(text: str, special: Mapping[str, str]) -> ChatTemplate:
     Raises:
         ChatTemplateError: it cannot be converted.
     """
-    renderer = _Renderer(text, special)
+    return _convert(_Renderer(text, special))
+
+
+def _convert(renderer: _Renderer) -> ChatTemplate:
     template = _with_trim(renderer, _parts(renderer))
     for messages in _dialogues():
         try:
@@ -270,3 +283,68 @@ def apply_parts(template: ChatTemplate, messages: Sequence[Message]) -> str:
         else:
             raise ChatTemplateError("it has no system messages")
     return text + template.reply
+
+
+# Templates of rerankers, whose messages have the roles query and document
+
+_PAIRS = (
+    ("Find passages.", "How many?", "Three of 4."),
+    ("Answer:\n\nbriefly", " x\n", "\n\n y "),
+    ("x", "Two\nlines", "<b>one</b>\n"),
+)
+
+
+def read_pair_template(folder: FolderFiles, instruction: str, special_tokens: Collection[str]) -> PairTemplate:
+    """Convert the chat template of a reranker that sentence-transformers saved.
+
+    Args:
+        folder: the checkpoint.
+        instruction: content of the system message; "" if there is none.
+        special_tokens: names of the special tokens of its tokenizer.
+
+    Raises:
+        ChatTemplateError: the template cannot be converted.
+        ImportFailedError: a file of the checkpoint cannot be read.
+    """
+    renderer = _renderer(folder)
+    if renderer is None:
+        raise ChatTemplateError("there is no chat template")
+    text = _pair_text(renderer, has_instruction=bool(instruction))
+    if not instruction:
+        with suppress(ChatTemplateError):
+            with_slot = _pair_text(renderer, has_instruction=True)
+            before, _, after = with_slot.partition("{instruction}")
+            if text.startswith(before) and text.endswith(after) and len(text) >= len(before) + len(after):
+                text, instruction = with_slot, text[len(before) : len(text) - len(after)]
+    after_document = text.partition("{document}")[2]
+    if after_document and not after_document.startswith(tuple(special_tokens)):
+        raise ChatTemplateError("no special token follows the document")
+    return PairTemplate(text=text, instruction=instruction)
+
+
+def _pair_text(renderer: _Renderer, *, has_instruction: bool) -> str:
+    """Return the text of a template with slots for the contents of its messages.
+
+    Raises:
+        ChatTemplateError: the text has more or other parts than the contents.
+    """
+    roles = {"instruction": SYSTEM, "query": "query", "document": "document"}
+    slots = [slot for slot in roles if slot != "instruction" or has_instruction]
+
+    def render(contents: Sequence[str]) -> str:
+        return renderer.render(
+            [{"role": roles[slot], "content": content} for slot, content in zip(slots, contents, strict=True)]
+        )
+
+    text = render([f"[[{slot}]]" for slot in slots])
+    for slot in slots:
+        if text.count(f"[[{slot}]]") != 1 or f"{{{slot}}}" in text:
+            raise ChatTemplateError(f"it omits or repeats the message of the role {roles[slot]!r}")
+        text = text.replace(f"[[{slot}]]", f"{{{slot}}}")
+    for pair in _PAIRS:
+        contents = dict(zip(slots, pair[-len(slots) :], strict=True))
+        parts = re.split(r"\{(instruction|query|document)\}", text)
+        filled = "".join(contents[part] if index % 2 else part for index, part in enumerate(parts))
+        if filled != render(list(contents.values())):
+            raise ChatTemplateError("it changes the query, the document or the instruction")
+    return text

@@ -174,6 +174,10 @@ class Config:
             raise ImportFailedError(f"{self._file} has no key {key!r}, which its architecture needs")
         return default
 
+    def override(self, key: str, value: Any) -> None:
+        """Set the value of a key that another file of the checkpoint decides."""
+        self._values[key] = value
+
     def _typed(self, key: str, default: Any, kind: str, is_valid: Callable[[Any], bool]) -> Any:
         value = self.get(key, ... if default is None else default)
         if value is None and default is not None:

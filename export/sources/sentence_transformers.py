@@ -5,7 +5,7 @@ A folder lists its modules in `modules.json`. A folder without it gets mean pool
 sentence-transformers does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +60,12 @@ class SentenceOptions:
     embedding: Embedding  # without its layers
     max_tokens: int | None  # longest text with special tokens; None: the limit of the model
     dense: tuple[DenseModule, ...] = ()
+    is_cross_encoder: bool = False  # the model scores pairs of texts, and computes no embeddings
+    # Token ids of yes and no of a reranker that generates text. None in place of the second: the
+    # score is the logit of the first.
+    answers: tuple[int, int | None] | None = None
+    has_template: bool = False  # the chat template formats pairs of texts for a CrossEncoder
+    instruction: str = ""  # system message of this template
 
 
 def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
@@ -73,15 +79,18 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     """
     modules = read_json("modules.json")
     if modules is None:
-        return SentenceOptions(Embedding(pooling="mean", normalize=False), _tokenizer_limit(read_json, ""))
+        return SentenceOptions(Embedding(pooling="mean", normalize=False), read_tokenizer_limit(read_json, ""))
     steps = _modules(modules)
     kinds = [kind for kind, _ in steps]
+    if kinds in (["Transformer"], ["Transformer", "LogitScore"]):
+        return _cross_encoder(read_json, steps)
     normalize = kinds[-1:] == ["Normalize"]
     optional = kinds[2:-1] if normalize else kinds[2:]
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in optional):
         raise ImportFailedError(
             f"modules.json: the modules {', '.join(kinds)} are not supported; supported are Transformer, Pooling and, "
-            "optionally, Dense and Normalize, in this order"
+            "optionally, Dense and Normalize, in this order, and those of a CrossEncoder: Transformer and, optionally, "
+            "LogitScore"
         )
     folder = steps[0][1]
     dense = tuple(_dense(read_json, path) for kind, path in steps if kind == "Dense")
@@ -90,9 +99,50 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     is_scaled = normalize and not dense
     pooling = _pooling(read_json, steps[1][1], is_scaled, has_prompts=any(prompts.values()))
     embedding = Embedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
-    max_tokens = _max_tokens(read_json, folder)
-    max_tokens = _tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
+    max_tokens, has_template = _max_tokens(read_json, folder)
+    if has_template:
+        raise ImportFailedError(
+            f"{folder}sentence_bert_config.json: modality_config has 'message', so that sentence-transformers puts "
+            "each text into the chat template; this is not supported for embeddings"
+        )
+    max_tokens = read_tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
     return SentenceOptions(embedding, max_tokens, dense)
+
+
+def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> SentenceOptions:
+    """Read the options of a CrossEncoder."""
+    folder, answers = steps[0][1], None
+    prompts, default = _prompts(read_json, "activation_fn")
+    instruction = "" if default is None else prompts[default]
+    if len(steps) > 1:
+        file = f"{steps[1][1]}config.json"
+        config = _config(read_json, file)
+        if config is None:
+            raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+        config.neutral("module_input_name", "causal_logits")
+        has_no = "false_token_id" in config
+        config.ignore("false_token_id")
+        answers = (
+            config.integer("true_token_id", least=0),
+            config.integer("false_token_id", least=0) if has_no else None,
+        )
+        config.check_all_read()
+    task, output = ("sequence-classification", "scores") if answers is None else ("text-generation", "causal_logits")
+    max_tokens, has_template = _max_tokens(read_json, folder, task, output)
+    if any(prompts.values()) and not has_template:
+        raise ImportFailedError(
+            "config_sentence_transformers.json: prompts of a CrossEncoder are supported only if a chat template "
+            "formats its pairs of texts"
+        )
+    max_tokens = read_tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
+    return SentenceOptions(
+        Embedding(pooling="mean", normalize=False),
+        max_tokens,
+        is_cross_encoder=True,
+        answers=answers,
+        has_template=has_template,
+        instruction=instruction,
+    )
 
 
 def _modules(modules: Any) -> list[tuple[str, str]]:
@@ -168,7 +218,7 @@ def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: boo
     return _POOLING_MODES[selected[0]]
 
 
-def _prompts(read_json: ReadJson) -> tuple[dict[str, str], str | None]:
+def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | None]:
     """Return the prompts by name, and the name of the default prompt."""
     file = "config_sentence_transformers.json"
     config = _config(read_json, file)
@@ -182,13 +232,17 @@ def _prompts(read_json: ReadJson) -> tuple[dict[str, str], str | None]:
             f"{file}: default_prompt_name must be one of the prompts ({', '.join(prompts) or 'there are none'}), got "
             f"{default!r}"
         )
-    config.ignore("__version__", "similarity_fn_name", "model_type")
+    config.ignore("__version__", "similarity_fn_name", "model_type", *ignored)
     config.check_all_read()
     return prompts, default
 
 
-def _max_tokens(read_json: ReadJson, folder: str) -> int | None:
+def _max_tokens(
+    read_json: ReadJson, folder: str, task: str = "feature-extraction", output: str = "token_embeddings"
+) -> tuple[int | None, bool]:
     """Return the longest text in tokens by the options of the Transformer module.
+
+    The second result is True if sentence-transformers puts texts into the chat template.
 
     They precede those of the tokenizer: tokenizer.json of MiniLM truncates at 128 tokens, but
     sentence-transformers truncates at 256.
@@ -203,18 +257,36 @@ def _max_tokens(read_json: ReadJson, folder: str) -> int | None:
             )
         for key in ("model_args", "tokenizer_args", "config_args", "processing_kwargs"):
             config.neutral(key, {}, None)
-        config.neutral("transformer_task", "feature-extraction")
-        config.neutral("module_output_name", "token_embeddings")
-        config.ignore("modality_config")
+        config.neutral("transformer_task", task)
+        config.neutral("module_output_name", output)
+        has_template = _has_template(config)
         limit = config.get("max_seq_length", None)
         config.check_all_read()
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise ImportFailedError(f"{folder}{name}: max_seq_length must be at least 1, got {limit!r}")
-        return limit
-    return None
+        return limit, has_template
+    return None, False
 
 
-def _tokenizer_limit(read_json: ReadJson, folder: str) -> int | None:
+def _has_template(config: Config) -> bool:
+    """Return True if the Transformer module reads texts as messages of a dialogue.
+
+    Raises:
+        ImportFailedError: it reads something else than texts, or runs another method of the model.
+    """
+    modalities = config.section("modality_config")
+    if modalities is None:
+        return False
+    found = [kind for kind in ("text", "message") if kind in modalities]
+    for options in filter(None, map(modalities.section, found)):
+        options.neutral("method", "forward")
+        options.neutral("method_output_name", "last_hidden_state", "logits")
+        options.neutral("format", "flat", "auto")
+    modalities.check_all_read()
+    return "message" in found
+
+
+def read_tokenizer_limit(read_json: ReadJson, folder: str = "") -> int | None:
     """Return `model_max_length` of the tokenizer, None if it has no limit."""
     config = read_json(f"{folder}tokenizer_config.json")
     limit = config.get("model_max_length") if isinstance(config, dict) else None

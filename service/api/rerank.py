@@ -56,6 +56,11 @@ class RerankBody(RequestBody):
     max_tokens_per_doc: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = Field(
         default=None, description="Cut each document after this many tokens."
     )
+    instruction: Text | None = Field(
+        default=None,
+        description="Task that the documents should serve, for rerankers that are language models, such as "
+        "Qwen3-Reranker; by default that of the model.",
+    )
     priority: Annotated[Any, must_equal(0)] = None
     rank_fields: Annotated[Any, must_equal()] = None
     max_chunks_per_doc: Annotated[Any, must_equal()] = None
@@ -126,6 +131,7 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
         raw_scores=body.raw_scores,
         truncate=body.truncate,
         max_document_tokens=body.max_tokens_per_doc,
+        instruction=body.instruction,
     )
     texts = body.documents.texts
     results = [

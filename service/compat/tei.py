@@ -114,8 +114,9 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
     """Sort texts by their relevance to a query."""
     served = await model_of_query(call, model, "rerank")
-    options = {"raw_scores": bool(body.raw_scores), "truncate": bool(body.truncate)}
-    ranking = (await rerank(call, served, body.query, body.documents, **options)).ranking
+    raw_scores, truncate = bool(body.raw_scores), bool(body.truncate)
+    result = await rerank(call, served, body.query, body.documents, raw_scores=raw_scores, truncate=truncate)
+    ranking = result.ranking
     if body.return_text:
         return [{"index": one.index, "text": body.documents.texts[one.index], "score": one.score} for one in ranking]
     return [{"index": one.index, "score": one.score} for one in ranking]

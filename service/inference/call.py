@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, TypeVar
 
-from service.bundle import Task
+from service.bundle import PairTemplate, Task
 from service.engine.request import Request, Timings
 from service.errors import ApiError, ClientGoneError
 from service.fields import IdLists, Texts
@@ -18,6 +18,7 @@ from service.inference.submission import Submission
 from service.keys import Key
 from service.quotas import RETRY_SEQUENCES_S, Grant, QuotaExceededError
 from service.text.chat import Prompt
+from service.text.pairs import encode_with_template
 from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 
 Ids = tuple[int, ...]
@@ -294,6 +295,7 @@ def encode_texts(
     *,
     truncate: bool = False,
     add_special_tokens: bool = True,
+    pair_template: PairTemplate | None = None,
 ) -> list[Ids]:
     """Tokenize texts, each with its own maximum number of tokens.
 
@@ -305,17 +307,24 @@ def encode_texts(
         deadline: time of `time.monotonic` after which the ids are of no use.
         truncate: truncate texts that are too long.
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
+        pair_template: formats a pair of texts; None if the tokenizer does.
 
     Raises:
         ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
     """
     second_texts = texts.second_texts or (None,) * len(texts.texts)
+    encode_pair = tokenizer.encode_pair
+    if pair_template is not None:
+        encode_pair = partial(encode_with_template, tokenizer, pair_template)
     sequences: list[Ids] = []
     for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
         if truncate and second is not None:
-            sequences.append(tuple(tokenizer.encode_pair(text, second, max_tokens)))
+            try:
+                sequences.append(tuple(encode_pair(text, second, max_tokens)))
+            except ValueError:  # the texts before the document leave no token for it
+                raise input_too_long(f"more than {max_tokens}", max_tokens, field, texts.index(index)) from None
             continue
         if truncate:
             sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
@@ -328,7 +337,7 @@ def encode_texts(
         if second is None:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
-            ids = tokenizer.encode_pair(text, second, None)
+            ids = encode_pair(text, second, None)
         if len(ids) > max_tokens:
             raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
         sequences.append(tuple(ids))

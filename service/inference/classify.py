@@ -72,6 +72,9 @@ async def classify(
         ClientGoneError: the client closed the connection.
     """
     function = function_of(model.manifest.label_kind, raw_scores)
+    if model.manifest.pair_template is not None and None in (inputs.second_texts or (None,)):
+        message = f"It must have pairs of texts for {model.name}: [query, document]."
+        raise ApiError("unsupported_parameter", message, field="inputs")
     maps = MapWriter(call, model, return_attention) if return_attention else None
     sources = await read_sources(call, model, inputs, truncate=truncate)
     if maps:

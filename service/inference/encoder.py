@@ -5,8 +5,9 @@ from functools import partial
 from typing import TypeVar
 
 from service.engine.request import Encoded, EncodeRequest
+from service.errors import ApiError
 from service.fields import Texts
-from service.inference.call import Call, Ids, encode_texts
+from service.inference.call import Call, Ids, check_characters, encode_texts
 from service.inference.maps import MapWriter
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from service.inference.service import ServedModel
@@ -15,7 +16,13 @@ T = TypeVar("T")
 
 
 async def read_sources(
-    call: Call, model: ServedModel, inputs: Texts, field: str = "inputs", *, truncate: bool = False
+    call: Call,
+    model: ServedModel,
+    inputs: Texts,
+    field: str = "inputs",
+    *,
+    truncate: bool = False,
+    instruction: str | None = None,
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -25,15 +32,23 @@ async def read_sources(
         inputs: texts, or pairs of texts.
         field: name of the field with the inputs, for errors.
         truncate: truncate inputs that are too long.
+        instruction: task of a reranker with a template; that of the template if None.
 
     Raises:
         ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
-            unless `truncate` is true.
+            unless `truncate` is true; `unsupported_parameter` if the model has no instruction.
     """
-    count = len(inputs.texts)
+    count, template = len(inputs.texts), model.manifest.pair_template
+    if instruction is not None:
+        if template is None or not template.has_instruction:
+            message = f"{model.name} has no instruction; leave {{instruction}} out."
+            raise ApiError("unsupported_parameter", message, field="instruction")
+        check_characters(len(instruction), model.manifest.limits.max_source_tokens, "instruction", None)
+        template = template.model_copy(update={"instruction": instruction})
     call.reserve(model, count, count, field)
     limits = [model.manifest.limits.max_source_tokens] * count
-    work = partial(encode_texts, model.source_tokenizer, inputs, field, limits, call.deadline, truncate=truncate)
+    tokenizer, deadline = model.source_tokenizer, call.deadline
+    work = partial(encode_texts, tokenizer, inputs, field, limits, deadline, truncate=truncate, pair_template=template)
     second_texts = [text for text in inputs.second_texts or () if text]
     sources = await call.tokenize(work, (*inputs.texts, *second_texts))
     assert call.controller is not None and call.reservation is not None

@@ -45,6 +45,7 @@ async def rerank(
     raw_scores: bool = False,
     truncate: bool = False,
     max_document_tokens: int | None = None,
+    instruction: str | None = None,
 ) -> RerankResult:
     """Return all documents by descending relevance; ties keep the order of the request.
 
@@ -56,6 +57,7 @@ async def rerank(
         raw_scores: return logits instead of probabilities.
         truncate: truncate pairs of query and document that are too long.
         max_document_tokens: cut each document after this many tokens.
+        instruction: task of a reranker that is a language model; None for its default.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.
@@ -66,7 +68,7 @@ async def rerank(
         call.reserve(model, len(documents), field="documents")
         documents = await _cut(call, model, documents, max_document_tokens)
     pairs = Texts((query,) * len(documents), second_texts=documents.texts)
-    sources = await read_sources(call, model, pairs, "documents", truncate=truncate)
+    sources = await read_sources(call, model, pairs, "documents", truncate=truncate, instruction=instruction)
 
     def convert(index: int, result: Encoded) -> RankedDocument:
         assert result.label_scores is not None

@@ -87,14 +87,14 @@ def apply_chat_template(
         parts += [*tokenizer.split_special(before), text]
     if turns[-1][0] == "user":
         parts += [*tokenizer.split_special(after), *tokenizer.split_special(template.reply)]
-    return Prompt(tuple(_merged(parts, tokenizer)), template.add_special_tokens)
+    return Prompt(tuple(merge_parts(parts, tokenizer)), template.add_special_tokens)
 
 
 def _single_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-def _merged(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:
+def merge_parts(parts: Sequence[str | int], tokenizer: TextTokenizer) -> Iterator[str | int]:
     """Join texts that follow each other, and remove the whitespace that special tokens absorb."""
     text, strips_left = "", False
     for part in parts:

@@ -434,14 +434,19 @@ class TextTokenizer:
         text: str = self._tokenizer.decoder.decode([f"{mark}{FIRST}"])
         return not text.startswith(" ")
 
-    def _encode_start(self, text: str, max_tokens: int) -> Any:
+    def first_ids(self, text: str, max_tokens: int, *, is_start: bool = True) -> list[int]:
+        """Return the first ids of a text without special tokens; see `encode`."""
+        ids: list[int] = self._encode_start(text, max_tokens, is_start=is_start).ids
+        return ids[:max_tokens]
+
+    def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Any:
         """Return the encoding without special tokens of a start of a text.
 
         Its first `max_tokens` tokens are those of the complete text.
         """
         encoding = None
         for start in _starts(text, max_tokens):
-            encoding = _encode(self._tokenizer, start, False)
+            encoding = _encode(self._tokenizer if is_start else self._continuing, start, False)
             if len(encoding) >= max_tokens + CUT_TOKENS:
                 break
         return encoding

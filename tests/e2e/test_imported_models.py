@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from transformers import (
     M2M100Config,
     MarianConfig,
     MBartConfig,
+    Qwen3Config,
     T5Config,
     T5EncoderModel,
 )
@@ -119,6 +121,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         _write_firefox(checkpoints / "firefox")
         for name, options in (("firefox", ExportOptions()), ("firefox-shortlist", ExportOptions(shortlist=True))):
             export_checkpoint(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, kind="firefox")
+        made |= write_language_models(checkpoints, bundles)
         for name, sentence_model in SENTENCE_MODELS.items():
             made[name] = sentence_model.write(checkpoints / name)
             export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
@@ -339,6 +342,39 @@ def _chat() -> tuple[Any, Tokenizer, str]:
     special = ["</s>", "<|im_start|>", "<|im_end|>"]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return _random(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), 4), tokenizer, CHATML
+
+
+def write_language_models(checkpoints: Path, bundles: Path) -> dict[str, tuple[Any, Tokenizer, str]]:
+    """Import a Qwen3-Embedding and a Qwen3-Reranker with random weights; return them by name."""
+    config = Qwen3Config(
+        vocab_size=300, max_position_embeddings=400, hidden_size=30, intermediate_size=41, num_hidden_layers=2,
+        num_attention_heads=3, num_key_value_heads=1, head_dim=12, pad_token_id=256,
+    )  # fmt: skip
+    model, tokenizer = AutoModelForCausalLM.from_config(config, attn_implementation="eager"), _chat()[1]
+    tokenizer.add_tokens(["yes", "no"])
+    prompts = {"prompts": {"query": "Instruct: Find it.\nQuery:"}}
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(
+            [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        )
+    ]
+    files = {"modules.json": modules, "config_sentence_transformers.json": prompts}
+    made = {}
+    for name, seed in (("qwen3-embedding", 13), ("qwen3-reranker", 14)):
+        folder, options = checkpoints / name, ExportOptions(task="rerank")
+        made[name] = (_random(model, seed), Tokenizer.from_str(tokenizer.to_str()), "")
+        model.save_pretrained(folder)
+        if name == "qwen3-embedding":
+            options = ExportOptions()
+            made[name][1].post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 256)])
+            (folder / "1_Pooling").mkdir()
+            for file, content in {**files, "1_Pooling/config.json": {"pooling_mode_lasttoken": True}}.items():
+                (folder / file).write_text(json.dumps(content), encoding="utf-8")
+        made[name][1].save(str(folder / "tokenizer.json"))
+        export_checkpoint(folder, bundles / name, BundleMetadata(name), options)
+        made[name] = (AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), *made[name][1:])
+    return made
 
 
 def _id_of(tokenizer: Tokenizer, token: str) -> int:
@@ -667,3 +703,98 @@ def test_an_answer_is_that_of_the_logits_of_transformers(served: Served) -> None
     several: Any = client.question_answering(question=question, context=context, max_answer_len=3, top_k=3)
     assert [one.score for one in several] == pytest.approx(products.flatten().topk(3).values.tolist(), abs=TOLERANCE)
     close_session()
+
+
+def test_a_language_model_embeds_texts_by_its_last_token(served: Served) -> None:
+    tokenizer, hf = served.tokenizers["qwen3-embedding"], served.models["qwen3-embedding"]
+    for options, prompt in (({}, ""), ({"prompt_name": "query"}, "Instruct: Find it.\nQuery:")):
+        body = {"model": "qwen3-embedding", "inputs": TEXTS, **options}
+        given = post(served.server, "/v1/encode", body)["embeddings"]
+        for text, vector in zip(TEXTS, given, strict=True):
+            with torch.no_grad():
+                hidden = hf.model(torch.tensor([tokenizer.encode(prompt + text).ids])).last_hidden_state[0, -1]
+            expected = torch.nn.functional.normalize(hidden, dim=0).numpy()
+            np.testing.assert_allclose(vector, expected, rtol=0, atol=TOLERANCE)
+        if not prompt:
+            data = post(served.server, "/v1/embeddings", {"model": "qwen3-embedding", "input": TEXTS})["data"]
+            np.testing.assert_allclose([one["embedding"] for one in data], given, rtol=0, atol=1e-6)
+
+
+def test_attention_of_a_language_model_that_embeds_texts(served: Served) -> None:
+    tokenizer, hf = served.tokenizers["qwen3-embedding"], served.models["qwen3-embedding"]
+    (output,) = post(served.server, "/v1/attention", {"model": "qwen3-embedding", "inputs": TEXTS[:1]})["outputs"]
+    (found,) = output["maps"]
+    with torch.no_grad():
+        expected = hf(torch.tensor([tokenizer.encode(TEXTS[0]).ids]), output_attentions=True).attentions
+    maps = np.array(found["data"]).reshape(found["shape"])
+    np.testing.assert_allclose(maps, np.stack([one[0] for one in expected]), rtol=0, atol=TOLERANCE)
+
+
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def yes_of(served: Served, instruction: str, query: str, document: str, max_tokens: int = 10_000) -> float:
+    """Return the probability of yes as the README of Qwen3-Reranker computes it."""
+    tokenizer, hf = served.tokenizers["qwen3-reranker"], served.models["qwen3-reranker"]
+    before, after = tokenizer.encode(BEFORE).ids, tokenizer.encode(AFTER).ids
+    pair = tokenizer.encode(f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}").ids
+    ids = [*before, *pair[: max_tokens - len(before) - len(after)], *after]
+    with torch.no_grad():
+        logits = hf(torch.tensor([ids])).logits[0, -1]
+    return float(logits[[_id_of(tokenizer, "no"), _id_of(tokenizer, "yes")]].softmax(0)[1])
+
+
+@pytest.mark.parametrize("instruction", [None, "Find the words."])
+def test_a_language_model_ranks_documents_by_the_probability_of_yes(served: Served, instruction: str | None) -> None:
+    body = {"query": "word3 word40", "documents": TEXTS}
+    expected = [yes_of(served, instruction or INSTRUCTION, "word3 word40", text) for text in TEXTS]
+    assert max(expected) - min(expected) > 100 * TOLERANCE
+    options = {} if instruction is None else {"instruction": instruction}
+    results = post(served.server, "/v1/rerank", {**body, **options, "model": "qwen3-reranker"})["results"]
+    assert [one["index"] for one in results] == sorted(range(len(TEXTS)), key=lambda index: -expected[index])
+    for one in results:
+        assert one["relevance_score"] == pytest.approx(expected[one["index"]], abs=TOLERANCE)
+    if instruction is None:  # the API of TEI has no instruction
+        ranks = post(served.server, "/rerank?model=qwen3-reranker", {"query": "word3 word40", "texts": TEXTS})
+        assert {one["index"]: one["score"] for one in ranks} == {
+            one["index"]: one["relevance_score"] for one in results
+        }
+
+
+def test_long_documents_are_cut_as_in_the_readme(served: Served) -> None:
+    document = "word7 word9 " * 50
+    body = {"model": "qwen3-reranker", "query": "word3", "documents": [document], "truncate": True}
+    response = post(served.server, "/v1/rerank", body)
+    assert response["usage"]["prompt_tokens"] == 400
+    expected = yes_of(served, INSTRUCTION, "word3", document, 400)
+    assert response["results"][0]["relevance_score"] == pytest.approx(expected, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/v1/rerank", {"model": "ranker", "instruction": "Find."}, 422, "ranker has no instruction; leave"),
+        (
+            "/v1/rerank",
+            {"model": "qwen3-reranker", "instruction": "x" * 10**6},
+            422,
+            "instruction must have at most 400 tokens",
+        ),
+        ("/predict?model=qwen3-reranker", {"inputs": "one text"}, 422, "inputs must have pairs of texts for"),
+    ],
+)
+def test_requests_that_a_reranker_rejects(
+    served: Served, path: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    if path == "/v1/rerank":
+        body = {"query": "word3", "documents": TEXTS, **body}
+    request = Request(served.server.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with pytest.raises(HTTPError) as raised:
+        urlopen(request, timeout=30)
+    assert message in raised.value.read().decode()
+    assert raised.value.code == status

@@ -12,6 +12,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -92,6 +95,45 @@ MODELS: dict[str, Any] = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         rope_parameters={**YARN, "rope_theta": 1000.0, "attention_factor": 0.8, "truncate": False},
     ),
+    "gemma": GemmaConfig(**SMALL | {"num_key_value_heads": 1}, head_dim=14),
+    "gemma2": Gemma2Config(
+        **SMALL,
+        head_dim=12,
+        query_pre_attn_scalar=30,
+        sliding_window=5,
+        attn_logit_softcapping=2.5,
+        final_logit_softcapping=4.0,
+    ),
+    "gemma2-biases": Gemma2Config(
+        **SMALL | {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3},
+        head_dim=26,
+        attention_bias=True,
+        hidden_activation="silu",
+        layer_types=["full_attention", "sliding_attention"],
+        sliding_window=1,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        tie_word_embeddings=False,
+        rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0},
+    ),
+    "gemma3": Gemma3TextConfig(
+        **SMALL,
+        head_dim=18,
+        query_pre_attn_scalar=11,
+        sliding_window=4,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    ),
+    "gemma3-softcap": Gemma3TextConfig(
+        **SMALL | {"num_hidden_layers": 7, "num_attention_heads": 2, "num_key_value_heads": 1},
+        head_dim=16,
+        sliding_window=6,
+        attention_bias=True,
+        final_logit_softcapping=3.0,
+    ),
     "smollm3": SmolLM3Config(
         **SMALL | {"num_hidden_layers": 5}, use_sliding_window=True, sliding_window=6, attention_bias=True
     ),
@@ -102,9 +144,10 @@ def hf_model(config: Any, scale: float = 0.3) -> Any:
     """Return a model of transformers whose parameters, biases and norms included, are random."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    is_gemma = config.model_type.startswith("gemma")  # it normalizes with 1 + weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            centre = 1.0 if "norm" in name and name.endswith("weight") and not is_gemma else 0.0
             parameter.normal_(centre, scale)
     return model
 

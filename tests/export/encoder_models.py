@@ -34,11 +34,30 @@ class Case:
     family: str  # start of the names of its classes, such as "Bert"
     config: Mapping[str, Any] = field(default_factory=lambda: BERT_LIKE)
     longest: int = 23
+    is_causal: bool = False  # a decoder-only model, with an attention softmax that is always float32
+
+    @property
+    def tasks(self) -> list[str]:
+        return ["Model", "ForSequenceClassification"] if self.is_causal else list(TASKS)
 
     def make_config(self, **options: Any) -> Any:
         return getattr(transformers, f"{self.family}Config")(**{**self.config, **options})
 
 
+CAUSAL = SMALL | {
+    "hidden_size": 36,
+    "intermediate_size": 37,
+    "max_position_embeddings": 23,
+    "num_key_value_heads": 1,
+    "pad_token_id": 13,
+}
+EMBEDDING_GEMMA = CAUSAL | {
+    "head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 9,
+    "sliding_window": 4,
+    "use_bidirectional_attention": True,
+}
 FAMILIES = {
     "bert": Case("Bert"),
     "roberta": Case("Roberta", BERT_LIKE | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, 21),
@@ -70,8 +89,55 @@ FAMILIES = {
             "pad_token_id": 0,
         },
     ),
+    "llama": Case("Llama", CAUSAL | {"attention_bias": True, "pad_token_id": None}, is_causal=True),
+    "mistral": Case("Mistral", CAUSAL | {"sliding_window": 4, "head_dim": 10}, is_causal=True),
+    "qwen2": Case(
+        "Qwen2",
+        CAUSAL | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}},
+        is_causal=True,
+    ),
+    "qwen3": Case(
+        "Qwen3", CAUSAL | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 14}, is_causal=True
+    ),
+    "qwen3 with windows": Case(
+        "Qwen3",
+        CAUSAL
+        | {
+            "attention_bias": True,
+            "head_dim": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 3,
+            "use_sliding_window": True,
+        },
+        is_causal=True,
+    ),
+    "smollm3": Case("SmolLM3", CAUSAL | {"no_rope_layers": [1, 0, 1]}, is_causal=True),
+    "gemma": Case("Gemma", CAUSAL | {"head_dim": 14}, is_causal=True),
+    "gemma2": Case(
+        "Gemma2",
+        CAUSAL | {"head_dim": 10, "query_pre_attn_scalar": 7, "sliding_window": 4, "attn_logit_softcapping": 2.0},
+        is_causal=True,
+    ),
+    "embeddinggemma": Case("Gemma3Text", EMBEDDING_GEMMA, is_causal=True),
+    "embeddinggemma with an odd window": Case(
+        "Gemma3Text",
+        EMBEDDING_GEMMA
+        | {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 22,
+            "sliding_window": 7,
+            "attention_bias": True,
+        }
+        | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 700.0}}},
+        is_causal=True,
+    ),
+    "gemma3": Case("Gemma3Text", EMBEDDING_GEMMA | {"use_bidirectional_attention": False}, is_causal=True),
+    "gpt2": Case(
+        "GPT2", {"vocab_size": 211, "n_positions": 23, "n_embd": 30, "n_head": 3, "n_layer": 3}, is_causal=True
+    ),
 }
-TASKS: dict[str, dict[str, int]] = {
+TASKS: Mapping[str, Mapping[str, Any]] = {
     "Model": {},
     "ForSequenceClassification": {"num_labels": 5},
     "ForTokenClassification": {"num_labels": 3},
@@ -87,7 +153,8 @@ def make_model(case: Case, task: str, scale: float = 0.3, **options: Any) -> Any
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.family}{task}")._from_config(config, attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
-        centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+        has_offset = case.family.startswith("Gemma")  # it normalizes with 1 + weight
+        centre = 1.0 if "norm" in name.lower() and name.endswith("weight") and not has_offset else 0.0
         parameter.copy_(centre + scale * torch.randn_like(parameter))
     return model
 

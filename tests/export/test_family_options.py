@@ -113,6 +113,10 @@ MODERNBERT_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 MODERNBERT_OLD = {"rope_parameters": None, "layer_types": None}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
 CASES: Mapping[str, FamilyCases] = {
@@ -234,6 +238,82 @@ CASES: Mapping[str, FamilyCases] = {
             Case(QWEN_WINDOWS | {"max_window_layers": 2}, {"layer_types": None}),
         ),
         (*ROPES, *LLAMA_LIKE),
+    ),
+    "gemma": FamilyCases(
+        "Gemma",
+        "ForCausalLM",
+        SMALL | {"head_dim": 10, "hidden_act": "gelu_pytorch_tanh"},
+        (case(hidden_act="relu"), case(tie_word_embeddings=False), case(attention_bias=True), case(head_dim=20)),
+        (*ROPES, *LLAMA_LIKE[:3]),
+    ),
+    "gemma2": FamilyCases(
+        "Gemma2",
+        "ForCausalLM",
+        SMALL | {"head_dim": 10, "query_pre_attn_scalar": 9, "attn_logit_softcapping": 2.0, "sliding_window": 5},
+        (
+            case(query_pre_attn_scalar=3),
+            case(attn_logit_softcapping=None),
+            case(attn_logit_softcapping=1.0),
+            case(final_logit_softcapping=None),
+            case(final_logit_softcapping=2.0),
+            case(sliding_window=6),
+            case(layer_types=["full_attention", "full_attention", "sliding_attention"]),
+            Case({}, {"layer_types": None}),
+            case(hidden_activation="relu"),
+            case(attention_bias=True),
+            case(tie_word_embeddings=False),
+        ),
+        (*ROPES, *LLAMA_LIKE[:3]),
+    ),
+    "gemma3_text": FamilyCases(
+        "Gemma3",
+        "ForCausalLM",
+        SMALL
+        | {"head_dim": 10, "query_pre_attn_scalar": 9, "sliding_window": 5, "num_hidden_layers": 4}
+        | {"layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": GEMMA3_ROPE},
+        (
+            case(query_pre_attn_scalar=3),
+            case(final_logit_softcapping=2.0),
+            case(sliding_window=6),
+            case(hidden_activation="relu"),
+            case(attention_bias=True),
+            case(tie_word_embeddings=False),
+            case(rope_parameters=GEMMA3_ROPE | {"full_attention": {"rope_type": "default", "rope_theta": 50.0}}),
+            case(rope_parameters=GEMMA3_ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
+            case(rope_parameters=GEMMA3_ROPE | {"full_attention": {**ROPE, "rope_type": "linear", "factor": 3.0}}),
+            Case(
+                {"rope_parameters": {key: {**ROPE, "rope_type": "linear", "factor": 3.0} for key in GEMMA3_ROPE}},
+                {
+                    "rope_parameters": {
+                        key: {"type": "linear", "factor": 3.0, "rope_theta": 10000.0} for key in GEMMA3_ROPE
+                    }
+                },
+            ),
+            # The form of Transformers 4.
+            Case(
+                {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]},
+                {"layer_types": None, "sliding_window_pattern": 3},
+            ),
+            Case(
+                {
+                    "rope_parameters": {
+                        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 70.0},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 5.0},
+                    }
+                },
+                {"rope_parameters": None, "rope_theta": 70.0, "rope_local_base_freq": 5.0}
+                | {"rope_scaling": {"rope_type": "linear", "type": "linear", "factor": 8.0}},
+            ),
+            Case(
+                {"rope_parameters": GEMMA3_ROPE | {"full_attention": {"rope_type": "default", "rope_theta": 50.0}}},
+                {
+                    "rope_parameters": None,
+                    "rope_theta": 70.0,
+                    "rope_scaling": {"rope_type": "default", "rope_theta": 50.0},
+                },
+            ),
+        ),
+        LLAMA_LIKE[:3],
     ),
     "marian": FamilyCases(
         "Marian",

@@ -17,7 +17,7 @@ OUTPUTS = ("logits", "hidden")
 RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Recipe(8, layers="per-token"))
 
 
-@pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3-windows"])
+@pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3-windows", "gemma2"])
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imported]:
     hf = hf_model(MODELS[request.param], scale=0.1)
     with import_model(hf, tmp_path_factory.mktemp(request.param)) as imported:

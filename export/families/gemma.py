@@ -1,0 +1,191 @@
+"""Gemma 1, 2 and 3 for text, and EmbeddingGemma, which is a Gemma 3 that is not causal.
+
+Normalizations multiply by 1 + weight. The embeddings are scaled by the root of the width, which is
+rounded to float32. From version 2 on, the results of sublayers are normalized, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from export.errors import ImportFailedError
+from export.families import Family
+from export.families.causal_encoders import as_encoder, classes_of, family_of, generates_text
+from export.families.decoders import check_output, decoder_modules, model_prefix, rotary_from, rotary_of
+from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count
+from export.families.weights import Part, Source
+from export.sources.checkpoint import Config, Tensors
+
+_KINDS = {"sliding_attention": True, "full_attention": False}
+
+
+def _gemma(config: Config, tensors: Tensors) -> Description:
+    config.neutral("use_bidirectional_attention", None, False)
+    # transformers reads `hidden_act`. Old configurations also have `hidden_activation`, and the
+    # exact GELU under the former name, although the models were trained with its approximation.
+    name = config.text("hidden_act", "gelu_pytorch_tanh")
+    config.neutral("hidden_activation", None, "gelu_pytorch_tanh")
+    layers, size = count(config, "num_hidden_layers"), _head_size(config)
+    rotary = rotary_of(config, size, config.integer("max_position_embeddings", 8192), 10000.0)
+    attention = replace(_attention(config, size**-0.5), rotary=rotary)
+    return _describe(config, tensors, (attention,) * layers, "gelu_pytorch_tanh" if name == "gelu" else name)
+
+
+def _gemma2(config: Config, tensors: Tensors) -> Description:
+    config.neutral("use_bidirectional_attention", None, False)
+    config.ignore("cache_implementation")
+    attention = _attention(config, config.number("query_pre_attn_scalar", 256, above=0) ** -0.5)
+    rotary = rotary_of(config, attention.head_size, config.integer("max_position_embeddings", 8192), 10000.0)
+    attention = replace(attention, rotary=rotary, softcap=_cap(config, "attn_logit_softcapping", 50.0))
+    window, local = _window(config), _local_layers(config, 2)
+    config.neutral("sliding_window_size", None, window)  # an older name
+    layers = tuple(replace(attention, window=window if one else None) for one in local)
+    model = _describe(config, tensors, layers, config.text("hidden_activation", "gelu_pytorch_tanh"), version=2)
+    config.ignore("hidden_act")  # transformers reads `hidden_activation` alone
+    return replace(model, logits_softcap=_cap(config, "final_logit_softcapping", 30.0))
+
+
+def _gemma3(config: Config, tensors: Tensors) -> Description:
+    config.neutral("attn_logit_softcapping", None)  # transformers does not apply it
+    config.ignore("cache_implementation")
+    is_bidirectional = config.boolean("use_bidirectional_attention", False)
+    config.ignore("_sliding_window_pattern")  # it is written with layer_types, which precedes it
+    attention = _attention(config, config.number("query_pre_attn_scalar", 256, above=0) ** -0.5)
+    norm = Norm("rms", _epsilon(config))
+    window, local = _window(config), _local_layers(config, config.integer("sliding_window_pattern", 6, least=1))
+    rotary = {one: _rotary(config, attention.head_size, local=one) for one in sorted(set(local))}
+    layers = tuple(
+        replace(attention, rotary=rotary[one], head_norm=norm, window=window if one else None) for one in local
+    )
+    model = _describe(config, tensors, layers, config.text("hidden_activation", "gelu_pytorch_tanh"), version=3)
+    model = replace(model, logits_softcap=_cap(config, "final_logit_softcapping", None))
+    if not is_bidirectional:
+        return model
+    if generates_text(config):
+        raise ImportFailedError(
+            "config.json: use_bidirectional_attention is true, but the architecture generates text; supported are an "
+            "embedding model (Gemma3TextModel) and a classifier with it"
+        )
+    # A query sees `sliding_window // 2` positions on each side, like those of other encoders.
+    model = as_encoder(model)
+    assert model.encoder is not None, "it is an encoder"
+    return replace(model, encoder=replace(model.encoder, is_causal=False))
+
+
+def _head_size(config: Config) -> int:
+    size = config.integer("head_dim", 256, least=2, most=MAX_HEAD_SIZE)
+    if size % 2:
+        raise ImportFailedError(f"config.json: head_dim must be even, got {size}")
+    return size
+
+
+def _attention(config: Config, scale: float) -> Attention:
+    heads, bias = count(config, "num_attention_heads"), config.boolean("attention_bias", False)
+    kv_heads = count(config, "num_key_value_heads")
+    if heads % kv_heads:
+        raise ImportFailedError(
+            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+        )
+    return Attention(heads, kv_heads, _head_size(config), scale, has_bias=bias, has_output_bias=bias)
+
+
+def _cap(config: Config, key: str, default: float | None) -> float | None:
+    """Return the limit of scores or logits; null is no limit."""
+    return None if config.get(key, default) is None else config.number(key, default, above=0)
+
+
+def _window(config: Config) -> int:
+    return config.integer("sliding_window", 4096, least=1, most=MAX_WINDOW)
+
+
+def _epsilon(config: Config) -> float:
+    return config.number("rms_norm_eps", 1e-6, above=0)
+
+
+def _local_layers(config: Config, every: int) -> list[bool]:
+    """Return for each layer whether it has a window.
+
+    Without layer_types, each layer has one whose number, counted from 1, is no multiple of `every`.
+    """
+    layers, kinds = count(config, "num_hidden_layers"), config.get("layer_types", None)
+    if kinds is None:
+        return [bool((layer + 1) % every) for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _KINDS for kind in kinds):
+        raise ImportFailedError(
+            f"config.json: layer_types must have {layers} values, each sliding_attention or full_attention"
+        )
+    return [_KINDS[kind] for kind in kinds]
+
+
+def _rotary(config: Config, size: int, *, local: bool) -> Rotary:
+    """Return the rotary embedding of layers with a window, or of the others.
+
+    transformers 5 writes `rope_parameters` for each kind of layer. Earlier versions write
+    `rope_theta` and `rope_scaling` of layers without a window, and `rope_local_base_freq`.
+    """
+    kind = "sliding_attention" if local else "full_attention"
+    theta = config.number("rope_theta", 1_000_000.0, above=1), config.number("rope_local_base_freq", 10_000.0, above=1)
+    scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
+    if scaling is not None and parameters is not None:
+        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
+    if scaling is not None:
+        scaling.text("rope_type")  # unlike for other families, transformers ignores the older name `type`
+    own = None if local else scaling
+    if parameters is not None:
+        parameters.ignore(*_KINDS)  # transformers reads those of the kinds that the layers have
+        own = parameters.section(kind)
+    options = own or Config({}, "config.json")
+    return rotary_from(options, size, config.integer("max_position_embeddings", 131_072), theta[local])
+
+
+def _describe(
+    config: Config, tensors: Tensors, layers: tuple[Attention, ...], hidden_act: str, version: int = 1
+) -> Description:
+    config.ignore("is_decoder")
+    config.neutral("is_encoder_decoder", False)
+    config.neutral("add_cross_attention", False)
+    width, positions = config.integer("hidden_size"), 131_072 if version > 2 else 8192
+    stack = Stack(
+        width,
+        Norm("rms", _epsilon(config)),
+        "pre",
+        layers,
+        FeedForward(activation(hidden_act), config.integer("intermediate_size"), gated=True, has_bias=False),
+        Embedding(scale=float(np.float32(width**0.5))),
+        has_final_norm=True,
+        has_output_norms=version > 1,
+    )
+    check_output(config, tensors, f"{model_prefix(tensors)}embed_tokens.weight", default=True)
+    name = {1: "gemma", 2: "gemma2", 3: "gemma3_text"}[version]
+    return Description(
+        name, config.integer("vocab_size"), config.integer("max_position_embeddings", positions), decoder=stack
+    )
+
+
+def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    modules = dict(decoder_modules(model, tensors))
+    stack = model.decoder or model.encoder
+    layer = f"{model_prefix(tensors)}layers.{{}}"
+    if stack is not None and stack.has_output_norms:
+        modules |= {
+            "decoder.{}.self_attention_output_norm": f"{layer}.post_attention_layernorm",
+            "decoder.{}.feed_forward_norm": f"{layer}.pre_feedforward_layernorm",
+            "decoder.{}.feed_forward_output_norm": f"{layer}.post_feedforward_layernorm",
+        }
+    return {
+        name: Part(source, offset=1.0) if name.endswith("norm") and isinstance(source, str) else source
+        for name, source in modules.items()
+    }
+
+
+GEMMA = family_of("gemma", classes_of("Gemma"), _gemma, _modules, ("*rotary_emb.inv_freq",))
+GEMMA2 = family_of("gemma2", classes_of("Gemma2"), _gemma2, _modules, ("*rotary_emb.inv_freq",))
+GEMMA3 = family_of(
+    "gemma3_text",
+    ("Gemma3ForCausalLM", "Gemma3TextModel", "Gemma3TextForSequenceClassification"),
+    _gemma3,
+    _modules,
+)
+FAMILIES: tuple[Family, ...] = (GEMMA, GEMMA2, GEMMA3)

@@ -1,0 +1,474 @@
+"""Decoder-only models that read texts: embeddings, labels and rerankers.
+
+`test_encoder_families` compares hidden states, attention maps and labels with transformers.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from export import pipeline
+from export.check.sessions import encode, open_sessions
+from export.convert.text_quality import text_ids
+from export.errors import ImportFailedError
+from export.options import BundleMetadata, ExportOptions
+from export.pipeline import export_checkpoint, verify_bundle
+from export.sources.chat_template import ChatTemplateError, read_pair_template
+from export.sources.checkpoint import open_folder
+from export.sources.reranker import PUBLISHED
+from service.bundle import Manifest, PairTemplate, read_bundle
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.call import encode_texts
+from service.inference.dense import read_dense
+from service.inference.encode import pool
+from service.text.pairs import encode_with_template
+from service.text.tokenizer import read_tokenizer
+from tests.export.encoder_models import FAMILIES, import_folder, make_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 270,
+    "hidden_size": 36,
+    "intermediate_size": 41,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 400,
+    "pad_token_id": 256,
+}
+TEXTS = ["Hello there.", "What is the capital of China?", "x", "A longer text. " * 9]
+PROMPTS = {"query": "Instruct: Find it.\nQuery:", "document": ""}
+IDENTITY = "torch.nn.modules.linear.Identity"
+TEMPLATE = (
+    '{%- set task = messages | selectattr("role", "eq", "system") | map(attribute="content") | first '
+    '| default("Find passages", true) -%}'
+    "<|im_start|>{{ task }}\n{% for one in messages %}{% if one.role != 'system' %}"
+    "<{{ one.role }}>: {{ one.content }}{{ '\n' if one.role == 'query' else '' }}{% endif %}{% endfor %}"
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+
+
+def make_tokenizer(*, has_end: bool = True) -> Tokenizer:
+    """Return a tokenizer of bytes, which may append an end token like that of Qwen3-Embedding."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({character: id_ for id_, character in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens(["yes", "no"])
+    if has_end:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            "$A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+        )
+    return tokenizer
+
+
+def randomize(model: Any, scale: float = 0.3) -> Any:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name and "gemma" not in model.config.model_type else 0.0, scale)
+    return model.eval()
+
+
+def qwen3(scale: float = 0.2) -> Any:
+    return randomize(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=14)), scale)
+
+
+def write(folder: Path, model: Any, *, has_end: bool = True, files: Mapping[str, Any] = {}) -> None:
+    """Write a checkpoint, and further files as JSON or text."""
+    model.save_pretrained(folder)
+    make_tokenizer(has_end=has_end).save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def modules(*kinds: str) -> list[dict[str, Any]]:
+    """Return the content of modules.json."""
+    paths = ["", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index)]
+    return [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """A folder of sentence-transformers, with Dense layers without bias and activation."""
+
+    model: Any
+    pooling: str
+    dense: tuple[int, ...] = ()  # sizes
+    normalize: bool = True
+
+    def write(self, folder: Path) -> list[NDArray[np.float32]]:
+        """Write the folder, and return the weights of the layers."""
+        kinds = ["Transformer", "Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
+        files = {
+            "modules.json": modules(*kinds),
+            "1_Pooling/config.json": {"embedding_dimension": 36, "pooling_mode": self.pooling},
+            "config_sentence_transformers.json": {"prompts": PROMPTS},
+        }
+        sizes, weights = [36, *self.dense], []
+        for index, (inputs, outputs) in enumerate(zip(sizes, self.dense, strict=False), 2):
+            options = {"in_features": inputs, "out_features": outputs, "bias": False, "activation_function": IDENTITY}
+            files[f"{index}_Dense/config.json"] = options
+        write(folder, self.model, files=files)
+        for index, (inputs, outputs) in enumerate(zip(sizes, self.dense, strict=False), 2):
+            weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(index))
+            save_file({"linear.weight": weight}, folder / f"{index}_Dense" / "model.safetensors")
+            weights.append(weight.numpy())
+        return weights
+
+
+GEMMA = Gemma3TextConfig(
+    **SIZES,
+    head_dim=10,
+    layer_types=["sliding_attention", "full_attention"],
+    query_pre_attn_scalar=10,
+    sliding_window=8,
+    use_bidirectional_attention=True,
+)
+EMBEDDING_MODELS = {
+    "Qwen3-Embedding": EmbeddingModel(qwen3(), "lasttoken"),
+    "EmbeddingGemma": EmbeddingModel(randomize(Gemma3TextModel(GEMMA), 0.2), "mean", (50, 36)),
+    "a Llama with the first token": EmbeddingModel(
+        randomize(LlamaForCausalLM(LlamaConfig(**SIZES))), "cls", normalize=False
+    ),
+}
+
+
+def embed(bundle: Path, manifest: Manifest, texts: list[str]) -> list[NDArray[np.float32]]:
+    """Return embeddings as the service computes them."""
+    tokenizer, options = read_tokenizer(bundle / manifest.source_tokenizer), manifest.embedding
+    assert options is not None
+    dense = [read_dense(bundle, layer) for layer in options.dense]
+    ids = [tokenizer.encode(text) for text in texts]
+    hidden = encode(open_sessions(bundle, manifest), ids)["hidden"]
+    return [pool(hidden[row, : len(one)], options.pooling, options.normalize, dense) for row, one in enumerate(ids)]
+
+
+@pytest.mark.parametrize("name", EMBEDDING_MODELS)
+def test_embeddings_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    case = EMBEDDING_MODELS[name]
+    weights = case.write(tmp_path / "folder")
+    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    assert manifest.tasks == ("encode", "attention", "similar")
+    assert manifest.embedding is not None and manifest.embedding.prompts == PROMPTS
+    base = getattr(case.model, "model", case.model)
+    for text, given in zip(TEXTS, embed(tmp_path / "bundle", manifest, TEXTS), strict=True):
+        ids = make_tokenizer().encode(text).ids
+        with torch.no_grad():
+            hidden = base(torch.tensor([ids])).last_hidden_state[0].numpy().astype(np.float64)
+        vector = {"lasttoken": hidden[-1], "mean": hidden.mean(axis=0), "cls": hidden[0]}[case.pooling]
+        for weight in weights:
+            vector = weight @ vector
+        vector = vector / np.linalg.norm(vector) if case.normalize else vector
+        np.testing.assert_allclose(given, vector, rtol=0, atol=1e-5 * np.abs(vector).max())
+
+
+@pytest.mark.parametrize("name", EMBEDDING_MODELS)
+def test_embeddings_equal_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    EMBEDDING_MODELS[name].write(tmp_path / "folder")
+    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>"}
+    (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = library.SentenceTransformer(str(tmp_path / "folder"))
+    for prompt in PROMPTS:
+        expected = model.encode(TEXTS, prompt_name=prompt)
+        given = embed(tmp_path / "bundle", manifest, [PROMPTS[prompt] + text for text in TEXTS])
+        np.testing.assert_allclose(given, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_names_without_prefix_are_those_of_the_class_without_a_head(tmp_path: Path) -> None:
+    """Qwen3-Embedding has the weights of Qwen3Model, but config.json names Qwen3ForCausalLM."""
+    EmbeddingModel(qwen3().model, "lasttoken").write(tmp_path / "folder")
+    path = tmp_path / "folder" / "config.json"
+    config = json.loads(path.read_text())
+    assert config["architectures"] == ["Qwen3Model"] and config["tie_word_embeddings"] is False
+    path.write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    assert manifest.decoder is None
+    (tmp_path / "folder" / "modules.json").unlink()
+    with pytest.raises(ImportFailedError, match=r"no tensor 'lm_head\.weight'"):
+        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+def test_labels_are_those_of_the_last_token_that_is_no_padding(name: str, tmp_path: Path) -> None:
+    model = make_model(
+        FAMILIES[name], "ForSequenceClassification", num_labels=4, problem_type="multi_label_classification"
+    )
+    model.save_pretrained(tmp_path)
+    imported, padding = import_folder(tmp_path, tmp_path), model.config.pad_token_id
+    rows = [[7, padding, 9, 3, padding, padding], [7, padding, 9, 3], [padding, padding, padding], [5]]
+    results = imported.run(rows)
+    for row, ids in enumerate(rows):
+        with torch.no_grad():
+            expected = model(torch.tensor([ids])).logits[0].numpy()
+        limit = 1e-5 * np.abs(expected).max()
+        np.testing.assert_allclose(imported.row(results, row, len(ids))["labels"], expected, rtol=0, atol=limit)
+        labels = imported.reference.encode(ids).labels
+        assert labels is not None
+        np.testing.assert_allclose(labels, expected, rtol=0, atol=limit)
+
+
+# Rerankers
+
+
+def score_of(bundle: Path, manifest: Manifest, query: str, document: str) -> float:
+    """Return the score of a pair as the service computes it, before the sigmoid."""
+    tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
+    assert manifest.pair_template is not None
+    ids = encode_with_template(tokenizer, manifest.pair_template, query, document)
+    return float(encode(open_sessions(bundle, manifest), [ids])["label_logits"][0, 0])
+
+
+def last_logits(model: Any, text: str) -> Any:
+    ids = make_tokenizer(has_end=False).encode(text).ids
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0, -1]
+
+
+def test_the_published_folder_of_a_reranker(tmp_path: Path) -> None:
+    model = qwen3()
+    write(tmp_path / "folder", model, has_end=False)
+    options = ExportOptions(task="rerank")
+    exported = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options)
+    manifest = exported.manifest
+    assert manifest.tasks == ("encode", "attention", "rerank", "similar") and manifest.chat is None
+    assert "imported as Qwen3-Reranker" in exported.notes[0]
+    # The format of the README.
+    text = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+        "<Query>: Who?\n<Document>: No one.\n<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    logits = last_logits(model, text)
+    expected = float(logits[make_tokenizer().token_to_id("yes")] - logits[make_tokenizer().token_to_id("no")])
+    assert score_of(tmp_path / "bundle", manifest, "Who?", "No one.\n") == pytest.approx(expected, abs=1e-5)
+    # Quantization measures the loss on texts in the template.
+    (ids, _) = text_ids(manifest, make_tokenizer(has_end=False), ["Who?", "No one.\n"])
+    assert ids == make_tokenizer(has_end=False).encode(text).ids
+    # The manifest tells how the folder was imported.
+    verification = verify_bundle(tmp_path / "bundle", tmp_path / "folder", kind="huggingface")
+    assert verification == read_bundle(tmp_path / "bundle").verification
+
+
+@pytest.mark.parametrize("false_id", [260, None])
+@pytest.mark.parametrize("instruction", ["", "Do this"])
+def test_a_folder_with_logit_score(false_id: int | None, instruction: str, tmp_path: Path) -> None:
+    model = qwen3()
+    names = {"prompts": {"web": instruction}, "default_prompt_name": "web" if instruction else None}
+    messages = {"method": "forward", "method_output_name": "logits", "format": "flat"}
+    files = {
+        "modules.json": modules("Transformer", "LogitScore"),
+        "1_LogitScore/config.json": {"true_token_id": 259, "false_token_id": false_id},
+        "config_sentence_transformers.json": names | {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+        "sentence_bert_config.json": {
+            "transformer_task": "text-generation",
+            "module_output_name": "causal_logits",
+            "modality_config": {"text": messages, "message": messages},
+        },
+        "chat_template.jinja": TEMPLATE,
+    }
+    write(tmp_path / "folder", model, has_end=False, files=files)
+    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    assert manifest.pair_template is not None
+    assert manifest.pair_template.instruction == (instruction or "Find passages")
+    text = f"<|im_start|>{instruction or 'Find passages'}\n<query>: Who?\n<document>:  No one.\n<|im_end|>\n"
+    logits = last_logits(model, f"{text}<|im_start|>assistant")  # Jinja removes the last line break
+    expected = float(logits[259] - (0 if false_id is None else logits[false_id]))
+    assert score_of(tmp_path / "bundle", manifest, "Who?", " No one.\n") == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_classifier_with_modules(tmp_path: Path) -> None:
+    """A CrossEncoder that sentence-transformers saved has only the module Transformer."""
+    model = randomize(Qwen3ForSequenceClassification(Qwen3Config(**SIZES, head_dim=14, num_labels=1)))
+    options = {"transformer_task": "sequence-classification", "module_output_name": "scores", "max_seq_length": 99}
+    files = {"modules.json": modules("Transformer"), "sentence_bert_config.json": options}
+    write(tmp_path / "folder", model, files=files)
+    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    assert "rerank" in manifest.tasks and manifest.limits.max_source_tokens == 99
+    assert manifest.pair_template is None
+
+
+LOGIT_SCORE = {"modules.json": modules("Transformer", "LogitScore"), "1_LogitScore/config.json": {"true_token_id": 259}}
+MESSAGES = {"method": "forward", "method_output_name": "logits"}
+LANGUAGE_MODEL = {"transformer_task": "text-generation", "module_output_name": "causal_logits"}
+
+
+@pytest.mark.parametrize(
+    ("make", "files", "task", "message"),
+    [
+        (lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), {}, "rerank", "needs to know the text around a query"),
+        (
+            qwen3,
+            LOGIT_SCORE | {"1_LogitScore/config.json": {"true_token_id": 270}},
+            None,
+            "LogitScore names the token id 270, but the model has 270 tokens",
+        ),
+        (
+            qwen3,
+            LOGIT_SCORE | {"sentence_bert_config.json": LANGUAGE_MODEL | {"modality_config": {"message": MESSAGES}}},
+            None,
+            "chat template must have messages of the roles query and document: there is no chat template",
+        ),
+        (
+            qwen3,
+            LOGIT_SCORE | {"config_sentence_transformers.json": {"prompts": {"a": "b"}}},
+            None,
+            "prompts of a CrossEncoder are supported only if a chat template",
+        ),
+        (qwen3, {"modules.json": modules("Transformer")}, None, "a model that scores pairs of texts, but the arch"),
+        (
+            lambda: qwen3().model,
+            {
+                "modules.json": modules("Transformer", "Pooling"),
+                "1_Pooling/config.json": {"pooling_mode": "mean"},
+                "sentence_bert_config.json": {"modality_config": {"message": MESSAGES}},
+            },
+            None,
+            "puts each text into the chat template; this is not supported for embeddings",
+        ),
+        (
+            lambda: T5ForConditionalGeneration(T5Config(vocab_size=270, d_model=12, d_kv=4, d_ff=9, num_layers=1)),
+            {"modules.json": modules("Transformer", "Pooling"), "1_Pooling/config.json": {"pooling_mode": "mean"}},
+            None,
+            "a model that computes embeddings, but the architecture in config.json does not",
+        ),
+    ],
+)
+def test_folders_that_are_refused(
+    make: Any, files: dict[str, Any], task: str | None, message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "folder", make(), files=files)
+    with pytest.raises(ImportFailedError, match=message):
+        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), ExportOptions(task=task))
+
+
+def test_the_answers_must_be_tokens(tmp_path: Path) -> None:
+    write(tmp_path / "folder", qwen3())
+    tokenizer = json.loads((tmp_path / "folder" / "tokenizer.json").read_text())
+    for removed, message in (("yes", "needs the tokens 'yes' and 'no'"), ("<|im_end|>", "no special token <.im_end.>")):
+        kept = [token for token in tokenizer["added_tokens"] if token["content"] != removed]
+        for id_, token in enumerate(kept, 256):
+            token["id"] = id_
+        (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(tokenizer | {"added_tokens": kept}))
+        options = ExportOptions(task="rerank")
+        with pytest.raises(ImportFailedError, match=message):
+            export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options)
+
+
+def test_special_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> None:
+    """The tokenizer of google/gemma-3-1b-it has <image_soft_token> beyond the vocabulary."""
+    config = Gemma3TextConfig(**SIZES | {"vocab_size": 261}, head_dim=8)
+    write(tmp_path / "folder", randomize(Gemma3ForCausalLM(config)))
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("<image_soft_token>", special=True, normalized=False)])
+    tokenizer.save(str(tmp_path / "folder" / "tokenizer.json"))
+    exported = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+    assert exported.notes[0].endswith("are left out: <image_soft_token>")
+    written = read_tokenizer(tmp_path / "bundle" / exported.manifest.source_tokenizer)
+    assert len(written) == 261
+    given = written.encode("a <image_soft_token>", add_special_tokens=False)
+    assert given == [written.encode(one, add_special_tokens=False)[0] for one in "a <image_soft_token>"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "$A <image_soft_token>", special_tokens=[("<image_soft_token>", 261)]
+    )
+    tokenizer.save(str(tmp_path / "folder" / "tokenizer.json"))
+    with pytest.raises(ImportFailedError, match="token ids up to 261, but the model has only 261 tokens"):
+        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+
+
+def test_gemma_that_sees_later_tokens_cannot_generate(tmp_path: Path) -> None:
+    write(tmp_path / "folder", Gemma3TextModel(GEMMA))
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"architectures": ["Gemma3ForCausalLM"]}))
+    with pytest.raises(ImportFailedError, match="use_bidirectional_attention is true, but the architecture generates"):
+        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+
+
+ROLES = "{% for one in messages %}<|im_start|>{{ one.role }}:{{ one.content }}<|im_end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (ROLES.replace("one.content", "one.content | trim"), "changes the query, the document or the instruction"),
+        (ROLES.replace("{{ one.content }}", "{{ one.content }}{{ one.content }}"), "omits or repeats the message"),
+        ("{{ messages[0].content }}<|im_end|>", "omits or repeats the message of the role 'document'"),
+        (ROLES.replace("<|im_end|>", " end"), "no special token follows the document"),
+        ("{% if %}", "not valid Jinja"),
+    ],
+)
+def test_templates_of_pairs_that_are_refused(template: str, message: str, tmp_path: Path) -> None:
+    write(tmp_path, qwen3(), files={"chat_template.jinja": template})
+    with open_folder(tmp_path) as folder, pytest.raises(ChatTemplateError, match=message):
+        read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
+
+
+def test_a_template_without_an_instruction(tmp_path: Path) -> None:
+    template = "{% for one in messages if one.role != 'system' %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}"
+    write(tmp_path, qwen3(), files={"chat_template.jinja": template})
+    with open_folder(tmp_path) as folder:
+        found = read_pair_template(folder, "", ["<|im_start|>", "<|im_end|>"])
+        assert found == PairTemplate(text="<|im_start|>{query}<|im_end|><|im_start|>{document}<|im_end|>")
+        with pytest.raises(ChatTemplateError, match="omits or repeats the message of the role 'system'"):
+            read_pair_template(folder, "Find it.", ["<|im_start|>", "<|im_end|>"])
+
+
+def test_long_pairs_are_cut_at_the_end_of_the_document(tmp_path: Path) -> None:
+    make_tokenizer(has_end=False).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
+    whole = encode_with_template(tokenizer, PUBLISHED, "Who?", "Some words. " * 50, instruction="Be it")
+    after = tokenizer.encode("\n")  # and what follows it
+    suffix = [258, *after, 257, *tokenizer.encode("assistant\n<think>\n\n</think>\n\n")]
+    assert whole[-len(suffix) :] == suffix
+    for limit in (len(whole), len(whole) - 1, 300):
+        cut = encode_with_template(tokenizer, PUBLISHED, "Who?", "Some words. " * 50, limit, "Be it")
+        assert cut == [*whole[: limit - len(suffix)], *suffix]
+    fewest = whole.index(257, 1) + 1 + len(suffix)  # with no token of the text of the user
+    with pytest.raises(ValueError, match=f"max_tokens must be greater than the {fewest} tokens around the document"):
+        encode_with_template(tokenizer, PUBLISHED, "Who?", "Some words.", fewest, "Be it")
+    separate = PairTemplate(text="<|im_start|>{query}<|im_end|>{document}")
+    with pytest.raises(ApiError) as raised:
+        encode_texts(
+            tokenizer, Texts(("Who? " * 9,), second_texts=("x",)), "documents", [20], math.inf, truncate=True,
+            pair_template=separate,
+        )  # fmt: skip
+    assert raised.value.code == "input_too_long"
+    # Names of special tokens in the query and the document are plain text.
+    ids = encode_with_template(tokenizer, PUBLISHED, "<|im_end|>", "yes <|im_start|>")
+    assert (ids.count(257), ids.count(258)) == (3, 2)
