@@ -46,6 +46,7 @@ LIMITS = (
     LimitRow("tokens a minute of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
     LimitRow("sequences in progress of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
     LimitRow("inputs of a call", "max_inputs", "invalid_parameter"),
+    LimitRow("inputs times `candidate_labels` of a call", "max_inputs", "invalid_parameter"),
     LimitRow("tokens of an input, and of a target", "manifest of the model", "input_too_long", value="of the model"),
     LimitRow(
         "sequences of a model that wait, with those in its rows",

@@ -90,6 +90,7 @@ class Graph(_Part):
     return one more output, see `Manifest.label_kind`: `label_logprobs` (B, C) for "classes",
     `label_logits` (B, C) for "independent" and "score", `token_label_logprobs` (B, S, C) for
     "tokens", `span_logits` (B, S, 2) of the first and the last token of an answer for "span".
+    Models of the kind "classes" with a label of entailment return `label_logits`, too.
 
     The decoder graph of an encoder-decoder model processes one token for each row of the batch. It
     reads `token_ids` (B,) int64, `lengths` (B,) int32 (number of target tokens read before this
@@ -434,6 +435,12 @@ LABEL_OUTPUTS = {
     "span": "span_logits",
 }
 TOKEN_LABEL_KINDS = ("tokens", "span")  # kinds whose output has scores for each token
+LABEL_LOGITS = LABEL_OUTPUTS["independent"]
+
+
+def is_entailment(label: str) -> bool:
+    """Return True for the name of the label of entailment, as Transformers recognizes it."""
+    return label.lower().startswith("entail")
 
 
 class Manifest(_Part):
@@ -479,6 +486,17 @@ class Manifest(_Part):
     verification: Verification | None  # only for float32 bundles: quantised graphs differ by design
     quantization: Quantization | None = None
     files: dict[Name, FileRecord]
+
+    @property
+    def entailment(self) -> int | None:
+        """Index of the label of entailment; None if the model has no zero-shot classification.
+
+        Such a classification needs logits, which `label_logprobs` does not determine.
+        """
+        if self.encoder is None or LABEL_LOGITS not in self.encoder.outputs:
+            return None
+        found = (index for index, label in enumerate(self.labels) if is_entailment(label))
+        return next(found, None) if len(self.labels) > 1 else None
 
     @property
     def digest(self) -> str:

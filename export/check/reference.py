@@ -13,15 +13,28 @@ head, R positions of a text whose results are kept.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from export.families.description import Activation, Attention, Description, Head, Norm, Rotary, Stack, rotary_angles
+from export.families.description import (
+    Activation,
+    Attention,
+    Convolution,
+    Description,
+    Disentangled,
+    Head,
+    Norm,
+    Reader,
+    Rotary,
+    Stack,
+    rotary_angles,
+)
 from export.families.weights import Weights
-from export.graphs.relative import buckets
+from export.graphs.disentangled import rows_of_distances
+from export.graphs.relative import bias_of_slopes, buckets
 from model.float32 import rounding_error
 
 Array = NDArray[np.float64]
@@ -281,6 +294,9 @@ class ReferenceLayers:
                 matrix = self.weights.read(f"{self.name}.projection.{number}.weight").astype(np.float64)
                 heads[part] = [self._project(matrix[:, : len(one)], one) for one in heads[part]]
                 matrices[part] = matrix
+        if self.stack.disentangled is not None:
+            assert not any(mask is not None for mask in biases), "there is one kind of relative positions"
+            biases = self._position_scores(module, self.stack.disentangled, options, heads["query"], heads["key"])
         results = [
             attend(query, key, value, options.scale, bias, mask, self.arithmetic, options.softcap)
             for query, key, value, bias, mask in zip(
@@ -301,13 +317,58 @@ class ReferenceLayers:
         projected = self.arithmetic.product(matrix, heads.reshape(len(heads), -1))
         return projected.reshape(len(matrix), *heads.shape[1:])
 
+    def _position_scores(
+        self, module: str, options: Disentangled, attention: Attention, queries: list[Array], keys: list[Array]
+    ) -> list[Array | None]:
+        """Return the scores (H, T, T) of relative positions of each text.
+
+        Args:
+            module: name of the attention.
+            options: options of the scores.
+            attention: options of the attention.
+            queries: (T, H, D) of each text.
+            keys: the same.
+        """
+        table = self.weights.read(f"{self.name}.relative.weight").astype(np.float64)
+        if options.has_norm:
+            table = self.norm(table, f"{self.name}.relative_norm")
+        vectors = {
+            part: self.linear(table, f"{module}.{part}").reshape(len(table), -1, attention.head_size).transpose(1, 2, 0)
+            for part in options.projections
+        }
+        found: list[Array | None] = []
+        for query, key in zip(queries, keys, strict=True):
+            positions = np.arange(len(query))
+            rows = rows_of_distances(options, positions[:, None] - positions)  # (T, T)
+            scores = np.zeros((query.shape[1], *rows.shape))
+            for part, columns in vectors.items():
+                tokens, picked = (query, rows) if part == "relative_key" else (key, rows.T)
+                products = self.arithmetic.product(tokens.transpose(1, 0, 2), columns)  # (H, T, 2 * span)
+                by_token = np.take_along_axis(products, np.broadcast_to(picked, scores.shape), axis=2)
+                scores += by_token if part == "relative_key" else by_token.transpose(0, 2, 1)
+            found.append(self.arithmetic.round(scores) * attention.scale)
+        return found
+
+    def convolution(self, options: Convolution, embedded: Array, x: Array, lengths: Sequence[int]) -> Array:
+        """Add the convolution of the embeddings (N, M) of each text to the output of layer 0."""
+        weight = self.weights.read(f"{self.name}.convolution.weight").astype(np.float64)  # (M, M, size)
+        bias, reach = self.weights.read(f"{self.name}.convolution.bias"), options.size // 2
+        matrix = weight.transpose(2, 1, 0).reshape(-1, len(weight))  # (size * M, M)
+        columns = []
+        for text in split_texts(embedded, lengths):
+            padded = np.pad(text, [(reach, reach), (0, 0)])
+            columns.append(np.concatenate([padded[first : first + len(text)] for first in range(options.size)], axis=1))
+        outputs = activate(self.arithmetic.product(np.concatenate(columns), matrix) + bias, options.activation)
+        return self.norm(self.arithmetic.round(x + outputs), f"{self.name}.convolution_norm")
+
     def relative_bias(self, queries: int, keys: int) -> Array | None:
         """Return the bias of scores (H, T, S) for positions from 0, or None without such a bias."""
-        options = self.stack.relative_bias
+        options, offsets = self.stack.relative_bias, np.arange(keys) - np.arange(queries)[:, None]
+        if self.stack.slopes is not None:
+            return bias_of_slopes(self.stack.slopes, offsets).astype(np.float64)
         if options is None:
             return None
         table = self.weights.read(f"{self.name}.relative_bias.weight").astype(np.float64)  # (buckets, H)
-        offsets = np.arange(keys) - np.arange(queries)[:, None]
         return table[buckets(options, offsets)].transpose(2, 0, 1)
 
     def feed_forward(self, x: Array, layer: int) -> Array:
@@ -372,23 +433,40 @@ class Reference:
                     slots[text].append(projected[text][:, selected])
             return output
 
-        x = layers.embed(texts)
+        x = embedded = layers.embed(texts)
         for number, attention in enumerate(stack.attention):
             module = f"encoder.{number}.self_attention"
             x = layers.sublayer(x, module, partial(attend_self, number, attention), number)
             x = layers.feed_forward(x, number)
+            if number == 0 and stack.convolution is not None:
+                x = layers.convolution(stack.convolution, embedded, x, lengths)
         if stack.has_final_norm:
             x = layers.norm(x, "encoder.norm")
         head = self._model.head
+        hidden_states = split_texts(x, lengths)
+        pooled = (
+            hidden_states if self._model.reader is None else self._read_again(self._model.reader, texts, hidden_states)
+        )
         return [
             Encoded(
                 hidden,
                 np.stack(maps[text]),
                 np.stack(slots[text]) if slots[text] else None,
-                None if head is None else self._labels(head, hidden, texts[text]),
+                None if head is None else self._labels(head, pooled[text], texts[text]),
             )
-            for text, hidden in enumerate(split_texts(x, lengths))
+            for text, hidden in enumerate(hidden_states)
         ]
+
+    def _read_again(self, reader: Reader, texts: Sequence[Sequence[int]], memories: Sequence[Array]) -> list[Array]:
+        """Return the hidden state (M,) of the reader at the last end token of each text."""
+        from export.check.reference_decoder import ReferenceDecoder  # it imports this module
+
+        model = replace(self._model, decoder=reader.stack)
+        decoder = ReferenceDecoder(model, self._layers.weights, self._layers.arithmetic)
+        shifted = [[reader.start_id, *text[:-1]] for text in texts]
+        hidden, _, _ = decoder.read(shifted, all_rows(texts), memories)
+        ends = [max((index for index, id_ in enumerate(text) if id_ == reader.end_id), default=0) for text in texts]
+        return [states[end] for states, end in zip(hidden, ends, strict=True)]
 
     def _labels(self, head: Head, x: Array, ids: Sequence[int]) -> Array:
         """Return the scores of labels from hidden states (S, M) of a text."""

@@ -64,6 +64,26 @@ class ReferenceDecoder:
             rows: (R,) positions of each text whose logits and attention weights are kept.
             memories: hidden states (S, M) of the encoder for each text, for cross-attention.
         """
+        hidden, maps, cross_maps = self.read(texts, rows, memories)
+        kept_states = np.concatenate([one[selected] for one, selected in zip(hidden, rows, strict=True)])
+        logits = split_texts(self._logits(kept_states), [len(selected) for selected in rows])
+        return [
+            Decoded(
+                logits[text],
+                hidden[text],
+                np.stack(maps[text]) if maps[text] else np.empty((0, 0, len(rows[text]), len(texts[text]))),
+                np.stack(cross_maps[text]) if cross_maps[text] else None,
+            )
+            for text in range(len(texts))
+        ]
+
+    def read(
+        self, texts: Sequence[Sequence[int]], rows: Sequence[Positions], memories: Sequence[Array] | None = None
+    ) -> tuple[list[Array], list[list[Array]], list[list[Array]]]:
+        """Return the hidden states (T, M) of each text, and the maps of each layer and text.
+
+        See `decode_all` for the parameters.
+        """
         layers, stack = self._layers, self._stack
         lengths, nothing = [len(text) for text in texts], [None] * len(texts)
         biases = [layers.relative_bias(length, length) for length in lengths]
@@ -100,18 +120,7 @@ class ReferenceDecoder:
             x = layers.feed_forward(x, number)
         if stack.has_final_norm:
             x = layers.norm(x, "decoder.norm")
-        hidden = split_texts(x, lengths)
-        kept_states = np.concatenate([one[selected] for one, selected in zip(hidden, rows, strict=True)])
-        logits = split_texts(self._logits(kept_states), [len(selected) for selected in rows])
-        return [
-            Decoded(
-                logits[text],
-                hidden[text],
-                np.stack(maps[text]) if maps[text] else np.empty((0, 0, len(rows[text]), lengths[text])),
-                np.stack(cross_maps[text]) if cross_maps[text] else None,
-            )
-            for text in range(len(texts))
-        ]
+        return split_texts(x, lengths), maps, cross_maps
 
     def _recur(self, number: int, lengths: Sequence[int], x: Array) -> Array:
         """Return the outputs (N, M) of a simpler simple recurrent unit (Kim et al. 2019, eq. 2)."""

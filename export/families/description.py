@@ -47,6 +47,37 @@ class RelativeBias:
 
 
 @dataclass(frozen=True)
+class Disentangled:
+    """Scores between tokens and relative positions (He et al. 2021, "DeBERTa", equation 4).
+
+    A score is the sum of three products: of query and key, of the query and the key of their
+    distance, and of the key and the query of their distance. All layers share the vectors of
+    distances; each layer has projections of them.
+    """
+
+    span: int  # the table has twice as many vectors; distances beyond it share the first or the last
+    # Distance at which logarithmic buckets reach the span. None: each distance has its own vector.
+    max_distance: int | None
+    has_keys: bool  # products of queries with keys of distances
+    has_queries: bool  # products of keys with queries of distances
+    has_norm: bool  # normalization of the table
+    is_shared: bool  # the projections of queries and keys serve distances, too
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Return the names of the projections of the table that a layer has."""
+        return ("relative_key",) * self.has_keys + ("relative_query",) * self.has_queries
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Convolution of the embeddings along the text, which is added to the output of layer 0."""
+
+    size: int  # positions that an output depends on, an odd number
+    activation: Activation
+
+
+@dataclass(frozen=True)
 class ProjectedKeys:
     """Attention to projected keys and values in place of those of tokens (Wang et al. 2020, eq. 7).
 
@@ -89,6 +120,7 @@ class FeedForward:
     size: int  # outputs of the first layer
     gated: bool = False
     has_bias: bool = True
+    has_output_bias: bool | None = None  # of the last layer; None: as the others
 
 
 @dataclass(frozen=True)
@@ -118,6 +150,11 @@ class Stack:
     embedding: Embedding
     cross: Attention | None = None  # cross-attention of a decoder
     relative_bias: RelativeBias | None = None
+    # ALiBi (Press et al. 2022): the bias of a head is its slope times the distance, negated. Only
+    # of an encoder, where keys before and after a query count alike.
+    slopes: tuple[float, ...] | None = None
+    disentangled: Disentangled | None = None  # only of an encoder
+    convolution: Convolution | None = None  # only of an encoder
     has_final_norm: bool = False
     skips_first_norm: bool = False  # layer 0 has no normalization before its attention
     # The result of each sublayer is normalized before it is added to the input of the sublayer.
@@ -135,7 +172,8 @@ class Stack:
 class Head:
     """Computation of label scores from the last hidden states."""
 
-    pooling: Literal["first", "mean", "last", "tokens"]  # "tokens": scores for every token
+    # "tokens": scores for every token. "end": the hidden state of the reader at the last end token.
+    pooling: Literal["first", "mean", "last", "tokens", "end"]
     label_kind: LabelKind
     activation: Activation | None = None  # of a dense layer between hidden states and scores; None: no such layer
     has_norm: bool = False  # normalization after the activation
@@ -144,6 +182,18 @@ class Head:
     padding: int | None = None  # the pooling "last" skips this token id at the end of a text
     # Token ids of yes and no, if the score is the difference of their logits.
     answers: tuple[int, int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Decoder that reads the source after a start token, for a score of the whole text.
+
+    See Lewis et al. 2020, "BART", section 3.1. Its modules are those of a decoder.
+    """
+
+    stack: Stack
+    start_id: int
+    end_id: int  # the hidden state at the last such token of the source is pooled
 
 
 @dataclass(frozen=True)
@@ -156,6 +206,7 @@ class Description:
     encoder: Stack | None = None
     decoder: Stack | None = None
     head: Head | None = None
+    reader: Reader | None = None  # between the encoder and the head
     labels: tuple[str, ...] = ()
     source_vocabulary: int | None = None  # tokens of the encoder; None: those of the decoder
     logits_scale: float = 1.0

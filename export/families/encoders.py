@@ -25,20 +25,21 @@ from export.families.description import (
 from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
+from service.bundle import is_entailment
 
 # Keys of heads of pre-training and of sentence-transformers.
 _HARMLESS = ("pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")
 DEFAULT_LABELS = 2  # number of labels of a configuration without id2label
 
 
-def _check_common(config: Config) -> None:
-    """Check the keys that all encoders share."""
+def _check_common(config: Config, positions: str = "absolute") -> None:
+    """Check the keys that all encoders share; `positions` is the kind of their positions."""
     config.ignore(*_HARMLESS)
     for key in ("is_decoder", "add_cross_attention", "is_encoder_decoder", "is_causal"):
         config.neutral(key, False, None)
     config.neutral("cross_attention_hidden_size", None)
     config.neutral("pruned_heads", {}, None)
-    config.neutral("position_embedding_type", "absolute", None)
+    config.neutral("position_embedding_type", positions, *([None] if positions == "absolute" else []))
     config.neutral("directionality", "bidi")
 
 
@@ -110,6 +111,10 @@ def label_names(config: Config) -> tuple[str, ...]:
             ) from None
     if len(set(labels)) != len(labels):
         raise ImportFailedError("config.json: id2label has two labels of the same name; each needs its own")
+    # Transformers takes the number of the label of entailment from label2id.
+    numbers = config.get("label2id", None)
+    if any(map(is_entailment, labels)) and numbers not in (None, {name: index for index, name in enumerate(labels)}):
+        raise ImportFailedError("config.json: label2id differs from id2label; correct the one that is wrong")
     return labels
 
 
@@ -154,9 +159,11 @@ _ROBERTA_HEAD = _HeadModules("classifier.dense", "tanh", "classifier.out_proj")
 _ELECTRA_HEAD = _HeadModules("classifier.dense", "gelu", "classifier.out_proj")
 
 
-def _describe(config: Config, family: str, embedding: Embedding, default_activation: str = "gelu") -> Description:
+def _describe(
+    config: Config, family: str, embedding: Embedding, default_activation: str = "gelu", positions: str = "absolute"
+) -> Description:
     """Describe a post-norm encoder with the configuration keys of BERT."""
-    _check_common(config)
+    _check_common(config, positions)
     width = config.integer("hidden_size")
     stack = Stack(
         width,
@@ -166,8 +173,8 @@ def _describe(config: Config, family: str, embedding: Embedding, default_activat
         FeedForward(activation(config.text("hidden_act", default_activation)), config.integer("intermediate_size")),
         embedding,
     )
-    positions = config.integer("max_position_embeddings", 512) - embedding.skipped_positions
-    return Description(family, config.integer("vocab_size"), positions, stack)
+    longest = config.integer("max_position_embeddings", 512) - embedding.skipped_positions
+    return Description(family, config.integer("vocab_size"), longest, stack)
 
 
 def _layer_modules(layer: str) -> dict[str, Source]:
@@ -233,6 +240,10 @@ def _roberta(config: Config, tensors: Tensors, family: str = "roberta") -> Descr
 
 def _xlm_roberta(config: Config, tensors: Tensors) -> Description:
     return _roberta(config, tensors, "xlm-roberta")
+
+
+def _camembert(config: Config, tensors: Tensors) -> Description:
+    return _roberta(config, tensors, "camembert")
 
 
 def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -490,6 +501,7 @@ ROBERTA = Family(
     (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
 )
 XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", architectures=_classes("XLMRoberta"), describe=_xlm_roberta)
+CAMEMBERT = replace(ROBERTA, name="camembert", architectures=_classes("Camembert"), describe=_camembert)
 ELECTRA = Family(
     "electra",
     _classes("Electra", "ForPreTraining"),
@@ -512,4 +524,4 @@ ALBERT = Family(
 )
 MODERNBERT = Family("modernbert", _classes("ModernBert"), _modernbert, _modernbert_modules, ("head.*", "decoder.*"))
 
-FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, ELECTRA, MPNET, DISTILBERT, ALBERT, MODERNBERT)
+FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, MPNET, DISTILBERT, ALBERT, MODERNBERT)

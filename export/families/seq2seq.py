@@ -12,7 +12,18 @@ from typing import Literal
 import numpy as np
 
 from export.families import Family
-from export.families.description import Attention, Description, Embedding, FeedForward, Norm, RelativeBias, Stack
+from export.families.description import (
+    Attention,
+    Description,
+    Embedding,
+    FeedForward,
+    Head,
+    Norm,
+    Reader,
+    RelativeBias,
+    Stack,
+)
+from export.families.encoders import label_kind, label_names
 from export.families.values import activation, count, equal_heads, timescale_sinusoids
 from export.families.weights import Array, Part, Source
 from export.sources.checkpoint import Config, Tensors
@@ -27,6 +38,7 @@ _IGNORED_KEYS = (
 )  # fmt: skip
 
 _M2M100_PAD = 1
+_BART_END = 2  # default of the end token, which is the start token of the decoder, too
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,21 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
         )
 
     source = vocabulary = config.integer("vocab_size")
+    if next(iter(config.get("architectures", None) or ()), "").endswith("ForSequenceClassification"):
+        start, end = (
+            config.integer(f"{key}_token_id", default, least=0, most=vocabulary - 1)
+            for key, default in (("decoder_start", _BART_END), ("eos", _BART_END))
+        )
+        labels = label_names(config)
+        return Description(
+            variant.family,
+            vocabulary,
+            config.integer("max_position_embeddings"),
+            stack("encoder"),
+            head=Head("end", label_kind(config, len(labels)), "tanh"),
+            reader=Reader(stack("decoder"), start, end),
+            labels=labels,
+        )
     if variant.family == "marian":
         vocabulary = config.integer("decoder_vocab_size", source)
     return Description(
@@ -89,6 +116,7 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
 def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start = "model." if "model.encoder.layers.0.fc1.weight" in tensors else ""
     modules = _embeddings(start, tensors)
+    modules |= {"head.dense": "classification_head.dense", "head.output": "classification_head.out_proj"}
     if variant.family != "m2m_100":
         modules["output.bias"] = Part("final_logits_bias", is_row=True)
     for stack in ("encoder", "decoder"):
@@ -236,7 +264,10 @@ def _family(
 # are trained on passages of several sentences.
 MARIAN = _family(_Variant("marian", "post", "halves"), "MarianMTModel", training_unit="sentence")
 BART = _family(
-    _Variant("bart", "post", "learned", has_embedding_norm=True), "BartForConditionalGeneration", "BartModel"
+    _Variant("bart", "post", "learned", has_embedding_norm=True),
+    "BartForConditionalGeneration",
+    "BartModel",
+    "BartForSequenceClassification",
 )
 MBART = _family(
     _Variant("mbart", "pre", "learned", has_embedding_norm=True),

@@ -46,7 +46,8 @@ def check_shapes(model: Description, weights: Weights, configuration: str = "con
 
 
 def _model(model: Description, weights: Weights) -> Expected:
-    stacks = {"encoder": model.encoder, "decoder": model.decoder}
+    decoder = model.decoder if model.reader is None else model.reader.stack
+    stacks = {"encoder": model.encoder, "decoder": decoder}
     for name, stack in stacks.items():
         if stack is not None:
             yield from _embedding(name, stack, model, weights)
@@ -84,6 +85,14 @@ def _embedding(name: str, stack: Stack, model: Description, weights: Weights) ->
         yield from _norm(f"{name}.embedding_norm", size, stack.norm)
     if stack.relative_bias is not None:
         yield f"{name}.relative_bias.weight", (stack.relative_bias.buckets, stack.attention[0].heads)
+    if stack.disentangled is not None:
+        yield f"{name}.relative.weight", (2 * stack.disentangled.span, stack.width)
+        if stack.disentangled.has_norm:
+            yield from _norm(f"{name}.relative_norm", stack.width, stack.norm)
+    if stack.convolution is not None:
+        yield f"{name}.convolution.weight", (stack.width, stack.width, stack.convolution.size)
+        yield f"{name}.convolution.bias", (stack.width,)
+        yield from _norm(f"{name}.convolution_norm", stack.width, stack.norm)
 
 
 def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None, *, is_first: bool) -> Expected:
@@ -93,6 +102,8 @@ def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None
         yield from _linear(f"{layer}.cell.input", width, width, has_bias=False)
     else:
         yield from _attention(f"{layer}.self_attention", attention, width, width)
+    for part in () if stack.disentangled is None else stack.disentangled.projections:
+        yield from _linear(f"{layer}.self_attention.{part}", attention.heads * attention.head_size, width)
     if not (is_first and stack.skips_first_norm):
         yield from _norm(f"{layer}.self_attention_norm", width, stack.norm)
     if stack.cross is not None and encoder is not None:
@@ -100,7 +111,8 @@ def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None
         yield from _norm(f"{layer}.cross_attention_norm", width, stack.norm)
     for part in ("gate", "inner") if options.gated else ("inner",):
         yield from _linear(f"{layer}.feed_forward.{part}", options.size, width, options.has_bias)
-    yield from _linear(f"{layer}.feed_forward.outer", width, options.size, options.has_bias)
+    has_output_bias = options.has_bias if options.has_output_bias is None else options.has_output_bias
+    yield from _linear(f"{layer}.feed_forward.outer", width, options.size, has_output_bias)
     yield from _norm(f"{layer}.feed_forward_norm", width, stack.norm)
     for sublayer in ("self_attention", "feed_forward") if stack.has_output_norms else ():
         yield from _norm(f"{layer}.{sublayer}_output_norm", width, stack.norm)

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from export.errors import ImportFailedError
-from export.families import Family, decoders, encoders, gemma, seq2seq
+from export.families import Family, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
 from export.families.causal_encoders import as_reranker
 from export.families.description import Description
+from export.families.refused import REASONS
 from export.families.shapes import check_shapes
 from export.families.token_types import type_separator
 from export.families.weights import Weights
@@ -21,13 +22,22 @@ _HARMLESS = (
     "_name_or_path", "_commit_hash", "_attn_implementation*", "_flash_attn_2_enabled", "_num_labels", "*_token_id",
     "*dropout*", "*layerdrop*", "*_pdrop", "architectures", "auto_map", "chunk_size_feed_forward", "custom_pipelines",
     "dtype", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_*", "init_std", "init_xavier_std",
-    "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type", "name", "num_labels", "output_attentions",
-    "output_hidden_states", "output_past", "output_scores", "prefix", "pretraining_tp", "problem_type", "return_dict",
-    "return_dict_in_generate", "summary_*", "task_specific_params", "tf_legacy_loss", "tokenizer_class", "torch_dtype",
-    "torchscript", "transformers_version", "transformers.js_config", "use_bfloat16", "use_cache", "use_return_dict",
+    "keys_to_ignore_at_inference", "label2id", "language", "license", "model_type", "name", "num_labels",
+    "output_attentions", "output_hidden_states", "output_past", "output_scores", "prefix", "pretraining_tp",
+    "problem_type", "return_dict", "return_dict_in_generate", "summary_*", "task_specific_params", "tf_legacy_loss",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "transformers.js_config", "use_bfloat16",
+    "use_cache", "use_return_dict",
 )  # fmt: skip
 
-FAMILIES: tuple[Family, ...] = (*encoders.FAMILIES, *decoders.FAMILIES, *gemma.FAMILIES, *seq2seq.FAMILIES)
+FAMILIES: tuple[Family, ...] = (
+    *encoders.FAMILIES,
+    *deberta.FAMILIES,
+    *rotary_encoders.FAMILIES,
+    *jina.FAMILIES,
+    *decoders.FAMILIES,
+    *gemma.FAMILIES,
+    *seq2seq.FAMILIES,
+)
 
 
 def find_family(config: Config) -> Family:
@@ -37,10 +47,16 @@ def find_family(config: Config) -> Family:
         ImportFailedError: the architecture is not supported; the message lists those that are.
     """
     model_type = config.text("model_type", "")
+    if model_type == "xlm-roberta" and "lora_adaptations" in config:
+        model_type = "jina_embeddings_v3"  # by the name that Transformers has for it
     named = config.get("architectures", None) or ()
+    if model_type == "bert" and isinstance(named, list) and any(str(one).startswith("JinaBert") for one in named):
+        model_type = "jina_bert"
     supported = {family.name: family for family in FAMILIES}
     if model_type not in supported:
         code = "it needs Python code of its repository (auto_map), which is never run; " if "auto_map" in config else ""
+        if model_type in REASONS:
+            code = f"{REASONS[model_type]}; "
         raise ImportFailedError(
             f"config.json: model_type {model_type!r} is not supported; {code}supported are "
             f"{', '.join(sorted(supported))}, and Firefox translation models"

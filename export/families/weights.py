@@ -13,6 +13,9 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 - `STACK.{}.feed_forward.inner`, `.gate`, `.outer`
 - `STACK.{}.cell.forget`, `.cell.input` of a recurrent unit
 - `STACK.relative_bias` (buckets, H), `STACK.norm`
+- `encoder.relative` (2 * span, M) and `encoder.relative_norm`, vectors of relative positions, and
+  `encoder.{}.self_attention.relative_key`, `.relative_query`, their projections
+- `encoder.convolution` (M, M, size), `encoder.convolution_norm`
 - `encoder.projection.{}` (k, P), where `{}` is the number of the matrix
 - `output`: projection to the vocabulary (V, M); `embedding` if there is none
 - `head.dense`, `head.norm`, `head.output`

@@ -11,6 +11,7 @@ from export.families.weights import Weights
 from export.graphs import operators
 from export.graphs.builder import GraphBuilder, WeightFile
 from export.graphs.decoder import HEAD_SIZE_STEP
+from export.graphs.disentangled import PositionScores, convolution
 from export.graphs.layers import LayerBuilder, activation, attention_size
 from export.graphs.nodes import (
     EXCLUDED,
@@ -25,9 +26,10 @@ from export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from export.graphs.relative import bias_of_distances, relative_bias
+from export.graphs.reader import read_again
+from export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias
 from export.sources.firefox.shortlist import Shortlist
-from service.bundle import LABEL_OUTPUTS, Ops
+from service.bundle import LABEL_LOGITS, LABEL_OUTPUTS, Ops, is_entailment
 
 
 def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
@@ -43,20 +45,30 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
     first = graph.constant([0], np.int64)
-    x = layers.embed(ids, lambda table: graph.add("Slice", table, first, size, first))
+
+    def at_positions(table: str) -> str:
+        return graph.add("Slice", table, first, size, first)
+
+    x = embedded = layers.embed(ids, at_positions)
     attend = EncoderAttention(layers, model.max_positions, size, lengths)
     for number, attention in enumerate(stack.attention):
         module = f"encoder.{number}.self_attention"
         attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
         x = layers.add_sublayer(x, attended, module)
         x = layers.feed_forward(x, number)
+        if number == 0 and stack.convolution is not None:
+            x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
     if stack.has_final_norm:
         x = layers.norm(x, "encoder.norm")
     graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.width)))
     if model.decoder is not None and model.decoder.cross is not None:
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
     if model.head is not None:
-        _labels(layers, model.head, len(model.labels), x, ids, lengths, size)
+        if model.reader is not None:
+            x = read_again(
+                graph, weights, model.reader, ids, attend.is_token, attend.positions, lengths, x, at_positions
+            )
+        _labels(layers, model.head, model.labels, x, ids, lengths, size)
     if model.shortlist is not None:
         _add_shortlist(graph, model.shortlist, model.vocabulary, ids, lengths)
     return graph.build()
@@ -85,6 +97,10 @@ class EncoderAttention:
         self._biases: dict[int | None, str] = {}  # by window
         self._matrices: dict[int, str] = {}  # of projected keys, by number
         self._batch_positions = ""
+        options = layers.stack.disentangled
+        self._position_scores = (
+            None if options is None else PositionScores(layers, options, max_positions, size, self.positions)
+        )
 
     def add(self, number: int, attention: Attention, x: str) -> str:
         """Add the attention of a layer, with the weights as a graph output.
@@ -105,6 +121,8 @@ class EncoderAttention:
         if attention.projected_keys is None:
             attention_map = self._attention_map(number, attention)
             bias = self._bias(attention.window)
+            if self._position_scores is not None:
+                bias = self._position_scores.add(module, attention, parts[0], parts[1])
             attended = operators.attention(self._graph, attention, parts, attention_map, self._lengths, bias)
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)
@@ -139,7 +157,7 @@ class EncoderAttention:
         assert attention.window is None and self._layers.stack.relative_bias is None, "projected keys have no distance"
         graph, zero = self._graph, self._graph.constant(0.0, np.float32)
         query, *tokens = parts
-        is_own = graph.add("Unsqueeze", self._is_token, graph.constant([2], np.int64))  # (B, S, 1)
+        is_own = graph.add("Unsqueeze", self.is_token, graph.constant([2], np.int64))  # (B, S, 1)
         matrices = [self._matrix(index) for index in (options.key, options.value)]
         projected = [
             graph.add("MatMul", matrix, graph.add("Where", is_own, part, zero))  # (B, k, KV * D)
@@ -148,22 +166,22 @@ class EncoderAttention:
         shape = ("batch", attention.heads, "source", options.size)
         weights = graph.output(f"encoder_slots.{number}", FLOAT, shape)
         attended = operators.attention(graph, attention, [query, *projected], weights)
-        columns = graph.add("Unsqueeze", self._is_token, graph.constant([1, 2], np.int64))  # (B, 1, 1, S)
+        columns = graph.add("Unsqueeze", self.is_token, graph.constant([1, 2], np.int64))  # (B, 1, 1, S)
         by_token = graph.add("MatMul", weights, matrices[1])
         graph.add("Where", columns, by_token, zero, output=self._attention_map(number, attention))
         return attended
 
     @functools.cached_property
-    def _positions(self) -> str:
+    def positions(self) -> str:
         """Name of the positions (S,) int64."""
         begin, one = self._graph.constant(0, np.int64), self._graph.constant(1, np.int64)
         return self._graph.add("Range", begin, self._graph.add("Squeeze", self._size), one)
 
     @functools.cached_property
-    def _is_token(self) -> str:
+    def is_token(self) -> str:
         """Name of the mask (B, S), True for tokens and False for padding."""
         column = self._graph.add("Unsqueeze", self._lengths, self._graph.constant([1], np.int64))
-        return self._graph.add("Less", self._positions, column)
+        return self._graph.add("Less", self.positions, column)
 
     def _matrix(self, number: int) -> str:
         """Add the first S columns of the matrix (k, P) of projected keys or values."""
@@ -179,7 +197,7 @@ class EncoderAttention:
         graph = self._graph
         if not self._batch_positions:
             shape = graph.add("Shape", x, start=0, end=2)
-            self._batch_positions = graph.add("Expand", self._positions, shape)  # (B, S)
+            self._batch_positions = graph.add("Expand", self.positions, shape)  # (B, S)
         number = [*dict.fromkeys(one.rotary for one in self._layers.stack.attention)].index(rotary)
         angles = rotary_angles(rotary, self._max_positions)  # (P, D / 2)
         tables = [
@@ -198,22 +216,24 @@ class EncoderAttention:
         return self._biases[window]
 
     def _add_bias(self, window: int | None) -> str:
-        graph, relative, is_causal = self._graph, self._layers.stack.relative_bias, self._layers.stack.is_causal
-        if window is None and relative is None and not is_causal:
+        graph, stack = self._graph, self._layers.stack
+        relative, slopes, reach, is_causal = stack.relative_bias, stack.slopes, self._max_positions, stack.is_causal
+        if window is None and relative is None and slopes is None and not is_causal:
             return ""
-        column = graph.add("Unsqueeze", self._positions, graph.constant([1], np.int64))  # (S, 1)
+        column = graph.add("Unsqueeze", self.positions, graph.constant([1], np.int64))  # (S, 1)
         bias = ""
-        if relative is not None:
-            table = bias_of_distances(
-                relative, self._layers.weights.read("encoder.relative_bias.weight"), self._max_positions
-            )
+        if relative is not None or slopes is not None:
+            if relative is not None:
+                table = bias_of_distances(relative, self._layers.weights.read("encoder.relative_bias.weight"), reach)
+            else:
+                table = bias_of_slopes(slopes or (), np.arange(1 - reach, reach))
             name = graph.weight("encoder.relative_bias", table)
-            by_head = relative_bias(graph, name, column, self._positions, self._max_positions)  # (H, S, S)
+            by_head = relative_bias(graph, name, column, self.positions, reach)  # (H, S, S)
             bias = graph.add("Unsqueeze", by_head, graph.constant([0], np.int64))
         if window is not None or is_causal:
             # Finite, because a query at padding may have no visible key: its hidden state must not
             # become NaN, which would spread to tokens as 0 * NaN.
-            distance = graph.add("Sub", self._positions, column)  # of a key after its query, (S, S)
+            distance = graph.add("Sub", self.positions, column)  # of a key after its query, (S, S)
             if is_causal:
                 outside = graph.add("Greater", distance, graph.constant(0, np.int64))
                 if window is not None:
@@ -271,8 +291,8 @@ def _add_shortlist(graph: GraphBuilder, shortlist: Shortlist, vocabulary: int, i
     graph.add("ScatterElements", rows, columns, zeros, output=output, axis=1)
 
 
-def _labels(layers: LayerBuilder, head: Head, num_labels: int, x: str, ids: str, lengths: str, size: str) -> None:
-    """Add the output with the scores of labels."""
+def _labels(layers: LayerBuilder, head: Head, labels: Sequence[str], x: str, ids: str, lengths: str, size: str) -> None:
+    """Add the outputs with the scores of labels."""
     graph = layers.graph
     if head.pooling == "first":
         x = graph.add("Gather", x, graph.constant(0, np.int64), axis=1)  # (B, M)
@@ -286,7 +306,9 @@ def _labels(layers: LayerBuilder, head: Head, num_labels: int, x: str, ids: str,
         x = layers.norm(x, "head.norm")
     logits = layers.linear(x, "head.output")
     axes = ("batch", "source") if head.pooling == "tokens" else ("batch",)
-    output = graph.output(LABEL_OUTPUTS[head.label_kind], FLOAT, (*axes, num_labels))
+    output = graph.output(LABEL_OUTPUTS[head.label_kind], FLOAT, (*axes, len(labels)))
+    if head.label_kind == "classes" and any(map(is_entailment, labels)):  # for zero-shot classification
+        graph.add("Identity", logits, output=graph.output(LABEL_LOGITS, FLOAT, ("batch", len(labels))))
     if head.label_kind in ("classes", "tokens"):
         graph.add("LogSoftmax", logits, output=output, axis=-1)
     else:

@@ -105,7 +105,7 @@ def attention(
         parts: queries (B, S, H * D), and keys and values (B, K, KV * D).
         attention_map: name of the attention weights (B, H, S, K).
         lengths: number of keys of each row, (B,) int64; "" if all rows have K.
-        bias: bias of the scores, (1, H, S, K) or (1, 1, S, K); "" for none.
+        bias: bias of the scores, (1, H, S, K), (1, 1, S, K) or (B, H, S, K); "" for none.
 
     Returns:
         (B, S, H * D).
@@ -124,7 +124,7 @@ def attention(
         )
         return attended
     counts = (options.heads, options.kv_heads, options.kv_heads)
-    query, key, value = (_by_head(graph, part, count) for part, count in zip(parts, counts, strict=True))
+    query, key, value = (by_head(graph, part, count) for part, count in zip(parts, counts, strict=True))
     is_visible = graph.once(f"keys before {lengths}", lambda: _before(graph, key, lengths)) if lengths else ""
     attended, _ = _attend(graph, options, query, key, value, is_visible, bias, attention_map)
     return attended
@@ -189,7 +189,7 @@ def self_attention(
         key = rotary_embedding(graph, key, options.kv_heads, tables, positions)
     indices = graph.add_once("Expand", row, graph.constant([1, options.kv_heads, 1, cache.head_size], np.int64))
     for past, new, output in zip((cache.key, cache.value), (key, value), present, strict=True):
-        new = _by_head(graph, new, options.kv_heads)
+        new = by_head(graph, new, options.kv_heads)
         graph.add("ScatterElements", past, indices, new, output=output, axis=2)
     keys = _positions(graph, graph.add_once("Cast", cache.longest, to=INT64))
     is_visible = graph.add_once("LessOrEqual", keys, row)  # (B, 1, S, K)
@@ -256,7 +256,7 @@ def _attend_to_cache(
     column = _unsqueezed(graph, _positions(graph, longest), 1)
     is_token = graph.add_once("LessOrEqual", column, _last(graph, cache))  # (B, 1, K, 1)
     value = graph.add("Where", is_token, value, graph.constant(0.0, np.float32))
-    return _attend(graph, options, _by_head(graph, query, options.heads), key, value, is_visible, bias)
+    return _attend(graph, options, by_head(graph, query, options.heads), key, value, is_visible, bias)
 
 
 def _attend(
@@ -315,8 +315,8 @@ def _softcap(options: Attention) -> dict[str, Any]:
     return {} if options.softcap is None else {"softcap": options.softcap}
 
 
-def _by_head(graph: GraphBuilder, x: str, heads: int) -> str:
-    """Reshape (B, S, heads * D) to (B, heads, S, D)."""
+def by_head(graph: GraphBuilder, x: str, heads: int) -> str:
+    """Add the conversion of (B, S, heads * D) to (B, heads, S, D)."""
     split = graph.add("Reshape", x, graph.constant([0, 0, heads, -1], np.int64))
     return graph.add("Transpose", split, perm=[0, 2, 1, 3])
 

@@ -1,6 +1,7 @@
 """Relative position bias of attention scores (Raffel et al. 2020, section 2.1)."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,12 @@ def buckets(options: RelativeBias, distances: NDArray[np.int64]) -> NDArray[np.i
     scaled = ratio / np.float32(math.log(options.max_distance / exact)) * np.float32(count - exact)
     large = np.minimum(exact + scaled.astype(np.int64), count - 1)
     return np.asarray(first + np.where(size < exact, size, large), np.int64)
+
+
+def bias_of_slopes(slopes: Sequence[float], distances: NDArray[np.int64]) -> Array:
+    """Return the bias (H, …) of ALiBi for distances (…), in float32 as in training."""
+    columns = np.array(slopes, np.float32).reshape(-1, *[1] * distances.ndim)
+    return np.asarray(-columns * np.abs(distances).astype(np.float32))
 
 
 def relative_bias(graph: GraphBuilder, table: str, queries: str, keys: str, reach: int) -> str:

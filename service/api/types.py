@@ -1,10 +1,11 @@
 """Types of fields that several endpoints have."""
 
+import re
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from service.fields import TEXTS_SCHEMA, TextOrTexts, Texts, field_error, object_schema
+from service.fields import MAX_INPUTS, TEXTS_SCHEMA, Text, TextOrTexts, Texts, field_error, object_schema
 from service.parameters import AT_MOST_ONE
 
 INPUTS = "A text, or a list of texts; SIGHTLINE_MAX_INPUTS can limit their number further."
@@ -21,6 +22,40 @@ PromptName = Annotated[
     ),
 ]
 Truncate = Annotated[bool, Field(description="Cut inputs that are too long instead of rejecting them.")]
+
+CandidateLabels = Annotated[
+    list[Text],
+    Field(
+        min_length=1,
+        max_length=MAX_INPUTS,
+        description="Labels of a zero-shot classification, which the request chooses; SIGHTLINE_MAX_INPUTS limits the "
+        "number of inputs times the number of labels.",
+    ),
+]
+MAX_TEMPLATE_CHARACTERS = 4096
+
+
+def _check_template(value: str) -> str:
+    if not re.fullmatch(TEMPLATE, value):
+        message = "It must contain {} exactly once, where the label goes, and no other braces."
+        raise field_error("invalid_parameter", message)
+    return value
+
+
+TEMPLATE = r"[^{}]*\{\}[^{}]*"
+HypothesisTemplate = Annotated[
+    str,
+    Field(
+        max_length=MAX_TEMPLATE_CHARACTERS,
+        description='Hypothesis about an input, in which {} stands for a label; by default "This example is {}.".',
+        json_schema_extra={"pattern": f"^{TEMPLATE}$"},
+    ),
+    AfterValidator(_check_template),
+]
+MultiLabel = Annotated[
+    bool,
+    Field(description="Give each label a probability of its own; false, the default: the scores of an input sum to 1."),
+]
 
 # JSON Schema of `inputs` and `targets` that are both strings or both lists.
 SAME_FORM: list[Any] = [object_schema(inputs={"type": kind}, targets={"type": kind}) for kind in ("string", "array")]

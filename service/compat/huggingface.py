@@ -12,7 +12,7 @@ from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, Ev
 from service.bundle import Manifest, Task
 from service.compat.common import manifest_of_query
 from service.compat.tasks import QuestionBody, QuestionParameters, answer_question
-from service.compat.tei import embed, predict, rerank_texts, tag_tokens
+from service.compat.tei import embed, predict, rerank_texts, tag_tokens, zero_shot
 from service.compat.tei_schemas import (
     EmbedBody,
     PredictBody,
@@ -21,6 +21,7 @@ from service.compat.tei_schemas import (
     TeiRerankBody,
     TokenClassificationBody,
     TokenEntity,
+    ZeroShotBody,
 )
 from service.compat.tgi import ERRORS, generate_text
 from service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
@@ -71,7 +72,9 @@ POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
 
 
 Body = TypeVar("Body", bound=BaseModel)
-AnyBody = TextGenerationBody | PredictBody | EmbedBody | TeiRerankBody | TokenClassificationBody | QuestionBody
+AnyBody = (
+    TextGenerationBody | PredictBody | ZeroShotBody | EmbedBody | TeiRerankBody | TokenClassificationBody | QuestionBody
+)
 
 
 class TaskBody(RootModel[Any]):
@@ -95,7 +98,10 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
     or `/embed`; the response of `/generate` is in a list. Without `?model=`, the fields of the body
     must tell the task: clients send `inputs` alone for several tasks.
     """
-    manifest = manifest_of_query(call, model) if model is not None else _default_manifest(call, body.root)
+    if model is None and _names_labels(body.root):
+        manifest = manifest_of_query(call, None, default_for="zero-shot")
+    else:
+        manifest = manifest_of_query(call, model) if model is not None else _default_manifest(call, body.root)
     model = manifest.name
     if "generate" in manifest.tasks:
         response = await generate_text(call, _read(call, body, TextGenerationBody), model)
@@ -103,6 +109,8 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
             return response
         translation = {"translation_text": response["generated_text"]} if manifest.languages else {}
         return [{**response, **translation}]
+    if "classify" in manifest.tasks and _names_labels(body.root):
+        return await zero_shot(call, _read(call, body, ZeroShotBody), model)
     if "classify" in manifest.tasks:
         return await predict(call, _read(call, body, PredictBody), model)
     if "rerank" in manifest.tasks:
@@ -112,6 +120,12 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
     if "answer" in manifest.tasks:
         return await answer_question(call, _read(call, body, QuestionBody), model)
     return await embed(call, _read(call, body, EmbedBody), model)
+
+
+def _names_labels(body: Mapping[str, Any]) -> bool:
+    """Return True for the body of a zero-shot classification."""
+    parameters = body.get("parameters")
+    return isinstance(parameters, dict) and parameters.get("candidate_labels") is not None
 
 
 def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:

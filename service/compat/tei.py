@@ -25,6 +25,7 @@ from service.compat.tei_schemas import (
     TokenClassificationParameters,
     TokenEntity,
     TokensBody,
+    ZeroShotBody,
 )
 from service.errors import ApiError, ErrorCode
 from service.fields import Texts
@@ -34,6 +35,7 @@ from service.inference.rerank import rerank
 from service.inference.service import models_by_task
 from service.inference.tag import OUTSIDE, Aggregation, Entity, tag
 from service.inference.tokens import InputToken, detokenize, tokenize
+from service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
 
 ERRORS = typed_errors(
     {"invalid_request_error": "Validation", "overloaded_error": "Overloaded", "server_error": "Backend"},
@@ -109,6 +111,26 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
     ]
     is_batch = body.inputs.is_list or body.parameters is not None
     return predictions if is_batch else predictions[0]
+
+
+async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:
+    """Return the score of each label of the request, as Hugging Face's zero-shot classification; a
+    list for each text of a batch.
+    """
+    served, parameters = await model_of_query(call, model, "classify"), body.parameters
+    result = await classify_zero_shot(
+        call,
+        served,
+        body.inputs,
+        parameters.candidate_labels,
+        template=parameters.hypothesis_template or DEFAULT_TEMPLATE,
+        multi_label=bool(parameters.multi_label),
+        truncate=bool(body.truncate),
+    )
+    predictions: list[list[Prediction]] = [
+        [{"score": one.score, "label": one.label} for one in output.labels] for output in result.outputs
+    ]
+    return predictions if body.inputs.is_list else predictions[0]
 
 
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from typing_extensions import TypedDict
 
 from service.api.tag import IgnoreLabels
-from service.api.types import Inputs, PromptName, Truncate
+from service.api.types import CandidateLabels, HypothesisTemplate, Inputs, MultiLabel, PromptName, Truncate
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
@@ -164,6 +164,35 @@ class TeiRerankBody(RequestBody):
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"query": "Who runs?", "texts": ["A dog runs.", "A man sleeps."]}]}
+    )
+
+
+class ZeroShotParameters(RequestBody):
+    """Parameters of Hugging Face's zero-shot classification."""
+
+    candidate_labels: CandidateLabels
+    hypothesis_template: HypothesisTemplate | None = None
+    multi_label: MultiLabel | None = None
+
+
+class ZeroShotBody(RequestBody):
+    """Body of Hugging Face's zero-shot classification."""
+
+    inputs: Inputs
+    truncate: Annotated[
+        Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
+    ] = None
+    parameters: Annotated[ZeroShotParameters, Field(description="Labels and options.")]
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "inputs": "The train was late again.",
+                    "parameters": {"candidate_labels": ["travel", "sports", "cooking"]},
+                }
+            ]
+        }
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
+from service.bundle import LABEL_LOGITS, LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
 from service.engine.attention import (
     ENCODER_KINDS,
     Maps,
@@ -410,8 +410,7 @@ class Engine:
                 names.update(checked_outputs(self._manifest.states))
             else:
                 names.add("hidden")
-                if request.return_labels:
-                    names.add(LABEL_OUTPUTS[self._manifest.label_kind])
+                names.add(self._label_output(request))
             names |= map_outputs(self._manifest, request.attention, ENCODER_KINDS)
         return tuple(name for name in self._manifest.encoder_graph.outputs if name in names)
 
@@ -445,18 +444,27 @@ class Engine:
     ) -> None:
         # Copy: a view would keep the results of the whole batch in memory.
         hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
-        labels = self._label_scores(encoded, index, len(request.source_ids)) if request.return_labels else None
+        labels = self._label_scores(request, encoded, index)
         if np.isfinite(hidden).all() and (labels is None or np.isfinite(labels).all()):
             maps = encoder_maps(self._manifest, encoded, index, request)
             self._finish(active, Encoded(hidden, active.timings(active.encode_ended), labels, maps))
         else:
             self._fail_not_finite(active)
 
-    def _label_scores(self, encoded: Mapping[str, Array], index: int, num_tokens: int) -> Array:
+    def _label_output(self, request: EncodeRequest) -> str | None:
+        """Return the encoder output with the labels that a request needs, None if it needs none."""
+        if request.return_logits:
+            return LABEL_LOGITS
+        return LABEL_OUTPUTS[self._manifest.label_kind] if request.return_labels else None
+
+    def _label_scores(self, request: EncodeRequest, encoded: Mapping[str, Array], index: int) -> Array | None:
         """Return the scores of the labels for one request: (C,), or (S, C) for those of tokens."""
-        kind = self._manifest.label_kind
-        scores = encoded[LABEL_OUTPUTS[kind]][index]
-        labels: Array = (scores[:num_tokens] if kind in TOKEN_LABEL_KINDS else scores).astype(np.float32)
+        output = self._label_output(request)
+        if output is None:
+            return None
+        scores = encoded[output][index]
+        is_of_tokens = self._manifest.label_kind in TOKEN_LABEL_KINDS
+        labels: Array = (scores[: len(request.source_ids)] if is_of_tokens else scores).astype(np.float32)
         return labels
 
     def _fail_not_finite(self, active: ActiveRequest) -> None:

@@ -125,6 +125,7 @@ class EncodeRequest:
     return_labels: bool = False
     attention: frozenset[str] = frozenset()  # kinds of encoder maps to return
     caller: str = ""  # see `GenerateRequest`
+    return_logits: bool = False  # of the labels, see `LABEL_LOGITS`
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,8 @@ class Encoded:
 
     hidden: NDArray[np.float32]  # output of the last encoder layer, (S, M) without padding
     timings: Timings
-    # Scores of the labels, as `Manifest.label_kind` defines them: (C,), or (S, C) for "tokens" and
-    # "span".
+    # Scores of the labels, as `Manifest.label_kind` defines them, or their logits: (C,), or (S, C)
+    # for "tokens" and "span".
     label_scores: NDArray[np.float32] | None = None
     attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, S, columns)
 

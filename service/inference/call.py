@@ -294,6 +294,7 @@ def encode_texts(
     deadline: float,
     *,
     truncate: bool = False,
+    cuts_first: bool = False,
     add_special_tokens: bool = True,
     pair_template: PairTemplate | None = None,
 ) -> list[Ids]:
@@ -306,6 +307,7 @@ def encode_texts(
         limits: maximum number of tokens of each text.
         deadline: time of `time.monotonic` after which the ids are of no use.
         truncate: truncate texts that are too long.
+        cuts_first: truncate only the first text of a pair; the longer one otherwise.
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
         pair_template: formats a pair of texts; None if the tokenizer does.
 
@@ -320,6 +322,12 @@ def encode_texts(
     for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
+        if truncate and second is not None and cuts_first:
+            ids = tokenizer.encode_pair_cutting_first(text, second, max_tokens)
+            if len(ids) > max_tokens:  # the second text alone is too long
+                raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
+            sequences.append(tuple(ids))
+            continue
         if truncate and second is not None:
             try:
                 sequences.append(tuple(encode_pair(text, second, max_tokens)))

@@ -124,5 +124,9 @@ def rank_labels(
     labels: Sequence[str], values: NDArray[np.float32], function: ScoreFunction = "softmax"
 ) -> list[LabelScore]:
     """Return all labels by descending score; ties keep the order of `labels`."""
-    scores = apply_function(values, function)
+    return rank_scores(labels, apply_function(values, function))
+
+
+def rank_scores(labels: Sequence[str], scores: NDArray[np.float64]) -> list[LabelScore]:
+    """Return labels with their scores, the highest first; ties keep the order of `labels`."""
     return [LabelScore(labels[index], float(scores[index])) for index in np.argsort(-scores, kind="stable")]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from service.engine.request import Encoded, EncodeRequest
 from service.errors import ApiError
@@ -23,6 +23,7 @@ async def read_sources(
     *,
     truncate: bool = False,
     instruction: str | None = None,
+    cuts_first: bool = False,
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -33,6 +34,7 @@ async def read_sources(
         field: name of the field with the inputs, for errors.
         truncate: truncate inputs that are too long.
         instruction: task of a reranker with a template; that of the template if None.
+        cuts_first: truncate only the first text of a pair.
 
     Raises:
         ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
@@ -48,7 +50,8 @@ async def read_sources(
     call.reserve(model, count, count, field)
     limits = [model.manifest.limits.max_source_tokens] * count
     tokenizer, deadline = model.source_tokenizer, call.deadline
-    work = partial(encode_texts, tokenizer, inputs, field, limits, deadline, truncate=truncate, pair_template=template)
+    options: dict[str, Any] = {"truncate": truncate, "cuts_first": cuts_first, "pair_template": template}
+    work = partial(encode_texts, tokenizer, inputs, field, limits, deadline, **options)
     second_texts = [text for text in inputs.second_texts or () if text]
     sources = await call.tokenize(work, (*inputs.texts, *second_texts))
     assert call.controller is not None and call.reservation is not None
@@ -63,6 +66,7 @@ async def run_encoder(
     convert: Callable[[int, Encoded], T],
     *,
     return_labels: bool = False,
+    return_logits: bool = False,
     maps: MapWriter | None = None,
 ) -> tuple[list[T], Usage, TimingsMs]:
     """Run the encoder over each source, and record the usage of the call.
@@ -73,6 +77,7 @@ async def run_encoder(
         sources: token ids of each input, from `read_sources`.
         convert: called with the index of an input and its result; returns an output.
         return_labels: return the scores of labels.
+        return_logits: return the logits of labels in place of their scores.
         maps: the attention maps of the response, after `MapWriter.read_offsets`.
 
     Returns:
@@ -84,7 +89,8 @@ async def run_encoder(
     """
     kinds = maps.kinds if maps else frozenset[str]()
     requests = [
-        EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds, call.caller) for source in sources
+        EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds, call.caller, return_logits)
+        for source in sources
     ]
     if maps:
         maps.check(requests)

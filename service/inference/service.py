@@ -25,7 +25,7 @@ from service.text.tokenizer import TextTokenizer
 from service.threads import run_in_daemon_thread
 from service.traces import SHUTDOWN_TIMEOUT_S, Traces
 
-DefaultTask = Task | Literal["chat"]
+DefaultTask = Task | Literal["chat", "zero-shot"]
 
 
 @dataclass(frozen=True)
@@ -189,6 +189,8 @@ def models_by_task(manifests: Iterable[Manifest]) -> dict[DefaultTask | None, li
         tasks: list[DefaultTask | None] = [None, *manifest.tasks]
         if manifest.chat is not None:
             tasks.append("chat")
+        if manifest.entailment is not None:
+            tasks.append("zero-shot")
         for task in tasks:
             names.setdefault(task, []).append(manifest.name)
     return names

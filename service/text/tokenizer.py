@@ -171,6 +171,18 @@ class TextTokenizer:
         pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
         return pair
 
+    def encode_pair_cutting_first(self, first: str, second: str, max_tokens: int) -> list[int]:
+        """Tokenize a pair of texts, and truncate only the first one (`only_first` of Transformers).
+
+        Returns:
+            At most `max_tokens` ids, or more if the second text leaves no token for the first.
+        """
+        budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
+        parts = [self._encode_start(text, max(budget, 1)) for text in (first, second)]
+        parts[0].truncate(max(1, budget - len(parts[1])))
+        ids: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
+        return ids
+
     def windows(self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int) -> list["Window"]:
         """Tokenize a pair of texts, whose second text is read in overlapping parts if it is long.
 
@@ -197,7 +209,7 @@ class TextTokenizer:
             raise ValueError(f"{num_others} tokens of a window of {max_tokens} leave only {size} for the second text")
         ids, offsets = pair.ids, pair.offsets
         # A token that belongs to no word is one.
-        words = [-index if word is None else word for index, word in enumerate(pair.word_ids)]
+        words = [-1 - index if word is None else word for index, word in enumerate(pair.word_ids)]
         word_ranges: dict[int, tuple[int, int]] = {}
         for index in range(begin, end):
             known = word_ranges.get(words[index], offsets[index])

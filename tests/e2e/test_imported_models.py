@@ -26,14 +26,18 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    BartConfig,
     BertConfig,
+    DebertaV2Config,
     LlamaConfig,
     M2M100Config,
     MarianConfig,
     MBartConfig,
+    PreTrainedTokenizerFast,
     Qwen3Config,
     T5Config,
     T5EncoderModel,
+    ZeroShotClassificationPipeline,
 )
 
 from bench.server import RunningServer, serving
@@ -90,9 +94,11 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
-    made = {
+    made = {name: (make(), word_tokenizer(64), "") for name, make in NLI_MODELS.items()}
+    made |= {
         "ranker": _ranker(),
         "reader": _reader(),
+        "deberta-ranker": _deberta_ranker(),
         "chat": _chat(),
         "t5": random_t5(),
         "m2m": _m2m(),
@@ -156,6 +162,48 @@ def _ranker() -> tuple[Any, Tokenizer, str]:
 def _reader() -> tuple[Any, Tokenizer, str]:
     model = AutoModelForQuestionAnswering.from_config(_bert(), attn_implementation="eager")
     return _random(model, 1), word_tokenizer(64), ""
+
+
+def _deberta(seed: int, **options: Any) -> Any:
+    config = DebertaV2Config(
+        hidden_size=28, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4, relative_attention=True,
+        pos_att_type="p2c|c2p", position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm",
+        position_biased_input=False, **options, **SIZES,
+    )  # fmt: skip
+    return _random(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"), seed)
+
+
+def _deberta_ranker() -> tuple[Any, Tokenizer, str]:
+    return _deberta(13, num_labels=1), word_tokenizer(64), ""
+
+
+def _labels(*names: str) -> dict[str, Any]:
+    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+
+
+def _bart_nli() -> Any:
+    config = BartConfig(
+        d_model=28, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=4,
+        encoder_ffn_dim=37, decoder_ffn_dim=31, pad_token_id=0, bos_token_id=2, eos_token_id=3,
+        decoder_start_token_id=3, **_labels("contradiction", "neutral", "entailment"), **SIZES,
+    )  # fmt: skip
+    return _random(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"), 14)
+
+
+def _bert_nli() -> Any:
+    """Return a model whose first label is entailment; its contradiction is the last one."""
+    config = BertConfig(
+        hidden_size=28, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
+        **_labels("ENTAILMENT", "not_entailment"), **SIZES,
+    )  # fmt: skip
+    return _random(AutoModelForSequenceClassification.from_config(config, attn_implementation="eager"), 15)
+
+
+NLI_MODELS: dict[str, Callable[[], Any]] = {
+    "deberta-nli": lambda: _deberta(16, **_labels("entailment", "neutral", "contradiction")),
+    "bart-mnli": _bart_nli,
+    "bert-nli": _bert_nli,
+}
 
 
 def _words(*special: str) -> Tokenizer:
@@ -665,17 +713,19 @@ def test_hidden_source_tokens_are_masked_as_in_transformers(served: Served, name
     )
 
 
-def test_documents_are_ranked_by_the_scores_of_transformers(served: Served) -> None:
-    tokenizer, hf = word_tokenizer(64), served.models["ranker"]
+@pytest.mark.parametrize("name", ["ranker", "deberta-ranker"])
+def test_documents_are_ranked_by_the_scores_of_transformers(served: Served, name: str) -> None:
+    tokenizer, hf = word_tokenizer(64), served.models[name]
     tokenizer.no_truncation()
     tokenizer.no_padding()
     scores = []
     for text in TEXTS:
         pair = tokenizer.encode("word3 word40", text)
         with torch.no_grad():
-            logits = hf(input_ids=torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits
+            types = {"token_type_ids": torch.tensor([pair.type_ids])} if name == "ranker" else {}
+            logits = hf(input_ids=torch.tensor([pair.ids]), **types).logits
         scores.append(1 / (1 + math.exp(-float(logits))))
-    body = {"model": "ranker", "query": "word3 word40", "documents": TEXTS}
+    body = {"model": name, "query": "word3 word40", "documents": TEXTS}
     results = post(served.server, "/v1/rerank", body)["results"]
     assert [one["index"] for one in results] == sorted(range(len(TEXTS)), key=lambda index: -scores[index])
     for one in results:
@@ -798,3 +848,30 @@ def test_requests_that_a_reranker_rejects(
         urlopen(request, timeout=30)
     assert message in raised.value.read().decode()
     assert raised.value.code == status
+
+
+@pytest.mark.parametrize("name", NLI_MODELS)
+def test_zero_shot_classification_is_that_of_transformers(served: Served, name: str) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=word_tokenizer(64), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
+        model_max_length=SIZES["max_position_embeddings"],
+    )  # fmt: skip
+    types = ["token_type_ids"] if name == "bert-nli" else []
+    tokenizer.model_input_names = ["input_ids", "attention_mask", *types]
+    classify = ZeroShotClassificationPipeline(model=served.models[name], tokenizer=tokenizer, framework="pt")
+    labels = ["word11", "word3 word40", "word12", "word5"]
+    client = InferenceClient(f"{served.server.url}?model={name}")
+    long = " ".join(WORDS)  # only the text is cut, not the hypothesis
+    for text in (*TEXTS, long):
+        for options in ({}, {"multi_label": True}, {"hypothesis_template": "word8 {} word9"}):
+            for some in (labels, labels[:1]):
+                expected = classify(text, candidate_labels=some, **options)
+                body = {"model": name, "inputs": [text], "candidate_labels": some, "truncate": text == long, **options}
+                (output,) = post(served.server, "/v1/classify", body)["outputs"]
+                assert [one["label"] for one in output["labels"]] == expected["labels"]
+                assert [one["score"] for one in output["labels"]] == pytest.approx(expected["scores"], abs=TOLERANCE)
+                if text != long:
+                    found = client.zero_shot_classification(text, some, **options)
+                    assert [(one.label, one.score) for one in found] == [
+                        (one["label"], one["score"]) for one in output["labels"]
+                    ]

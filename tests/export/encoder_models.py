@@ -38,7 +38,9 @@ class Case:
 
     @property
     def tasks(self) -> list[str]:
-        return ["Model", "ForSequenceClassification"] if self.is_causal else list(TASKS)
+        if self.is_causal:
+            return ["Model", "ForSequenceClassification"]
+        return [task for task in TASKS if hasattr(transformers, f"{self.family}{task}")]
 
     def make_config(self, **options: Any) -> Any:
         return getattr(transformers, f"{self.family}Config")(**{**self.config, **options})
@@ -62,6 +64,7 @@ FAMILIES = {
     "bert": Case("Bert"),
     "roberta": Case("Roberta", BERT_LIKE | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}, 21),
     "xlm-roberta": Case("XLMRoberta", BERT_LIKE | {"pad_token_id": 3}, 19),
+    "camembert": Case("Camembert", BERT_LIKE | {"type_vocab_size": 1, "pad_token_id": 1}, 21),
     "electra": Case("Electra", BERT_LIKE | {"embedding_size": 14}),
     "electra without projection": Case("Electra", BERT_LIKE | {"embedding_size": 30}),
     "mpnet": Case("MPNet", BERT_LIKE | {"max_position_embeddings": 152}, 150),
@@ -142,6 +145,50 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "ForSequenceClassification": {"num_labels": 5},
     "ForTokenClassification": {"num_labels": 3},
     "ForQuestionAnswering": {},
+}
+# Without positions in the embeddings, as published models are.
+DEBERTA = BERT_LIKE | {"relative_attention": True, "position_biased_input": False}
+FAMILIES |= {
+    "deberta-v2": Case(
+        "DebertaV2",
+        DEBERTA
+        | {"position_buckets": 6, "pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+    "deberta-v2 with own projections": Case(
+        "DebertaV2",
+        DEBERTA
+        | {
+            "attention_head_size": 10,
+            "conv_act": "gelu",
+            "conv_kernel_size": 5,
+            "max_relative_positions": 9,
+            "pooler_hidden_act": "tanh",
+            "pos_att_type": "c2p|p2c",
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+        },
+    ),
+    "deberta-v2 with scores of keys": Case(
+        "DebertaV2",
+        DEBERTA | {"conv_kernel_size": 3, "max_relative_positions": 19, "pos_att_type": ["p2c"], "position_buckets": 8},
+    ),
+    "deberta-v2 with scores of queries": Case("DebertaV2", DEBERTA | {"pos_att_type": ["c2p"], "position_buckets": 15}),
+    "deberta-v2 without distances": Case("DebertaV2", BERT_LIKE),
+}
+# Heads of an even size, as rotary embedding needs.
+ROTARY = BERT_LIKE | {"num_hidden_layers": 2, "pad_token_id": 0}
+FAMILIES |= {
+    "nomic_bert": Case("NomicBert", ROTARY),
+    "nomic_bert with one type": Case("NomicBert", ROTARY | {"type_vocab_size": 1, "num_attention_heads": 5}),
+    "nomic_bert with another base": Case(
+        "NomicBert", ROTARY | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "hidden_act": "gelu"}
+    ),
+    "gte": Case("Gte", ROTARY),
+    "gte without types": Case("Gte", ROTARY | {"type_vocab_size": 0, "num_attention_heads": 5, "hidden_act": "relu"}),
+    "gte with two types": Case(
+        "Gte",
+        ROTARY | {"type_vocab_size": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}},
+    ),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 import transformers
 from numpy.testing import assert_allclose, assert_array_equal
@@ -14,19 +15,29 @@ from numpy.typing import NDArray
 
 from export.check.reference import log_softmax
 from export.errors import ImportFailedError
-from export.families.description import RelativeBias
+from export.families.description import Disentangled, RelativeBias
 from export.families.table import describe, find_family
+from export.graphs.disentangled import rows_of_distances
 from export.graphs.relative import buckets
 from export.sources.checkpoint import Tensors, open_folder
 from model.rounding import reference
 from tests.export.encoder_models import FAMILIES, TOKENIZER, compute, import_folder, make_model, random_rows
 
+ROTARY_TYPES = ("modernbert", "nomic_bert", "gte")
 UNIT_ROUNDOFF_RATIO = 2.0**-29  # of float64 and float32
 
 
 def num_types(model: Any) -> int:
     """Return the number of token types that the tests pass to a model."""
-    has_types = model.config.model_type in ("bert", "electra", "albert", "xlm-roberta")
+    has_types = model.config.model_type in (
+        "bert",
+        "electra",
+        "albert",
+        "xlm-roberta",
+        "deberta-v2",
+        "nomic_bert",
+        "gte",
+    )
     return int(getattr(model.config, "type_vocab_size", 1)) if has_types else 1
 
 
@@ -59,8 +70,9 @@ def test_graph_and_numpy_equal_transformers(name: str, task: str, tmp_path: Path
             assert 0.03 < np.abs(array).mean() < 10 or part == "maps"
             assert limits[part] < 1e-4 * max(1.0, np.abs(array).max())
             assert_allclose(given[part], array, rtol=0, atol=limits[part], err_msg=part)
-            # The softmax of these models is always float32 in transformers.
-            is_float32 = case.is_causal or model.config.model_type == "modernbert"
+            # In all models of transformers, the softmax of these is float32, and cosines of rotary
+            # embedding are, too.
+            is_float32 = case.is_causal or model.config.model_type in ROTARY_TYPES
             limit = limits[part] * (1 if is_float32 else UNIT_ROUNDOFF_RATIO)
             assert_allclose(doubles[part], array, rtol=0, atol=limit, err_msg=part)
 
@@ -220,6 +232,98 @@ def test_buckets_of_mpnet_equal_transformers() -> None:
     assert_array_equal(buckets(RelativeBias(32, 128, bidirectional=True), distances), expected)
 
 
+@pytest.mark.parametrize(("buckets", "reach"), [(256, 512), (6, 23), (15, 40), (32, 128), (127, 1000)])
+def test_rows_of_distances_equal_transformers(buckets: int, reach: int) -> None:
+    from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+
+    tokens = torch.zeros(1, 1 + 2 * reach, 1)
+    expected = build_relative_position(tokens, tokens, buckets, reach)[0].numpy()
+    rows = rows_of_distances(
+        Disentangled(buckets, reach, has_keys=True, has_queries=True, has_norm=False, is_shared=False),
+        np.arange(len(expected))[:, None] - np.arange(len(expected)),
+    )
+    assert_array_equal(rows, np.clip(expected + buckets, 0, 2 * buckets - 1))
+
+
+ORIGINAL_NOMIC = {
+    "activation_function": "swiglu", "causal": False, "dense_seq_output": True, "fused_bias_fc": True,
+    "fused_dropout_add_ln": True, "layer_norm_epsilon": 1e-12, "max_trained_positions": 23, "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False, "n_embd": 30, "n_head": 3, "n_inner": 37, "n_layer": 2, "n_positions": 23,
+    "pad_vocab_size_multiple": 64, "parallel_block": False, "parallel_block_tied_norm": False, "prenorm": False,
+    "qkv_proj_bias": False, "reorder_and_upcast_attn": False, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "rotary_scaling_factor": None,
+    "scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True, "use_flash_attn": True,
+    "use_rms_norm": False, "use_xentropy": True, "auto_map": {"AutoModel": "modeling_hf_nomic_bert.NomicBertModel"},
+}  # fmt: skip
+ORIGINAL_GTE = {
+    "architectures": ["NewModel"], "auto_map": {"AutoModel": "Alibaba-NLP/new-impl--modeling.NewModel"},
+    "layer_norm_type": "layer_norm", "logn_attention_clip1": False, "logn_attention_scale": False, "model_type": "new",
+    "pack_qkv": True, "position_embedding_type": "rope", "unpad_inputs": False,
+    "use_memory_efficient_attention": False,
+}  # fmt: skip
+
+
+def rewrite_config(folder: Path, original: Mapping[str, Any], removed: tuple[str, ...]) -> dict[str, Any]:
+    """Replace the keys that Transformers writes by those of the repositories."""
+    values = json.loads((folder / "config.json").read_text())
+    kept = {key: value for key, value in values.items() if key not in removed}
+    (folder / "config.json").write_text(json.dumps(kept | dict(original)))
+    return kept | dict(original)
+
+
+def test_original_form_of_nomic_config(tmp_path: Path) -> None:
+    make_model(FAMILIES["nomic_bert"], "Model").save_pretrained(tmp_path)
+    native = import_folder(tmp_path, tmp_path).model
+    removed = (
+        "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "layer_norm_eps",
+        "hidden_act", "max_position_embeddings", "rope_parameters", "head_dim",
+    )  # fmt: skip
+    values = rewrite_config(tmp_path, ORIGINAL_NOMIC, removed)
+    assert import_folder(tmp_path, tmp_path).model == native
+    for key, value, message in [
+        ("rotary_scaling_factor", 2, "rotary_scaling_factor is 2"),
+        ("moe_every_n_layers", 2, "moe_every_n_layers is 2"),
+        ("activation_function", "glu", 'activation_function is "glu"'),
+        ("rotary_emb_fraction", 0.5, "rotary_emb_fraction is 0.5"),
+        ("prenorm", True, "prenorm is true"),
+        ("new_option", 1, "1 keys that are not known for its architecture: new_option"),
+    ]:
+        (tmp_path / "config.json").write_text(json.dumps(values | {key: value}))
+        with pytest.raises(ImportFailedError, match=message):
+            import_folder(tmp_path, tmp_path)
+
+
+def test_original_form_of_gte(tmp_path: Path) -> None:
+    """NTK scaling divides frequencies of a larger base by a constant, as linear scaling does."""
+    factor, theta, size = 8.0, 20.0, 10
+    ropes = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / size)}
+    model = make_model(FAMILIES["gte"], "ForSequenceClassification", rope_parameters=ropes)
+    model.save_pretrained(tmp_path)
+    original = ORIGINAL_GTE | {"architectures": ["NewForSequenceClassification"], "rope_theta": theta}
+    scaling = {"rope_scaling": {"type": "ntk", "factor": factor}}
+    values = rewrite_config(tmp_path, original | scaling, ("rope_parameters",))
+    stored = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    tensors = {name.replace("gte.", "new.", 1): array for name, array in stored.items()}
+    safetensors.numpy.save_file(tensors, tmp_path / "model.safetensors")
+    imported = import_folder(tmp_path, tmp_path)
+    (ids,) = random_rows(211, [23])
+    given = imported.row(imported.run([ids]), 0, len(ids))
+    for part, array in as_logprobs(compute(model, ids, 1)).items():
+        assert_allclose(given[part], array, rtol=0, atol=1e-4, err_msg=part)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b is 0.6"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'type is "dynamic"'),
+        ({"position_embedding_type": "absolute"}, 'position_embedding_type is "absolute"'),
+        ({"layer_norm_type": "rms_norm"}, 'layer_norm_type is "rms_norm"'),
+        ({"logn_attention_scale": True}, "logn_attention_scale is true"),
+        ({"pack_qkv": False}, "pack_qkv is false"),
+    ]
+    for changes, message in cases:
+        (tmp_path / "config.json").write_text(json.dumps(values | changes))
+        with pytest.raises(ImportFailedError, match=message):
+            import_folder(tmp_path, tmp_path)
+
+
 def rejection(folder: Path, name: str, task: str = "Model", **changes: Any) -> str:
     """Return the error of an import with changed keys of config.json; None removes a key."""
     make_model(FAMILIES[name], task).save_pretrained(folder)
@@ -265,7 +369,7 @@ def implied(tensor: str, shape: list[int], expected: list[int]) -> str:
         ),
         ("bert", "Model", {"num_attention_heads": 4}, "num_attention_heads must be a divisor of the width 30, got 4"),
         ("bert", "Model", {"architectures": ["BertLMHeadModel"]}, "'BertLMHeadModel'"),
-        ("bert", "Model", {"architectures": ["BertForQuestionAnswering"]}, "supported are BertModel, BertForMaskedLM"),
+        ("bert", "Model", {"architectures": ["BertForMultipleChoice"]}, "supported are BertModel, BertForMaskedLM"),
         (
             "bert",
             "ForSequenceClassification",
@@ -278,8 +382,23 @@ def implied(tensor: str, shape: list[int], expected: list[int]) -> str:
             {"id2label": {"0": "a", "2": "b"}},
             "id2label must map the numbers from 0",
         ),
+        (
+            "bert",
+            "ForSequenceClassification",
+            {"id2label": dict(zip("01234", ["entailment", *"abcd"], strict=True)), "label2id": {"entailment": 1}},
+            "label2id differs from id2label",
+        ),
         ("bert", "ForSequenceClassification", {"id2label": dict.fromkeys("01234", "a")}, "two labels of the same name"),
         ("bert", "ForSequenceClassification", {"problem_type": "regression"}, "problem_type is 'regression' with 5"),
+        ("deberta-v2", "Model", {"pos_att_type": ["c2p", "p2p"]}, "pos_att_type must have c2p, p2c or both"),
+        ("deberta-v2", "Model", {"pos_att_type": None}, "relative_attention needs a pos_att_type"),
+        ("deberta-v2", "Model", {"share_att_key": False}, "no tensor 'encoder.layer.0.attention.self.pos_key"),
+        ("deberta-v2", "Model", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd must be none or layer_norm"),
+        ("deberta-v2", "Model", {"position_buckets": 3}, "position_buckets must be at least 4 and less than twice"),
+        ("deberta-v2", "Model", {"embedding_size": 20}, "embedding_size is 20"),
+        ("deberta-v2", "Model", {"conv_kernel_size": 4}, "conv_kernel_size must be odd, got 4"),
+        ("deberta-v2", "Model", {"conv_kernel_size": 3, "conv_groups": 2}, "conv_groups is 2"),
+        ("deberta-v2 with own projections", "Model", {"relative_attention": False}, "tensors that its"),
         ("mpnet", "Model", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16"),
         (
             "electra",
@@ -299,9 +418,13 @@ def implied(tensor: str, shape: list[int], expected: list[int]) -> str:
             'rope_type is "yarn"',
         ),
         ("modernbert", "Model", {"classifier_pooling": "max"}, "classifier_pooling must be cls or mean, got 'max'"),
-        ("bert", "Model", {"model_type": "new"}, "model_type 'new' is not supported; supported are albert, bart, bert"),
-        ("bert", "Model", {"model_type": "deberta-v2"}, "model_type 'deberta-v2' is not supported"),
-        ("bert", "Model", {"model_type": "whisper"}, "model_type 'whisper' is not supported"),
+        ("bert", "Model", {"model_type": "t6"}, "model_type 't6' is not supported; supported are albert, bart, bert"),
+        ("bert", "Model", {"model_type": "whisper"}, "model_type 'whisper' is not supported; it reads audio, and"),
+        ("bert", "Model", {"model_type": "mixtral"}, "model_type 'mixtral' is not supported; it is a mixture of exp"),
+        ("bert", "Model", {"model_type": "deberta"}, "the second and third one (deberta-v2), which are supported"),
+        ("bert", "Model", {"model_type": "jina_embeddings_v3"}, "one of its LoRA adapters"),
+        ("xlm-roberta", "Model", {"lora_adaptations": ["retrieval.query"]}, "one of its LoRA adapters"),
+        ("bert", "Model", {"model_type": "gliner"}, "GLiNER compares spans of words with labels"),
         ("bert", "Model", {"model_type": "gemma3_text"}, "model_type 'gemma3_text' is not supported"),
     ],
 )

@@ -38,7 +38,15 @@ Values = Mapping[str, Any]
 
 # Options without an effect on the outputs for the same tokens: limits of their number, and the kind
 # of labels. `test_kind_of_labels` and the tests of errors cover them.
-WITHOUT_EFFECT = {"architectures", "id2label", "num_labels", "problem_type", "max_position_embeddings", "n_positions"}
+WITHOUT_EFFECT = {
+    "architectures",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    "max_position_embeddings",
+    "n_positions",
+}
 IDS = [3, 60, 17, 2, 44, 45, 46, 8, 9, 71, 30, 31, 12, 5, 6]
 TARGET = [4, 33, 21, 9, 70, 11]
 
@@ -117,12 +125,57 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+ROTARY_CASES = (
+    case(type_vocab_size=3),
+    case(rope_parameters=ROPE),
+    Case({"rope_parameters": {**ROPE, "rope_theta": 50.0}}, {"rope_parameters": None, "rope_theta": 50.0}),
+)
+NEW = {"model_type": "new", "architectures": ["NewForSequenceClassification"], "rope_parameters": None}
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
 CASES: Mapping[str, FamilyCases] = {
     "bert": FamilyCases("Bert", "ForSequenceClassification", BERT_LIKE, BERT_CASES),
     "roberta": FamilyCases("Roberta", "ForSequenceClassification", BERT_LIKE, (PADDING,), BERT_CASES),
     "xlm-roberta": FamilyCases("XLMRoberta", "ForSequenceClassification", BERT_LIKE, (PADDING,), BERT_CASES),
+    "camembert": FamilyCases("Camembert", "ForSequenceClassification", BERT_LIKE, (PADDING,), BERT_CASES),
+    "deberta-v2": FamilyCases(
+        "DebertaV2",
+        "ForSequenceClassification",
+        encoder_models.FAMILIES["deberta-v2"].config,
+        (
+            *BERT_CASES,
+            case(norm_rel_ebd="none"),
+            case(pooler_hidden_act="tanh"),
+            case(pos_att_type="p2c"),
+            case(pos_att_type=["c2p"]),
+            case(position_biased_input=True),
+            case(position_buckets=8),
+            case(position_buckets=-1),
+            case(position_buckets=-1, max_relative_positions=7),
+            case(max_relative_positions=9),
+            case(relative_attention=False),
+            case(share_att_key=False),
+            case(type_vocab_size=2),
+            case(conv_kernel_size=3),
+            case(conv_kernel_size=3, conv_act="gelu"),
+        ),
+    ),
+    "nomic_bert": FamilyCases(
+        "NomicBert", "ForSequenceClassification", encoder_models.ROTARY, (*BERT_CASES, *ROTARY_CASES)
+    ),
+    "gte": FamilyCases("Gte", "ForSequenceClassification", encoder_models.ROTARY, (*BERT_CASES, *ROTARY_CASES)),
+    "new": FamilyCases(
+        "Gte",
+        "ForSequenceClassification",
+        encoder_models.ROTARY,
+        (
+            Case(
+                {"rope_parameters": {"rope_type": "linear", "rope_theta": 60.0, "factor": 3.0**0.2}},
+                NEW | {"rope_theta": 20.0, "rope_scaling": {"type": "ntk", "factor": 3.0}},
+            ),
+        ),
+        (*BERT_CASES, *ROTARY_CASES),
+    ),
     "electra": FamilyCases("Electra", "ForSequenceClassification", BERT_LIKE | {"embedding_size": 14}, (), BERT_CASES),
     "mpnet": FamilyCases("MPNet", "ForSequenceClassification", BERT_LIKE, (), BERT_CASES),
     "distilbert": FamilyCases(
@@ -473,7 +526,8 @@ def wrong_values(value: Any) -> list[Any]:
     return []
 
 
-@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+# Transformers has no implementation of `jina_bert`, whose options are those of BERT.
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.name != "jina_bert"])
 def test_each_option_that_is_read_has_a_case_or_is_checked(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,16 +141,16 @@ def only(name: str) -> Callable[[Path], None]:
 
 ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
     "unsupported architecture": (
-        lambda folder: edit(folder, architectures=["DebertaV2Model"], model_type="deberta-v2"),
-        "config.json: model_type 'deberta-v2' is not supported; supported are albert, ",
+        lambda folder: edit(folder, architectures=["DebertaV2Model"], model_type="xlnet"),
+        "config.json: model_type 'xlnet' is not supported; supported are albert, ",
     ),
     "no architecture": (
         lambda folder: edit(folder, architectures=None, model_type=None),
         "config.json: model_type '' is not supported; supported are ",
     ),
     "remote code": (
-        lambda folder: edit(folder, model_type="new", auto_map={"AutoModel": "modeling.NewModel"}),
-        "'new' is not supported; it needs Python code of its repository (auto_map), which is never run; supported are",
+        lambda folder: edit(folder, model_type="chatglm", auto_map={"AutoModel": "modeling.NewModel"}),
+        "'chatglm' is not supported; it needs Python code of its repository (auto_map), which is never run; supp",
     ),
     "missing config": (lambda folder: (folder / "config.json").unlink(), "is not a checkpoint: it has neither config"),
     "missing weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights: it needs model.saf"),

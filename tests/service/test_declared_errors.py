@@ -28,7 +28,7 @@ from service.inference import results, submission, tokens
 from service.loading import load_backend
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
-from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
+from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_manifest
 
 pytestmark = pytest.mark.anyio
 
@@ -320,7 +320,7 @@ async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> Async
     may_load = threading.Event()
     backend = reading_examples(make_backend(wait_for=may_load if cause.is_loading else None))
     sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    fake, judge = backend.manifests[0], fake_classifier_manifest("judge", **sizes)
+    fake, judge = backend.manifests[0], fake_classifier_manifest("judge", labels=NLI_LABELS, **sizes)
     chat = fake_manifest("chat", **sizes, max_target_tokens=128, decoder_start="source")
     backend.manifests = (
         *(fake, judge),

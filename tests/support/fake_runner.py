@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import (
+    LABEL_LOGITS,
     LABEL_OUTPUTS,
     PREFILL_TOKENS,
     SCHEMA_VERSION,
@@ -29,11 +30,13 @@ from service.bundle import (
     State,
     Task,
     Tokens,
+    is_entailment,
 )
 from service.runtime.protocol import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 LABELS = ("bad", "fair", "good")
+NLI_LABELS = ("contradiction", "neutral", "entailment")
 HIDDEN = 4  # size of the encoder's last layer
 GARBAGE = -12345.0
 PRIME = 65521  # hashes are smaller, so that float32 represents them exactly
@@ -122,7 +125,8 @@ def fake_classifier_manifest(
     """Return the manifest of a FakeRunner that is a classifier; by default with three labels."""
     whole = fake_manifest(name, **sizes)
     encoder_maps = whole.attention_of("encoder")
-    outputs = ("hidden", LABEL_OUTPUTS[label_kind], *encoder_maps.outputs)
+    logits = (LABEL_LOGITS,) if label_kind == "classes" and any(map(is_entailment, labels)) else ()
+    outputs = ("hidden", *logits, LABEL_OUTPUTS[label_kind], *encoder_maps.outputs)
     return whole.model_copy(
         update={
             "tasks": ("encode", "attention", TASK_OF_KIND[label_kind], "similar"),
@@ -262,6 +266,9 @@ class FakeRunner:
         label_output = LABEL_OUTPUTS[self._manifest.label_kind]
         if label_output in outputs:
             available[label_output] = self._labels(source_ids, is_real, np.isnan(state))
+        if LABEL_LOGITS in outputs and label_output != LABEL_LOGITS:
+            sources = [row[real].tolist() for row, real in zip(source_ids, is_real, strict=True)]
+            available[LABEL_LOGITS] = np.stack([fake_label_logits(ids, len(self._manifest.labels)) for ids in sources])
         return {name: available[name] for name in outputs}
 
     def _labels(self, source_ids: Int64, is_real: NDArray[np.bool_], is_nan: NDArray[np.bool_]) -> Array:

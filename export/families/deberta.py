@@ -1,0 +1,145 @@
+"""DeBERTa of the second and third version (He et al. 2021, 2023), with disentangled attention."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from export.errors import ImportFailedError
+from export.families import Family
+from export.families.description import Convolution, Description, Disentangled, Embedding, FeedForward, Norm, Stack
+from export.families.encoders import (
+    _add_head,
+    _check_common,
+    _classes,
+    _embedding_modules,
+    _head_modules,
+    _HeadModules,
+    _layer_modules,
+    _prefix,
+    _with_old_names,
+)
+from export.families.values import activation, count, equal_heads
+from export.families.weights import Source
+from export.sources.checkpoint import Config, Tensors
+
+# A head above this size would be summed in parts whose number depends on the batch.
+_MAX_HEAD_SIZE = 128
+_MAX_KERNEL = 99  # positions of a convolution
+_HEAD = _HeadModules("pooler.dense", "gelu", "classifier")
+
+
+def _deberta(config: Config, tensors: Tensors) -> Description:
+    _check_common(config)
+    config.ignore("legacy", "pos_ebd_type")  # heads of pre-training; a name without an effect
+    width, positions = config.integer("hidden_size"), config.integer("max_position_embeddings", 512)
+    for key in ("embedding_size", "pooler_hidden_size"):
+        config.neutral(key, width, None)
+    kinds = _kinds(config)
+    attention = equal_heads(config, "num_attention_heads", width)
+    config.neutral("attention_head_size", attention.head_size, None)
+    # The scale is rounded like that of transformers.
+    attention = replace(attention, scale=1 / float(np.sqrt(np.float32(attention.head_size * (1 + len(kinds))))))
+    stack = Stack(
+        width,
+        Norm("layer", config.number("layer_norm_eps", 1e-7, above=0)),
+        "post",
+        (attention,) * count(config, "num_hidden_layers"),
+        FeedForward(activation(config.text("hidden_act", "gelu")), config.integer("intermediate_size")),
+        Embedding(
+            has_positions=config.boolean("position_biased_input", True),
+            types=config.integer("type_vocab_size", 0, least=0),
+            has_norm=True,
+        ),
+        disentangled=_disentangled(config, kinds, positions),
+        convolution=_convolution(config),
+    )
+    if stack.disentangled is not None and attention.head_size > _MAX_HEAD_SIZE:
+        raise ImportFailedError(
+            f"config.json: the size of a head must be at most {_MAX_HEAD_SIZE} for relative attention, got "
+            f"{attention.head_size}"
+        )
+    model = Description("deberta-v2", config.integer("vocab_size"), positions, stack)
+    head = replace(_HEAD, activation=activation(config.text("pooler_hidden_act", "gelu")))
+    return _add_head(model, config, head)
+
+
+def _kinds(config: Config) -> set[str]:
+    """Return the kinds of scores of relative positions: c2p, p2c, or both."""
+    given = config.get("pos_att_type", None) or ()
+    named = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else given
+    if not isinstance(named, list | tuple) or not set(map(str, named)) <= {"c2p", "p2c"}:
+        raise ImportFailedError(f"config.json: pos_att_type must have c2p, p2c or both, got {given!r}")
+    return set(named)
+
+
+def _disentangled(config: Config, kinds: set[str], positions: int) -> Disentangled | None:
+    """Return the scores of relative positions, None if there are none."""
+    buckets = config.integer("position_buckets", -1, least=-1)
+    reach = config.integer("max_relative_positions", -1, least=-1)
+    norm = config.text("norm_rel_ebd", "none")
+    parts = {part.strip() for part in norm.lower().split("|")}
+    if not parts <= {"none", "layer_norm"}:
+        raise ImportFailedError(f"config.json: norm_rel_ebd must be none or layer_norm, got {norm!r}")
+    is_shared = config.boolean("share_att_key", False)
+    if not config.boolean("relative_attention", False):
+        return None
+    if not kinds:
+        raise ImportFailedError(
+            "config.json: relative_attention needs a pos_att_type of c2p, p2c or both, which is missing"
+        )
+    reach = positions if reach < 1 else reach
+    if buckets > 0 and not 2 <= buckets // 2 < reach - 1:
+        raise ImportFailedError(
+            "config.json: position_buckets must be at least 4 and less than twice max_relative_positions, got "
+            f"{buckets} and {reach}"
+        )
+    return Disentangled(
+        buckets if buckets > 0 else reach,
+        reach if buckets > 0 else None,
+        "c2p" in kinds,
+        "p2c" in kinds,
+        "layer_norm" in parts,
+        is_shared,
+    )
+
+
+def _convolution(config: Config) -> Convolution | None:
+    """Return the convolution of DeBERTa-v2-xlarge, None if there is none."""
+    config.neutral("conv_groups", 1, None)
+    function = config.text("conv_act", "tanh")
+    size = config.integer("conv_kernel_size", 0, least=0, most=_MAX_KERNEL)
+    if not size:
+        return None
+    if size % 2 == 0:
+        raise ImportFailedError(f"config.json: conv_kernel_size must be odd, got {size}")
+    return Convolution(size, activation(function))
+
+
+def _deberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    assert model.encoder is not None, "an encoder was described"
+    prefix = _prefix(tensors, "deberta.", "embeddings.word_embeddings")
+    layer = f"{prefix}encoder.layer.{{}}"
+    modules = _embedding_modules(f"{prefix}embeddings") | _layer_modules(layer)
+    modules["encoder.relative"] = f"{prefix}encoder.rel_embeddings"
+    modules["encoder.relative_norm"] = f"{prefix}encoder.LayerNorm"
+    modules["encoder.convolution"] = f"{prefix}encoder.conv.conv"
+    modules["encoder.convolution_norm"] = f"{prefix}encoder.conv.LayerNorm"
+    is_shared = model.encoder.disentangled is not None and model.encoder.disentangled.is_shared
+    for part in ("query", "key", "value"):
+        name = f"{layer}.attention.self.{part}_proj"
+        modules[f"encoder.{{}}.self_attention.{part}"] = name
+        relative = name if is_shared else f"{layer}.attention.self.pos_{part}_proj"
+        modules[f"encoder.{{}}.self_attention.relative_{part}"] = relative
+    return _with_old_names(modules | _head_modules(model, _HEAD), tensors)
+
+
+DEBERTA_V2 = Family(
+    "deberta-v2",
+    _classes("DebertaV2"),
+    _deberta,
+    _deberta_modules,
+    # Positions, and heads of pre-training.
+    ("*embeddings.position_ids", "cls.*", "lm_predictions.*", "mask_predictions.*"),
+)
+FAMILIES = (DEBERTA_V2,)

@@ -1,0 +1,61 @@
+"""Jina embeddings of version 2 (Günther et al. 2023): BERT with ALiBi and gated layers.
+
+`model_type` is that of BERT. The Python code of the repositories is never run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from export.families import Family
+from export.families.description import Description, Embedding
+from export.families.encoders import _describe, _embedding_modules, _layer_modules, _prefix
+from export.families.weights import Part, Source
+from export.sources.checkpoint import Config, Tensors
+
+
+def _slopes(heads: int) -> tuple[float, ...]:
+    """Return the slope of each head (Press et al. 2022, section 3).
+
+    Slopes of a power of two of heads are a geometric sequence that ends at 2 ** -8. Further heads
+    have every second slope of twice as many heads.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (index + 1) / power) for index in range(power)]
+    more = [2 ** (-4 * (index + 1) / power) for index in range(0, 2 * power, 2)]
+    return tuple(slopes + more[: heads - power])
+
+
+def _jina(config: Config, tensors: Tensors) -> Description:
+    types = config.integer("type_vocab_size", 2)
+    config.neutral("feed_forward_type", "geglu")
+    config.ignore("emb_pooler", "attn_implementation", "model_max_length")
+    model = _describe(config, "jina_bert", Embedding(types=types, has_norm=True), positions="alibi")
+    assert model.encoder is not None, "an encoder was described"
+    feed_forward = replace(model.encoder.feed_forward, gated=True, has_bias=False, has_output_bias=True)
+    slopes = _slopes(model.encoder.attention[0].heads)
+    return replace(model, encoder=replace(model.encoder, feed_forward=feed_forward, slopes=slopes))
+
+
+def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = _prefix(tensors, "bert.", "embeddings.word_embeddings")
+    layer = f"{prefix}encoder.layer.{{}}"
+    return (
+        _embedding_modules(f"{prefix}embeddings")
+        | _layer_modules(layer)
+        | {
+            "encoder.{}.feed_forward.gate": Part(f"{layer}.mlp.gated_layers", index=0, count=2),
+            "encoder.{}.feed_forward.inner": Part(f"{layer}.mlp.gated_layers", index=1, count=2),
+            "encoder.{}.feed_forward.outer": f"{layer}.mlp.wo",
+            "encoder.{}.feed_forward_norm": f"{layer}.mlp.layernorm",
+        }
+    )
+
+
+JINA_BERT = Family(
+    "jina_bert",
+    ("JinaBertModel", "JinaBertForMaskedLM"),
+    _jina,
+    _jina_modules,
+    ("*embeddings.position_ids", "pooler.*", "bert.pooler.*", "cls.*"),
+)
+FAMILIES = (JINA_BERT,)

@@ -1,0 +1,67 @@
+"""Nodes of a decoder that reads the source once more, as classifiers of BART do."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from export.families.description import Reader
+from export.families.weights import Weights
+from export.graphs import operators
+from export.graphs.builder import GraphBuilder
+from export.graphs.layers import LayerBuilder
+from export.graphs.nodes import LOWEST
+
+
+def read_again(
+    graph: GraphBuilder,
+    weights: Weights,
+    reader: Reader,
+    ids: str,
+    is_token: str,
+    positions: str,
+    lengths: str,
+    memory: str,
+    at_positions: Callable[[str], str],
+) -> str:
+    """Add a decoder over the source, and return its hidden state (B, M) at the last end token.
+
+    Args:
+        graph: the graph to add nodes to.
+        weights: weights of the model.
+        reader: options of the decoder.
+        ids: token ids of the source, (B, S) int64.
+        is_token: False for padding, (B, S).
+        positions: 0 to S - 1, (S,) int64.
+        lengths: (B,) int64.
+        memory: hidden states of the encoder, (B, S, M).
+        at_positions: adds the first S rows of a table (P, M).
+    """
+    stack, zero, one = reader.stack, graph.constant(0, np.int64), graph.constant([1], np.int64)
+    assert stack.cross is not None, "the decoder has cross-attention"
+    layers = LayerBuilder(graph, weights, "decoder", stack)
+    # The start token takes the place of the last token. A negative pad truncates.
+    shifted = graph.add(
+        "Pad", ids, graph.constant([1, -1], np.int64), graph.constant(reader.start_id, np.int64), one
+    )  # (B, S)
+    x = layers.embed(shifted, at_positions)
+    is_later = graph.add("Greater", positions, graph.add("Unsqueeze", positions, one))  # (S, S)
+    causal = graph.add("Where", is_later, graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32))
+    causal = graph.add("Unsqueeze", causal, graph.constant([0, 1], np.int64))  # (1, 1, S, S)
+    for number, attention in enumerate(stack.attention):
+        module = f"decoder.{number}.self_attention"
+        inputs = layers.sublayer_input(x, module, number)
+        qkv = layers.linear(inputs, *(f"{module}.{part}" for part in ("query", "key", "value")))
+        parts = operators.split_heads(graph, qkv, attention, attention.head_size)
+        attended = operators.attention(graph, attention, parts, graph.unique("map"), lengths, causal)
+        x = layers.add_sublayer(x, layers.linear(attended, f"{module}.output"), module)
+        module = f"decoder.{number}.cross_attention"
+        query = layers.linear(layers.sublayer_input(x, module), f"{module}.query")
+        parts = [query, *(layers.linear(memory, f"{module}.{part}") for part in ("key", "value"))]
+        attended = operators.attention(graph, stack.cross, parts, graph.unique("map"), lengths)
+        x = layers.add_sublayer(x, layers.linear(attended, f"{module}.output"), module)
+        x = layers.feed_forward(x, number)
+    if stack.has_final_norm:
+        x = layers.norm(x, "decoder.norm")
+    is_end = graph.add("And", graph.add("Equal", ids, graph.constant(reader.end_id, np.int64)), is_token)
+    last = graph.add("ReduceMax", graph.add("Where", is_end, positions, zero), one)  # (B, 1)
+    return graph.add("GatherND", x, last, batch_dims=1)

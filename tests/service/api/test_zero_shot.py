@@ -1,0 +1,118 @@
+"""Zero-shot classification: requests, scores and errors. The results equal those of Transformers in
+`tests/e2e/test_imported_models.py`.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Running, Start, classifying
+from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_label_logits
+
+pytestmark = pytest.mark.anyio
+LABELS = ["dog", "Hund", "x"]
+ENTAILMENT, CONTRADICTION = NLI_LABELS.index("entailment"), NLI_LABELS.index("contradiction")
+
+
+@pytest.fixture
+async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
+    """A service with the classifier `judge` and the model for natural language inference `nli`."""
+    backend = classifying(make_backend())
+    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
+    backend.manifests = (*backend.manifests, fake_classifier_manifest("nli", labels=NLI_LABELS, **sizes))
+    async with start(backend, max_inputs=6) as running:
+        yield running
+
+
+async def classify(running: Running, **body: Any) -> dict[str, Any]:
+    response = await running.post("/v1/classify", {"candidate_labels": LABELS, **body})
+    assert response.status_code == 200, response.text
+    result: dict[str, Any] = response.json()
+    return result
+
+
+def logits_of(tokenizer: TextTokenizer, text: str, template: str) -> Any:
+    pairs = [tokenizer.encode_pair(text, template.replace("{}", label)) for label in LABELS]
+    return np.stack([fake_label_logits(ids, 3) for ids in pairs]).astype(np.float64)
+
+
+@pytest.mark.parametrize("template", [None, "{} x"])
+async def test_scores_of_labels(running: Running, tokenizer: TextTokenizer, template: str | None) -> None:
+    options = {} if template is None else {"hypothesis_template": template}
+    for multi_label in (False, True):
+        result = await classify(running, inputs=["a dog", "Hund"], multi_label=multi_label, **options)
+        assert (result["model"], [one["index"] for one in result["outputs"]]) == ("nli", [0, 1])
+        for text, output in zip(["a dog", "Hund"], result["outputs"], strict=True):
+            logits = np.exp(logits_of(tokenizer, text, template or "This example is {}."))
+            entailed, refuted = logits[:, ENTAILMENT], logits[:, CONTRADICTION]
+            expected = entailed / (entailed + refuted) if multi_label else entailed / entailed.sum()
+            found = {one["label"]: one["score"] for one in output["labels"]}
+            assert [found[label] for label in LABELS] == pytest.approx(expected.tolist())
+            assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+async def test_hugging_face_returns_the_same(running: Running) -> None:
+    """The body names a task, so that the URL needs no model."""
+    own = await classify(running, inputs=["a dog", "Hund"], multi_label=True)
+    expected = [[(one["label"], one["score"]) for one in output["labels"]] for output in own["outputs"]]
+    parameters = {"candidate_labels": LABELS, "multi_label": True}
+    for inputs in (["a dog", "Hund"], "a dog"):
+        response = await running.post("/", {"inputs": inputs, "parameters": parameters})
+        assert response.status_code == 200, response.text
+        found = response.json() if isinstance(inputs, list) else [response.json()]
+        assert [[(one["label"], one["score"]) for one in labels] for labels in found] == expected[: len(found)]
+
+
+async def test_only_the_text_is_truncated(running: Running, tokenizer: TextTokenizer) -> None:
+    result = await classify(running, inputs="a " * 90, truncate=True, candidate_labels=["dog"])
+    assert result["usage"]["input_tokens"] == 64
+    whole = tokenizer.encode_pair_cutting_first("a " * 90, "Hund", 64)
+    hypothesis = tokenizer.encode("Hund", add_special_tokens=False)
+    assert len(whole) == 64 and whole[-len(hypothesis) :] == hypothesis
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param", "message"),
+    [
+        ({"candidate_labels": []}, "invalid_parameter", "candidate_labels", "at least 1 item"),
+        ({"candidate_labels": ["dog", " "]}, "empty_input", "candidate_labels[1]", "empty"),
+        ({"candidate_labels": "dog"}, "invalid_parameter", "candidate_labels", "must be a list"),
+        (
+            {"candidate_labels": ["dog"] * 7},
+            "invalid_parameter",
+            "candidate_labels",
+            "A call has at most 6 pairs of an input and a label (SIGHTLINE_MAX_INPUTS), got 1 inputs and 7 labels.",
+        ),
+        ({"hypothesis_template": "no place"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
+        ({"hypothesis_template": "{} {}"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
+        ({"hypothesis_template": "{0.__class__}"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
+        ({"hypothesis_template": "{:>99999999999}"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
+        ({"candidate_labels": None, "multi_label": True}, "unsupported_parameter", "multi_label", "candidate_labels"),
+        ({"return_attention": True}, "unsupported_parameter", "return_attention", "must be absent with candidate"),
+        ({"inputs": [["a", "dog"]]}, "invalid_parameter", "inputs", "no pairs of texts"),
+        ({"inputs": ["a", "a " * 90]}, "input_too_long", "inputs[1]", "at most 64 tokens"),
+        (
+            {"truncate": True, "hypothesis_template": "a " * 90 + "{}"},
+            "input_too_long",
+            "inputs",
+            "at most 64 tokens",
+        ),
+        ({"model": "judge"}, "unsupported_parameter", "candidate_labels", "the labels of judge are bad, fair, good"),
+    ],
+)
+async def test_errors(running: Running, body: dict[str, Any], code: str, param: str, message: str) -> None:
+    whole = {"model": "nli", "inputs": "a dog", "candidate_labels": LABELS[:2], **body}
+    response = await running.post("/v1/classify", {name: one for name, one in whole.items() if one is not None})
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == (code, param), error
+    assert message in error["message"]
+
+
+async def test_a_service_without_a_model_for_inference_says_so(start: Start, make_backend: MakeBackend) -> None:
+    async with start(classifying(make_backend())) as running:
+        response = await running.post("/v1/classify", {"inputs": "a dog", "candidate_labels": LABELS})
+        assert response.json()["error"]["code"] == "unsupported_task"
+        assert "No model of this service can do the task zero-shot" in response.json()["error"]["message"]
