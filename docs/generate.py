@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.configurations import check_configuration
-from export.families import decoders, encoders, gemma, seq2seq
+from export.families.table import FAMILIES_BY_KIND
 from service import bundle
 from service.app import create_app
 from service.bundle import Manifest
@@ -110,11 +110,7 @@ def families_table() -> str:
     """Return the families that can be imported, with their classes."""
     rows = [
         (kind, f"`{family.name}`", ", ".join(f"`{name}`" for name in family.architectures))
-        for kind, families in (
-            ("encoder", encoders.FAMILIES),
-            ("decoder", (*decoders.FAMILIES, *gemma.FAMILIES)),
-            ("encoder-decoder", seq2seq.FAMILIES),
-        )
+        for kind, families in FAMILIES_BY_KIND.items()
         for family in families
     ]
     return table(("kind", "family", "classes"), rows)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from export.errors import ImportFailedError
 from export.families import firefox, trained
 from export.families.description import Description
-from export.families.table import describe, find_family
+from export.families.table import describe, find_family, rotary_limits
 from export.families.weights import Array, Weights
 from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs, build_graphs
@@ -30,6 +30,7 @@ from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_fi
 from export.sources.firefox.marian_binary import open_marian, read_file
 from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from export.sources.generation import Generation, read_generation
+from export.sources.packed import packed_format
 from export.sources.reranker import read_reranker
 from export.sources.sentence_transformers import SentenceOptions, read_sentence_options
 from export.sources.training_run import TrainingRun
@@ -77,6 +78,7 @@ class Described:
     recurrent: "RecurrentModel | None" = None
     config: Config | None = None  # of a Hugging Face folder
     tensors: Tensors | None = None  # all tensors, None for a recurrent model
+    quantized: str | None = None  # format of weights that were quantized
     languages: Languages | None = None
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
@@ -214,24 +216,26 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     described = Described(
         family=family.name,
         architecture=next(iter(folder.architectures), family.architectures[0]),
-        parameters=_count(folder.tensors),
+        parameters=_count(weights.tensors),
         tokens=_tokens(generation),
         limits=_limits(model, longest),
         **_files(tokenizers),
         model=model,
         weights=weights,
         config=folder.config,
-        tensors=folder.tensors,
+        tensors=weights.tensors,
+        quantized=None if (packing := packed_format(folder.config)) is None else str(packing),
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
-        notes=tuple(notes),
+        notes=(*notes, *_rotary_note(model, folder.config)),
     )
     if model.is_decoder_only:
         described = _with_chat(described, folder, tokenizers.source)
     if reranker is not None:
-        notes += [reranker.note] if reranker.note else []
-        return replace(described, pair_template=reranker.template, notes=tuple(notes))
+        return replace(
+            described, pair_template=reranker.template, notes=(*described.notes, *filter(None, [reranker.note]))
+        )
     return described if sentences is None else _with_embedding(described, folder, sentences)
 
 
@@ -302,6 +306,18 @@ def _with_chat(described: Described, folder: Folder, tokenizer: Tokenizer) -> De
     except ChatTemplateError as error:
         note = f"chat is not available for this model, because its chat template is not supported: {error}"
         return replace(described, notes=(*described.notes, note))
+
+
+def _rotary_note(model: Description, config: Config) -> tuple[str, ...]:
+    """Return a note if the rotary embedding allows shorter texts only than the configuration."""
+    limit, configured = min(rotary_limits(model), default=None), config.get("max_position_embeddings", None)
+    if limit is None or not isinstance(configured, int) or limit >= configured:
+        return ()
+    note = (
+        f"texts have at most {limit:,} tokens instead of {configured:,}: for longer ones, transformers computes other "
+        "rotary frequencies, which change the keys of all earlier tokens"
+    )
+    return (note,)
 
 
 def _with_embedding(described: Described, folder: Folder, sentences: SentenceOptions) -> Described:

@@ -125,6 +125,7 @@ def export_checkpoint(
         replacing(bundle) as folder,
         described(checkpoint, options) as model,
     ):
+        provenance = replace(provenance, quantized=provenance.quantized or model.quantized)
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
         progress = ByteProgress("exporting", num_bytes, stream)

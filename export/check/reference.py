@@ -30,7 +30,7 @@ from export.families.description import (
     Reader,
     Rotary,
     Stack,
-    rotary_angles,
+    rotary_tables,
 )
 from export.families.weights import Weights
 from export.graphs.disentangled import rows_of_distances
@@ -107,8 +107,14 @@ def activate(x: Array, kind: Activation) -> Array:
     match kind:
         case "relu":
             return np.maximum(x, 0)
+        case "relu2":
+            return np.maximum(x, 0) ** 2
         case "tanh":
             return np.tanh(x)
+        case "gelu_10":
+            return np.clip(activate(x, "gelu"), -10, 10)
+        case "mish":
+            return x * np.tanh(np.logaddexp(0, x))
         case "gelu":
             return np.asarray(x * (1 + _erf(x / math.sqrt(2))) / 2)
         case "gelu_tanh":
@@ -134,8 +140,7 @@ def log_softmax(x: Array, arithmetic: Arithmetic = EXACT) -> Array:
 
 def rotate(x: Array, rotary: Rotary) -> Array:
     """Apply rotary position embedding to heads (T, H, D) at positions 0 to T - 1."""
-    angles = rotary_angles(rotary, len(x))[:, None]  # (T, 1, D / 2)
-    cosine, sine = rotary.factor * np.cos(angles), rotary.factor * np.sin(angles)
+    cosine, sine = (table[:, None] for table in rotary_tables(rotary, len(x), x.shape[-1]))  # (T, 1, D / 2)
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
@@ -236,15 +241,31 @@ class ReferenceLayers:
             x = self.norm(x, f"{self.name}.embedding_norm")
         return x if options.projected_from is None else self.linear(x, f"{self.name}.embedding_projection")
 
-    def sublayer(self, x: Array, module: str, compute: Callable[[Array], Array], layer: int = -1) -> Array:
-        """Add a sublayer to its input (N, M), with its normalization before or after."""
-        if self.stack.norm_place == "post":
-            return self.norm(self.arithmetic.round(x + compute(x)), f"{module}_norm")
-        has_norm = layer != 0 or not self.stack.skips_first_norm
-        result = compute(self.norm(x, f"{module}_norm") if has_norm else x)
-        if self.stack.has_output_norms:
+    def sublayer(
+        self,
+        x: Array,
+        module: str,
+        compute: Callable[[Array], Array],
+        layer: int = -1,
+        source: Array | None = None,
+    ) -> Array:
+        """Add a sublayer to x (N, M), with its normalization before or after.
+
+        Args:
+            x: the residual states.
+            module: name of the sublayer.
+            compute: returns the result of the sublayer for its input.
+            layer: number of the layer, if its first normalization may be absent.
+            source: input of the sublayer, x by default.
+        """
+        stack = self.stack
+        source = x if source is None else source
+        has_norm = stack.norm_place == "pre" and not (layer == 0 and stack.skips_first_norm)
+        result = compute(self.norm(source, f"{module}_norm") if has_norm else source)
+        if stack.has_output_norms:
             result = self.norm(result, f"{module}_output_norm")
-        return self.arithmetic.round(x + result)
+        total = self.arithmetic.round(x + stack.residual_scale * result)
+        return self.norm(total, f"{module}_norm") if stack.norm_place == "post" else total
 
     def attention(
         self,
@@ -282,8 +303,10 @@ class ReferenceLayers:
             ("value", memory, memory_lengths),
         ):
             projected = self.linear(source, f"{module}.{part}") if options.has_projections else source
+            if options.head_norm is not None and options.joins_heads and part != "value":
+                projected = self.norm(projected, f"{module}.{part}_norm", options.head_norm)
             projected = projected.reshape(len(source), -1, options.head_size)
-            if options.head_norm is not None and part != "value":
+            if options.head_norm is not None and not options.joins_heads and part != "value":
                 projected = self.norm(projected, f"{module}.{part}_norm", options.head_norm)
             heads[part] = split_texts(projected, sizes)
             if options.rotary is not None and part != "value":
@@ -371,8 +394,14 @@ class ReferenceLayers:
         table = self.weights.read(f"{self.name}.relative_bias.weight").astype(np.float64)  # (buckets, H)
         return table[buckets(options, offsets)].transpose(2, 0, 1)
 
-    def feed_forward(self, x: Array, layer: int) -> Array:
-        """Return the output (N, M) of the feed-forward sublayer of a layer."""
+    def feed_forward(self, x: Array, layer: int, before: Array) -> Array:
+        """Return the output (N, M) of the feed-forward sublayer of a layer.
+
+        Args:
+            x: (N, M).
+            layer: number of the layer.
+            before: input of the layer, which a parallel layer reads in place of x.
+        """
         options, module = self.stack.feed_forward, f"{self.name}.{layer}.feed_forward"
 
         def compute(x: Array) -> Array:
@@ -383,7 +412,7 @@ class ReferenceLayers:
                 inner = activate(inner, options.activation)
             return self.linear(inner, f"{module}.outer")
 
-        return self.sublayer(x, module, compute)
+        return self.sublayer(x, module, compute, source=before if self.stack.is_parallel else x)
 
 
 @dataclass(frozen=True)
@@ -435,9 +464,9 @@ class Reference:
 
         x = embedded = layers.embed(texts)
         for number, attention in enumerate(stack.attention):
-            module = f"encoder.{number}.self_attention"
+            before, module = x, f"encoder.{number}.self_attention"
             x = layers.sublayer(x, module, partial(attend_self, number, attention), number)
-            x = layers.feed_forward(x, number)
+            x = layers.feed_forward(x, number, before)
             if number == 0 and stack.convolution is not None:
                 x = layers.convolution(stack.convolution, embedded, x, lengths)
         if stack.has_final_norm:

@@ -109,7 +109,7 @@ class ReferenceDecoder:
 
         x = layers.embed(texts)
         for number, attention in enumerate(stack.attention):
-            module = f"decoder.{number}.self_attention"
+            before, module = x, f"decoder.{number}.self_attention"
             compute = partial(attend_self, number, attention)
             if stack.cell == "ssru":
                 compute = partial(self._recur, number, lengths)
@@ -117,7 +117,7 @@ class ReferenceDecoder:
             if stack.cross is not None:
                 module = f"decoder.{number}.cross_attention"
                 x = layers.sublayer(x, module, partial(attend_source, number, stack.cross))
-            x = layers.feed_forward(x, number)
+            x = layers.feed_forward(x, number, before)
         if stack.has_final_norm:
             x = layers.norm(x, "decoder.norm")
         return split_texts(x, lengths), maps, cross_maps

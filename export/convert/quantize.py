@@ -5,7 +5,8 @@ other rows.
 
 - `group-wise`: `MatMulNBits` of ONNX Runtime, with one float32 scale per block of weights along the
   inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
-  blocks. The fastest scheme for one row.
+  blocks. The fastest scheme for one row. Weights that were quantized before keep their codes if
+  blocks can hold them, see `exact_blocks`.
 - `per-token` (dynamic): an integer product of 8-bit activations with one scale and one zero point
   per row and 8-bit weights with one scale per column. The most accurate scheme for many rows.
 - `per-tensor` (static): the same integer product, with one scale for all activations that was
@@ -40,6 +41,8 @@ ZERO = 128  # zero point
 # bits, with saturation. Two weights of the same sign have a sum of at most 127 steps, to which
 # rounding adds at most 1: 255 * 128 fits into 16 bits.
 PAIR_LEVELS = 127
+EXACT_ROWS = 256  # rows that `exact_blocks` examines at once, to limit memory
+FRACTION_BITS = 40  # of the fixed-point numbers in which it computes divisors
 SMALLEST_RANGE = 1e-20  # of the activations of a row; a row of zeros has this range
 
 # Largest magnitude of each activation that is multiplied by a constant matrix, by graph and name.
@@ -73,9 +76,58 @@ def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Fl
     scales = np.take_along_axis(blocks, index, axis=-1) / np.float32(-zero)  # (N, blocks, 1)
     steps = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0)
     codes = np.clip(np.rint(steps) + zero, 0, 2 * zero - 1).astype(np.uint8)
-    if bits == 4:
-        codes = codes[..., ::2] | codes[..., 1::2] << 4
-    return codes, scales[..., 0]
+    return _packed(codes, bits), scales[..., 0]
+
+
+def exact_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats, Codes] | None:
+    """Represent weights that were quantized before without an error, if blocks can hold them.
+
+    The weights of a block are multiples of its scale, which therefore is their greatest common
+    divisor or a divisor of it.
+
+    Args:
+        rows: see `quantize_blocks`.
+        bits: 4 or 8.
+        block_size: number of weights that share a scale and a zero point.
+
+    Returns:
+        Codes and scales as of `quantize_blocks`, and zero points (N, blocks). A weight is
+        (code - zero) * scale. None if a block cannot hold its weights.
+    """
+    parts = []
+    for start in range(0, len(rows), EXACT_ROWS):
+        part = _exact_part(rows[start : start + EXACT_ROWS], bits, block_size)
+        if part is None:
+            return None
+        parts.append(part)
+    codes, scales, zeros = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    return _packed(codes, bits), scales, zeros
+
+
+def _exact_part(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats, Codes] | None:
+    padded = np.pad(rows, [(0, 0), (0, -rows.shape[1] % block_size)]).astype(np.float64)
+    fixed = np.ldexp(padded.reshape(len(rows), -1, block_size), FRACTION_BITS)
+    if (np.abs(fixed) >= 2.0**62).any() or (fixed != np.rint(fixed)).any():
+        return None
+    whole = fixed.astype(np.int64)
+    units = np.gcd.reduce(whole, axis=-1, keepdims=True)
+    steps = whole // np.maximum(units, 1)
+    smallest, largest = steps.min(axis=-1), steps.max(axis=-1)
+    middle, most = 1 << (bits - 1), (1 << bits) - 1
+    is_middle = (smallest >= -middle) & (largest < middle)
+    zeros = np.where(is_middle, middle, np.clip(-smallest, 0, most))
+    if (smallest + zeros < 0).any() or (largest + zeros > most).any():
+        return None
+    scales = np.ldexp(units[..., 0].astype(np.float64), -FRACTION_BITS).astype(np.float32)
+    return (steps + zeros[..., None]).astype(np.uint8), scales, zeros.astype(np.uint8)
+
+
+def _packed(codes: Codes, bits: int) -> Codes:
+    """Let two 4-bit codes along the last axis share a byte, the first in its lower half."""
+    if bits == 8:
+        return codes
+    even = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    return even[..., ::2] | np.left_shift(even[..., 1::2], np.uint8(4))
 
 
 def quantize_columns(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
@@ -272,11 +324,19 @@ class _GraphRewriter:
         matrix = self._read(product.weight)
         rows = matrix if product.transposed else matrix.T  # (N, K)
         block_size = _table_block_size(rows, self._bits) if product.transposed else self._layer_block_size
-        codes, scales = quantize_blocks(rows, self._bits, block_size)
+        exact = exact_blocks(rows, self._bits, block_size)
+        codes, scales = quantize_blocks(rows, self._bits, block_size) if exact is None else exact[:2]
+        zeros = "" if exact is None else self._zero_points(f"{product.weight}.zeros", exact[2])
         inputs = [product.node.input[0], self._add(f"{product.weight}.codes", codes)]
-        inputs += [self._add(f"{product.weight}.scales", scales), "", "", product.bias]
+        inputs += [self._add(f"{product.weight}.scales", scales), zeros, "", product.bias]
         sizes = {"N": rows.shape[0], "K": rows.shape[1], "block_size": block_size, "accuracy_level": INT8_ACTIVATIONS}
         return self._node("MatMulNBits", inputs, product.node.name, product.output, sizes)
+
+    def _zero_points(self, name: str, zeros: Codes) -> str:
+        """Add the zero points (N, blocks) of a product, if any differs from the default."""
+        if (zeros == 1 << (self._bits - 1)).all():
+            return ""
+        return self._add(name, _packed(zeros, self._bits))
 
     def _dynamic_per_token(self, product: _Product) -> list[NodeProto]:
         """Replace x W + b with a dynamic per-token quantized product.

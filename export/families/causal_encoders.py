@@ -34,7 +34,7 @@ def _architecture(config: Config) -> str:
 
 def family_of(
     name: str,
-    classes: tuple[str, str, str],
+    classes: tuple[str, ...],
     describe: Callable[[Config, Tensors], Description],
     modules: Modules,
     ignored: tuple[str, ...] = (),
@@ -43,7 +43,8 @@ def family_of(
 
     Args:
         name: `model_type` of config.json.
-        classes: names of the classes that generate text, return hidden states, and label texts.
+        classes: names of the classes that generate text, return hidden states, and, if there is
+            one, label texts.
         describe: describes the model as a decoder.
         modules: names of the modules of a decoder.
         ignored: patterns of tensors that do not change the output.

@@ -17,16 +17,20 @@ from export.sources.checkpoint import Config, Tensors
 
 _HARMLESS = ("is_decoder", "is_llama_config", "unsloth_*")
 Frequencies = NDArray[np.float64]
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_OWN_KEYS = ("llama", "phi3", "olmo2", "granite")  # without num_key_value_heads, each query head has its own key
 
 
 @dataclass(frozen=True)
-class _Variant:
+class Variant:
     """Options in which the relatives of Llama differ."""
 
     windows: tuple[int | None, ...]  # of each layer
     rotates: tuple[bool, ...] = ()  # True for each layer with rotary embedding; empty: all layers
     rope_theta: float = 10000.0  # used if the configuration has none
+    rotary_share: float | None = None  # the same for the share of a head that is rotated; None: always all of it
+    original_positions: int = 0  # the same for original_max_position_embeddings
+    epsilon: float = 1e-6  # the same
     bias: bool = False  # of the projections to queries, keys and values
     output_bias: bool = False  # of the output projection of attention
     mlp_bias: bool = False
@@ -37,7 +41,7 @@ def _llama(config: Config, tensors: Tensors) -> Description:
     bias, mlp_bias = config.boolean("attention_bias", False), config.boolean("mlp_bias", False)
     config.neutral("rope_interleaved", False)
     windows = (None,) * count(config, "num_hidden_layers")
-    return _describe("llama", config, tensors, _Variant(windows, bias=bias, output_bias=bias, mlp_bias=mlp_bias))
+    return describe_relative("llama", config, tensors, Variant(windows, bias=bias, output_bias=bias, mlp_bias=mlp_bias))
 
 
 def _mistral(config: Config, tensors: Tensors) -> Description:
@@ -45,18 +49,20 @@ def _mistral(config: Config, tensors: Tensors) -> Description:
     window = None
     if config.get("sliding_window", 4096) is not None:
         window = config.integer("sliding_window", 4096, least=1, most=MAX_WINDOW)
-    return _describe("mistral", config, tensors, _Variant((window,) * count(config, "num_hidden_layers")))
+    return describe_relative("mistral", config, tensors, Variant((window,) * count(config, "num_hidden_layers")))
 
 
 def _qwen2(config: Config, tensors: Tensors) -> Description:
     config.neutral("use_mrope", False)
-    return _describe("qwen2", config, tensors, _Variant(_qwen_windows(config), bias=True))
+    return describe_relative("qwen2", config, tensors, Variant(_qwen_windows(config), bias=True))
 
 
 def _qwen3(config: Config, tensors: Tensors) -> Description:
     config.integer("head_dim")  # the default of the others, width / heads, is not the one of Qwen3
     bias, windows = config.boolean("attention_bias", False), _qwen_windows(config)
-    return _describe("qwen3", config, tensors, _Variant(windows, bias=bias, output_bias=bias, has_head_norm=True))
+    return describe_relative(
+        "qwen3", config, tensors, Variant(windows, bias=bias, output_bias=bias, has_head_norm=True)
+    )
 
 
 def _smollm3(config: Config, tensors: Tensors) -> Description:
@@ -68,7 +74,7 @@ def _smollm3(config: Config, tensors: Tensors) -> Description:
     else:
         config.ignore("no_rope_layers")
     config.ignore("max_window_layers")
-    variant = _Variant(
+    variant = Variant(
         _windows(config, [not rotating for rotating in rotates]),
         tuple(rotates),
         rope_theta=2000000.0,
@@ -76,7 +82,7 @@ def _smollm3(config: Config, tensors: Tensors) -> Description:
         output_bias=bias,
         mlp_bias=mlp_bias,
     )
-    return _describe("smollm3", config, tensors, variant)
+    return describe_relative("smollm3", config, tensors, variant)
 
 
 def _qwen_windows(config: Config) -> tuple[int | None, ...]:
@@ -124,12 +130,12 @@ def _list(config: Config, key: str, layers: int, supported: Sequence[object]) ->
     return value[:layers]
 
 
-def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) -> Description:
+def describe_relative(family: str, config: Config, tensors: Tensors, variant: Variant) -> Description:
     config.ignore(*_HARMLESS)
     config.neutral("is_encoder_decoder", False)
     config.neutral("add_cross_attention", False)
     width, heads, layers = config.integer("hidden_size"), count(config, "num_attention_heads"), len(variant.windows)
-    kv_heads = count(config, "num_key_value_heads", heads) if family == "llama" else _kv_heads(config, heads)
+    kv_heads = count(config, "num_key_value_heads", heads) if family in _OWN_KEYS else _kv_heads(config, heads)
     head_size = config.integer("head_dim", width // heads, least=2, most=MAX_HEAD_SIZE)
     if heads % kv_heads:
         raise ImportFailedError(
@@ -138,8 +144,10 @@ def _describe(family: str, config: Config, tensors: Tensors, variant: _Variant) 
     if head_size % 2:
         raise ImportFailedError(f"config.json: head_dim must be even, got {head_size}")
     max_positions = config.integer("max_position_embeddings")
-    norm = Norm("rms", config.number("rms_norm_eps", 1e-6, above=0))
-    rotary = rotary_of(config, head_size, max_positions, variant.rope_theta)
+    norm = Norm("rms", config.number("rms_norm_eps", variant.epsilon, above=0))
+    rotary = rotary_of(
+        config, head_size, max_positions, variant.rope_theta, variant.rotary_share, variant.original_positions
+    )
     stack = Stack(
         width,
         norm,
@@ -176,40 +184,63 @@ def _kv_heads(config: Config, heads: int) -> int:
     return heads if config.get("num_key_value_heads") is None else count(config, "num_key_value_heads")
 
 
-def check_output(config: Config, tensors: Tensors, embedding: str, default: bool) -> None:
+def check_output(
+    config: Config, tensors: Tensors, embedding: str, default: bool, output: str = "lm_head.weight"
+) -> None:
     """Check that the projection to the vocabulary exists.
 
     Like transformers, a projection in the checkpoint is used even if the configuration says that it
     is the embedding.
     """
     is_tied = config.boolean("tie_word_embeddings", default)
-    if not is_tied and "lm_head.weight" not in tensors and generates_text(config):
+    if not is_tied and output not in tensors and generates_text(config):
         raise ImportFailedError(
-            "the checkpoint has no tensor 'lm_head.weight', although tie_word_embeddings in config.json is false; if "
+            f"the checkpoint has no tensor {output!r}, although tie_word_embeddings in config.json is false; if "
             f"the model uses {embedding!r} in its place, set tie_word_embeddings to true"
         )
 
 
-def rotary_of(config: Config, head_size: int, max_positions: int, default_base: float) -> Rotary:
+def rotary_of(
+    config: Config,
+    head_size: int,
+    max_positions: int,
+    default_base: float,
+    default_share: float | None = None,
+    default_original: int = 0,
+) -> Rotary:
     """Return the rotary embedding.
 
     transformers 5 writes `rope_parameters`, which contains `rope_theta`. Earlier versions write
     `rope_theta` and `rope_scaling`.
 
+    Args:
+        config: the configuration.
+        head_size: size of a head.
+        max_positions: positions of the model.
+        default_base: base if the configuration has none.
+        default_share: share of a head that is rotated if the configuration has none. None: the
+            family always rotates whole heads.
+        default_original: positions before they were extended, if the configuration has none.
+
     Raises:
         ImportFailedError: the type is not supported.
     """
-    config.neutral("partial_rotary_factor", None, 1.0)
+    if default_share is None:
+        config.neutral("partial_rotary_factor", None, 1.0)
+    else:
+        default_share = config.number("partial_rotary_factor", default_share, above=0)
     base = config.number("rope_theta", default_base, above=1)
-    original = config.integer("original_max_position_embeddings", 0, least=0)
+    original = config.integer("original_max_position_embeddings", default_original, least=0)
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is not None and parameters is not None:
         raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
     options = scaling or parameters or Config({}, "config.json")
-    return rotary_from(options, head_size, max_positions, base, original)
+    return rotary_from(options, head_size, max_positions, base, original, default_share)
 
 
-def rotary_from(options: Config, head_size: int, max_positions: int, base: float, original: int = 0) -> Rotary:
+def rotary_from(
+    options: Config, head_size: int, max_positions: int, base: float, original: int = 0, share: float | None = None
+) -> Rotary:
     """Return the rotary embedding of `rope_parameters`, or of `rope_scaling`.
 
     Args:
@@ -218,11 +249,15 @@ def rotary_from(options: Config, head_size: int, max_positions: int, base: float
         max_positions: positions of the model.
         base: base if the object has none.
         original: positions before they were extended; 0 if only the object can say.
+        share: share of a head that is rotated if the object has none. None: always all of it.
 
     Raises:
         ImportFailedError: the type is not supported.
     """
-    options.neutral("partial_rotary_factor", None, 1.0)
+    if share is None:
+        options.neutral("partial_rotary_factor", None, 1.0)
+    else:
+        head_size = _rotated(head_size, options.number("partial_rotary_factor", share, above=0))
     kind = options.text("rope_type", options.text("type", "default"))
     base = options.number("rope_theta", base, above=1)
     frequencies = base ** (-2 * np.arange(head_size // 2) / head_size)
@@ -230,7 +265,12 @@ def rotary_from(options: Config, head_size: int, max_positions: int, base: float
         return Rotary(_float32(frequencies))
     if kind == "linear":
         return Rotary(_float32(frequencies / options.number("factor", above=0)))
+    if kind == "dynamic":
+        return _dynamic(options, head_size, max_positions, base)
     original = original or options.integer("original_max_position_embeddings", max_positions, least=1)
+    options.ignore("original_max_position_embeddings")
+    if kind == "longrope":
+        return _longrope(options, frequencies, original, max_positions)
     if kind == "llama3":
         return Rotary(_float32(_llama3_frequencies(options, frequencies, original)))
     if kind == "yarn":
@@ -238,6 +278,55 @@ def rotary_from(options: Config, head_size: int, max_positions: int, base: float
     raise ImportFailedError(
         f"config.json: the rope type {kind[:40]!r} is not supported; supported are {', '.join(_ROPE_TYPES)}"
     )
+
+
+def _rotated(head_size: int, share: float) -> int:
+    """Return the number of dimensions of a head that are rotated."""
+    rotated = int(head_size * share)
+    if not 2 <= rotated <= head_size or rotated % 2:
+        raise ImportFailedError(
+            f"config.json: the rotary share {share:g} of a head of {head_size} gives {rotated} dimensions; supported "
+            f"are even numbers from 2 to {head_size}"
+        )
+    return rotated
+
+
+def _dynamic(options: Config, size: int, max_positions: int, base: float) -> Rotary:
+    """Return the rotary embedding of dynamic NTK scaling up to the positions of the model.
+
+    For a longer text, transformers computes other frequencies for each length, while the keys in
+    its cache keep those of the lengths at which they were computed.
+    """
+    factor = options.number("factor", above=0)
+    stretch = factor * max_positions / max_positions - (factor - 1)  # 1, as transformers rounds it
+    base *= stretch ** (size / (size - 2)) if size > 2 else 1.0
+    return Rotary(_float32(base ** (-2 * np.arange(size // 2) / size)), max_positions=max_positions)
+
+
+def _longrope(options: Config, frequencies: Frequencies, original: int, max_positions: int) -> Rotary:
+    """Return the rotary embedding of LongRoPE (Ding et al. 2024) for texts of the original length.
+
+    transformers divides the frequencies by `short_factor`, and for a text that is longer by
+    `long_factor`. A text that grows beyond the original length during generation therefore needs
+    new keys for all its tokens.
+    """
+    short, _ = (_factors(options, key, len(frequencies)) for key in ("short_factor", "long_factor"))
+    factor = options.number("factor", max_positions / original, above=0)
+    scale = 1.0
+    if factor > 1:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if original > 1 else math.inf
+    scale = options.number("attention_factor", scale, above=0)
+    if not math.isfinite(scale):
+        raise ImportFailedError("config.json: longrope needs original_max_position_embeddings above 1")
+    return Rotary(_float32(frequencies / short), scale, max_positions=original)
+
+
+def _factors(options: Config, key: str, count: int) -> Frequencies:
+    values = options.get(key)
+    is_valid = isinstance(values, list) and len(values) == count
+    if not is_valid or not all(isinstance(one, int | float) and 0 < one < math.inf for one in values):
+        raise ImportFailedError(f"config.json: {key} must be a list of {count} positive numbers, one for each pair")
+    return np.array(values, np.float64)
 
 
 def _float32(frequencies: Frequencies) -> tuple[float, ...]:
@@ -304,7 +393,7 @@ def decoder_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
     }
     for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
         modules[f"decoder.{{}}.self_attention.{part}"] = f"{layer}.self_attn.{name}_proj"
-    return modules | _output(tensors, f"{start}embed_tokens.weight")
+    return modules | output_modules(tensors, f"{start}embed_tokens.weight")
 
 
 def model_prefix(tensors: Tensors) -> str:
@@ -312,12 +401,12 @@ def model_prefix(tensors: Tensors) -> str:
     return "model." if "model.embed_tokens.weight" in tensors else ""
 
 
-def _output(tensors: Tensors, embedding: str) -> dict[str, Source]:
+def output_modules(tensors: Tensors, embedding: str, output: str = "lm_head.weight") -> dict[str, Source]:
     """Return the module of the projection to the vocabulary, if it is not the embedding."""
-    if "lm_head.weight" not in tensors:
+    if output not in tensors:
         return {}
-    is_tied = np.array_equal(tensors.read("lm_head.weight"), tensors.read(embedding))
-    return {} if is_tied else {"output.weight": "lm_head.weight"}
+    is_tied = np.array_equal(tensors.read(output), tensors.read(embedding))
+    return {} if is_tied else {"output.weight": output}
 
 
 def _gpt2(config: Config, tensors: Tensors) -> Description:
@@ -363,7 +452,7 @@ def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         modules[f"decoder.{{}}.self_attention.{part}"] = Part(
             f"{layer}.attn.c_attn", transposed=True, index=index, count=3
         )
-    return modules | _output(tensors, f"{start}wte.weight")
+    return modules | output_modules(tensors, f"{start}wte.weight")
 
 
 def _relative(name: str, start: str, describe: Callable[[Config, Tensors], Description]) -> Family:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from export.sources.firefox.shortlist import Shortlist
 from service.bundle import LabelKind
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"]
+Activation = Literal["relu", "relu2", "gelu", "gelu_10", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh"]
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,15 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary position embedding (Su et al. 2021), with the two halves of a head as pairs."""
+    """Rotary position embedding (Su et al. 2021), with the two halves of a head as pairs.
 
-    frequencies: tuple[float, ...]  # radians per position, D / 2 for a head of D dimensions
-    factor: float = 1.0  # cosines and sines are multiplied by it
+    With fewer than D / 2 frequencies for a head of D dimensions, the other pairs at the end of both
+    halves are not rotated.
+    """
+
+    frequencies: tuple[float, ...]  # radians per position
+    factor: float = 1.0  # cosines and sines of rotated pairs are multiplied by it
+    max_positions: int | None = None  # longer texts have other frequencies; None: no text has
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Attention:
     has_output_bias: bool = True  # of the projection of the result
     projected_keys: ProjectedKeys | None = None  # only in an encoder
     softcap: float | None = None  # scaled scores x become softcap * tanh(x / softcap)
+    joins_heads: bool = False  # `head_norm` normalizes all heads of a token as one vector
 
 
 @dataclass(frozen=True)
@@ -144,7 +150,7 @@ class Stack:
 
     width: int
     norm: Norm
-    norm_place: Literal["pre", "post"]
+    norm_place: Literal["pre", "post", "none"]  # of the normalization of residual states
     attention: tuple[Attention, ...]  # one for each layer
     feed_forward: FeedForward
     embedding: Embedding
@@ -159,6 +165,8 @@ class Stack:
     skips_first_norm: bool = False  # layer 0 has no normalization before its attention
     # The result of each sublayer is normalized before it is added to the input of the sublayer.
     has_output_norms: bool = False
+    residual_scale: float = 1.0  # the result of each sublayer is multiplied by it
+    is_parallel: bool = False  # the feed-forward sublayer reads the input of the attention sublayer
     is_causal: bool = False  # queries of an encoder attend to no later position, as those of a decoder
     # "ssru": a recurrent unit in place of self-attention (Kim et al. 2019, section 3.1).
     cell: Literal["attention", "ssru"] = "attention"
@@ -220,11 +228,19 @@ class Description:
         return self.encoder is None
 
 
-def rotary_angles(rotary: Rotary, positions: int) -> NDArray[np.float64]:
-    """Return the angles (positions, D / 2) of rotary embedding in radians.
+def rotary_tables(rotary: Rotary, positions: int, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the cosines and sines (positions, D / 2) of rotary embedding.
 
-    They are products in float32, as in transformers: at position 10,000, that rounding changes an
+    Angles are products in float32, as in transformers: at position 10,000, that rounding changes an
     angle by up to 5e-4 radians, and the model was trained with it.
+
+    Args:
+        rotary: its options.
+        positions: number of positions.
+        size: D, the size of a head.
     """
     frequencies = np.array(rotary.frequencies, np.float32)
-    return np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float64)
+    angles = np.outer(np.arange(positions, dtype=np.float32), frequencies).astype(np.float64)
+    missing = [(0, 0), (0, size // 2 - len(frequencies))]
+    cosines, sines = rotary.factor * np.cos(angles), rotary.factor * np.sin(angles)
+    return np.pad(cosines, missing, constant_values=1.0), np.pad(sines, missing)

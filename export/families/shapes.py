@@ -29,7 +29,8 @@ def check_shapes(model: Description, weights: Weights, configuration: str = "con
         if callable(source):
             continue  # it is computed from the description
         if shape is None:
-            if source is not None and source[1] in weights.tensors:
+            tensors = weights.tensors
+            if source is not None and source[1] in tensors and source[1] not in tensors.zeros:
                 raise ImportFailedError(
                     f"the checkpoint has a tensor {source[1]!r}, but its architecture and {configuration} exclude this "
                     "bias; its configuration may belong to another checkpoint"
@@ -104,7 +105,7 @@ def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None
         yield from _attention(f"{layer}.self_attention", attention, width, width)
     for part in () if stack.disentangled is None else stack.disentangled.projections:
         yield from _linear(f"{layer}.self_attention.{part}", attention.heads * attention.head_size, width)
-    if not (is_first and stack.skips_first_norm):
+    if stack.norm_place != "none" and not (is_first and stack.skips_first_norm):
         yield from _norm(f"{layer}.self_attention_norm", width, stack.norm)
     if stack.cross is not None and encoder is not None:
         yield from _attention(f"{layer}.cross_attention", stack.cross, width, encoder.width)
@@ -113,7 +114,8 @@ def _layer(layer: str, stack: Stack, attention: Attention, encoder: Stack | None
         yield from _linear(f"{layer}.feed_forward.{part}", options.size, width, options.has_bias)
     has_output_bias = options.has_bias if options.has_output_bias is None else options.has_output_bias
     yield from _linear(f"{layer}.feed_forward.outer", width, options.size, has_output_bias)
-    yield from _norm(f"{layer}.feed_forward_norm", width, stack.norm)
+    if stack.norm_place != "none":
+        yield from _norm(f"{layer}.feed_forward_norm", width, stack.norm)
     for sublayer in ("self_attention", "feed_forward") if stack.has_output_norms else ():
         yield from _norm(f"{layer}.{sublayer}_output_norm", width, stack.norm)
 
@@ -127,8 +129,9 @@ def _attention(module: str, options: Attention, width: int, memory: int) -> Expe
         yield from _linear(f"{module}.value", keys, memory, options.has_bias)
         yield from _linear(f"{module}.output", width, queries, options.has_output_bias)
     if options.head_norm is not None:
-        yield from _norm(f"{module}.query_norm", options.head_size, options.head_norm)
-        yield from _norm(f"{module}.key_norm", options.head_size, options.head_norm)
+        queries, keys = (options.heads, options.kv_heads) if options.joins_heads else (1, 1)
+        yield from _norm(f"{module}.query_norm", queries * options.head_size, options.head_norm)
+        yield from _norm(f"{module}.key_norm", keys * options.head_size, options.head_norm)
 
 
 def _linear(module: str, outputs: int, inputs: int, has_bias: bool = True) -> Expected:

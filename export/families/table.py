@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from export.errors import ImportFailedError
-from export.families import Family, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
+from export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
 from export.families.causal_encoders import as_reranker
 from export.families.description import Description
 from export.families.refused import REASONS
@@ -14,6 +14,7 @@ from export.families.token_types import type_separator
 from export.families.weights import Weights
 from export.sources.checkpoint import Config, Tensors
 from export.sources.generation import GENERATION_KEYS
+from export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20
 
@@ -29,15 +30,12 @@ _HARMLESS = (
     "use_cache", "use_return_dict",
 )  # fmt: skip
 
-FAMILIES: tuple[Family, ...] = (
-    *encoders.FAMILIES,
-    *deberta.FAMILIES,
-    *rotary_encoders.FAMILIES,
-    *jina.FAMILIES,
-    *decoders.FAMILIES,
-    *gemma.FAMILIES,
-    *seq2seq.FAMILIES,
-)
+FAMILIES_BY_KIND: Mapping[str, tuple[Family, ...]] = {
+    "encoder": (*encoders.FAMILIES, *deberta.FAMILIES, *rotary_encoders.FAMILIES, *jina.FAMILIES),
+    "decoder": (*decoders.FAMILIES, *gemma.FAMILIES, *blocks.FAMILIES),
+    "encoder-decoder": seq2seq.FAMILIES,
+}
+FAMILIES = tuple(family for families in FAMILIES_BY_KIND.values() for family in families)
 
 
 def find_family(config: Config) -> Family:
@@ -87,7 +85,8 @@ def describe(
     Args:
         family: its family.
         config: config.json.
-        tensors: the weights. Their shapes are compared with the description.
+        tensors: the weights, whose shapes are compared with the description. Quantized matrices
+            are decoded in the view that the returned weights have.
         tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
@@ -101,6 +100,7 @@ def describe(
     """
     if is_embedding and family.base:
         config.override("architectures", [family.base])
+    tensors = unpacked(config, tensors)
     model = describe_configuration(family, config, tensors)
     if answers is not None:
         model = as_reranker(model, answers)
@@ -122,6 +122,7 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
         ImportFailedError: it is not supported.
     """
     config.ignore(*_HARMLESS, *GENERATION_KEYS)
+    packed_format(config)
     try:
         return family.describe(config, tensors)
     except ImportFailedError:
@@ -130,13 +131,21 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
         raise ImportFailedError(f"config.json: {error}") from None
 
 
+def rotary_limits(model: Description) -> list[int]:
+    """Return the lengths of texts from which on transformers computes other rotary frequencies."""
+    layers = [one for stack in (model.encoder, model.decoder) if stack for one in stack.attention]
+    return [one.rotary.max_positions for one in layers if one.rotary and one.rotary.max_positions is not None]
+
+
 def _positions(model: Description, max_tokens: int | None) -> int:
     """Return the number of positions of a model with the limit that the user chose.
 
     Raises:
         ImportFailedError: it is not positive, or larger than the tables of any graph should be.
     """
-    positions = model.max_positions if max_tokens is None else min(max_tokens, model.max_positions)
+    positions = min(
+        model.max_positions if max_tokens is None else max_tokens, model.max_positions, *rotary_limits(model)
+    )
     if not 1 <= positions <= MAX_POSITIONS:
         raise ImportFailedError(
             f"config.json gives the model {model.max_positions:,} positions; supported are 1 to {MAX_POSITIONS:,}: "

@@ -12,15 +12,20 @@ MAX_COUNT = 1000  # of layers or heads
 MAX_HEAD_SIZE = 4096
 MAX_WINDOW = 2**31 - 1  # the operators have 32 bits for it
 
-_ACTIVATIONS: dict[str, Activation] = {
+ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
+    "relu2": "relu2",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_10": "gelu_10",
+    "gelu_accurate": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
     "silu": "silu",
     "swish": "silu",
+    "mish": "mish",
     "tanh": "tanh",
 }
 
@@ -31,9 +36,9 @@ def activation(name: str) -> Activation:
     Raises:
         ValueError: it is not supported.
     """
-    if name not in _ACTIVATIONS:
-        raise ValueError(f"the activation {name} is not supported; supported are {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    if name not in ACTIVATIONS:
+        raise ValueError(f"the activation {name} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def count(config: Config, key: str, default: int | None = None) -> int:

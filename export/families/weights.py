@@ -42,6 +42,10 @@ class Part:
     transposed: bool = False  # the matrix is stored as (inputs, outputs)
     index: int = 0  # which of `count` equal parts along the outputs
     count: int = 1
+    # Rows of the stored tensor in the order of the builder, if it has parts that are not equal, and
+    # their number in the checkpoint.
+    rows: tuple[int, ...] = ()
+    stored_rows: int = 0
     skip: int = 0  # number of rows to omit at the start, such as positions that are never used
     added: tuple[float, ...] = ()  # values of rows to add at the end
     is_row: bool = False  # the vector is stored as a matrix (1, N)
@@ -49,7 +53,7 @@ class Part:
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the checkpoint of a tensor that has this shape in the builder."""
-        rows = (shape[0] - len(self.added) + self.skip) * self.count
+        rows = self.stored_rows or (shape[0] - len(self.added) + self.skip) * self.count
         if self.is_row:
             return 1, rows
         return (*reversed(shape[1:]), rows) if self.transposed else (rows, *shape[1:])
@@ -60,7 +64,7 @@ class Part:
         array = array.T if self.transposed else array
         if self.count > 1:
             array = np.split(array, self.count)[self.index]
-        array = array[self.skip :]
+        array = array[list(self.rows)] if self.rows else array[self.skip :]
         for value in self.added:
             array = np.concatenate([array, np.full((1, *array.shape[1:]), value, np.float32)])
         if self.offset:

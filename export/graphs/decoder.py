@@ -14,7 +14,7 @@ import functools
 import numpy as np
 import onnx
 
-from export.families.description import Attention, Description, Stack, rotary_angles
+from export.families.description import Attention, Description, Stack, rotary_tables
 from export.families.weights import Weights
 from export.graphs import operators
 from export.graphs.builder import GraphBuilder, WeightFile
@@ -116,7 +116,7 @@ class _DecoderBuilder:
         if not self._model.is_decoder_only:
             x = graph.add("Unsqueeze", x, graph.constant([1], np.int64))  # (B, 1, M)
         for number, attention in enumerate(stack.attention):
-            module = f"decoder.{number}.self_attention"
+            before, module = x, f"decoder.{number}.self_attention"
             normalized = layers.sublayer_input(x, module, number)
             if stack.cell == "ssru":
                 x = layers.add_sublayer(x, self._recur(number, normalized), module)
@@ -126,7 +126,7 @@ class _DecoderBuilder:
                 module = f"decoder.{number}.cross_attention"
                 normalized = layers.sublayer_input(x, module)
                 x = layers.add_sublayer(x, self._attend_source(number, stack.cross, normalized), module)
-            x = layers.feed_forward(x, number)
+            x = layers.feed_forward(x, number, before)
         if stack.has_final_norm:
             x = layers.norm(x, "decoder.norm")
         if stack.cell == "attention":
@@ -211,17 +211,20 @@ class _DecoderBuilder:
         return self._layers.linear(attended, name, arrays=(padded, bias))
 
     def _normalized_heads(self, module: str, attention: Attention, qkv: str) -> list[str]:
-        """Split queries, keys and values, and normalize each query and key head."""
+        """Split queries, keys and values, and normalize each query and key head, or all as one."""
         graph, size = self._graph, padded_size(attention)
         parts = operators.split_heads(graph, qkv, attention, size)
         for index, (part, count) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
+            if attention.joins_heads:
+                parts[index] = self._head_norm(f"{module}.{part}_norm", attention, parts[index], count)
+                continue
             heads = graph.add("Reshape", parts[index], graph.constant([0, 0, count, size], np.int64))
             normalized = self._head_norm(f"{module}.{part}_norm", attention, heads)
             parts[index] = graph.add("Reshape", normalized, graph.constant([0, 0, count * size], np.int64))
         return parts
 
-    def _head_norm(self, module: str, attention: Attention, heads: str) -> str:
-        """Add RMSNorm of padded heads (B, S, heads, padded size).
+    def _head_norm(self, module: str, attention: Attention, heads: str, joined: int = 1) -> str:
+        """Add RMSNorm of padded heads (B, S, heads, padded size), or of all `joined` heads as one.
 
         The mean square over the padded size P is D / P times the one over the D dimensions of a
         head. Epsilon and the weight are scaled accordingly.
@@ -229,7 +232,7 @@ class _DecoderBuilder:
         norm, size = attention.head_norm, padded_size(attention)
         assert norm is not None and norm.kind == "rms", "heads are normalized by RMSNorm"
         ratio = attention.head_size / size
-        weight = padded_heads(self._layers.weights.read(f"{module}.weight"), 1, size, attention.rotary is not None)
+        weight = padded_heads(self._layers.weights.read(f"{module}.weight"), joined, size, attention.rotary is not None)
         name = self._graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
         return operators.rms_norm(self._graph, heads, name, norm.epsilon * ratio)
 
@@ -237,14 +240,11 @@ class _DecoderBuilder:
         """Add tables of cosines and sines (P, D / 2), padded like the heads."""
         if attention.rotary is None:
             return []
-        angles = rotary_angles(attention.rotary, self._model.max_positions)
-        padding = padded_size(attention) // 2 - angles.shape[1]
-        angles = np.pad(angles, [(0, 0), (0, padding)])
-        tables = {"cos": np.cos(angles), "sin": np.sin(angles)}
+        tables = rotary_tables(attention.rotary, self._model.max_positions, padded_size(attention))
         number = [*dict.fromkeys(one.rotary for one in self._stack.attention)].index(attention.rotary)
         return [
-            self._graph.weight(f"rotary.{name}.{number}", (attention.rotary.factor * table).astype(np.float32))
-            for name, table in tables.items()
+            self._graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
+            for name, table in zip(("cos", "sin"), tables, strict=True)
         ]
 
     def _stack_maps(self, name: str, heads: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from export.families.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_angles
+from export.families.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_tables
 from export.families.weights import Weights
 from export.graphs import operators
 from export.graphs.builder import GraphBuilder, WeightFile
@@ -52,10 +52,10 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
     x = embedded = layers.embed(ids, at_positions)
     attend = EncoderAttention(layers, model.max_positions, size, lengths)
     for number, attention in enumerate(stack.attention):
-        module = f"encoder.{number}.self_attention"
+        before, module = x, f"encoder.{number}.self_attention"
         attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
         x = layers.add_sublayer(x, attended, module)
-        x = layers.feed_forward(x, number)
+        x = layers.feed_forward(x, number, before)
         if number == 0 and stack.convolution is not None:
             x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
     if stack.has_final_norm:
@@ -135,6 +135,9 @@ class EncoderAttention:
         parts = operators.split_heads(graph, qkv, attention, attention.head_size)
         if norm is not None:
             for index, (part, heads) in enumerate((("query", attention.heads), ("key", attention.kv_heads))):
+                if attention.joins_heads:
+                    parts[index] = self._layers.norm(parts[index], f"{module}.{part}_norm", norm)
+                    continue
                 split = graph.constant([0, 0, heads, attention.head_size], np.int64)
                 by_head = graph.add("Reshape", parts[index], split)
                 normalized = self._layers.norm(by_head, f"{module}.{part}_norm", norm)
@@ -199,10 +202,10 @@ class EncoderAttention:
             shape = graph.add("Shape", x, start=0, end=2)
             self._batch_positions = graph.add("Expand", self.positions, shape)  # (B, S)
         number = [*dict.fromkeys(one.rotary for one in self._layers.stack.attention)].index(rotary)
-        angles = rotary_angles(rotary, self._max_positions)  # (P, D / 2)
+        size = self._layers.stack.attention[0].head_size
         tables = [
-            graph.weight(f"rotary.{name}.{number}", (rotary.factor * table).astype(np.float32))
-            for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles)))
+            graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
+            for name, table in zip(("cos", "sin"), rotary_tables(rotary, self._max_positions, size), strict=True)
         ]
         return operators.rotary_embedding(graph, x, heads, tables, self._batch_positions)
 

@@ -92,7 +92,7 @@ class LayerBuilder:
     def sublayer_input(self, x: str, module: str, layer: int = -1) -> str:
         """Add the normalization before a sublayer, if the stack is pre-norm."""
         stack = self.stack
-        if stack.norm_place == "post" or (layer == 0 and stack.skips_first_norm):
+        if stack.norm_place != "pre" or (layer == 0 and stack.skips_first_norm):
             return x
         return self.norm(x, f"{module}_norm")
 
@@ -104,14 +104,22 @@ class LayerBuilder:
         """
         if self.stack.has_output_norms:
             inner = self.norm(inner, f"{module}_output_norm")
+        if self.stack.residual_scale != 1.0:
+            inner = self.graph.add("Mul", inner, self.graph.constant(self.stack.residual_scale, np.float32))
         total = self.graph.add("Add", x, inner)
-        return total if self.stack.norm_place == "pre" else self.norm(total, f"{module}_norm")
+        return self.norm(total, f"{module}_norm") if self.stack.norm_place == "post" else total
 
-    def feed_forward(self, x: str, layer: int) -> str:
-        """Add the feed-forward sublayer of a layer."""
+    def feed_forward(self, x: str, layer: int, before: str) -> str:
+        """Add the feed-forward sublayer of a layer.
+
+        Args:
+            x: (..., M).
+            layer: number of the layer.
+            before: input of the layer, which a parallel layer reads in place of x.
+        """
         graph, options = self.graph, self.stack.feed_forward
         module = f"{self.name}.{layer}.feed_forward"
-        normalized = self.sublayer_input(x, module)
+        normalized = self.sublayer_input(before if self.stack.is_parallel else x, module)
         if options.gated:
             gate = activation(graph, self.linear(normalized, f"{module}.gate"), options.activation)
             inner = graph.add("Mul", gate, self.linear(normalized, f"{module}.inner"))
@@ -169,8 +177,16 @@ def activation(graph: GraphBuilder, x: str, kind: Activation) -> str:
     match kind:
         case "relu":
             return graph.add("Relu", x)
+        case "relu2":
+            positive = graph.add("Relu", x)
+            return graph.add("Mul", positive, positive)
         case "tanh":
             return graph.add("Tanh", x)
+        case "gelu_10":
+            limits = graph.constant(-10.0, np.float32), graph.constant(10.0, np.float32)
+            return graph.add("Clip", operators.gelu(graph, x), *limits)
+        case "mish":
+            return _mish(graph, x)
         case "gelu":
             return operators.gelu(graph, x)
         case "gelu_tanh":
@@ -179,6 +195,19 @@ def activation(graph: GraphBuilder, x: str, kind: Activation) -> str:
             return graph.add("Mul", x, graph.add("Sigmoid", x))
         case "quick_gelu":
             return operators.quick_gelu(graph, x)
+
+
+def _mish(graph: GraphBuilder, x: str) -> str:
+    """Add x * tanh(log(1 + e^x)) (Misra 2019).
+
+    With n = e^x * (e^x + 2), the hyperbolic tangent is n / (n + 2), which is 1 in float32 for x
+    above 20. ONNX Runtime rounds logarithms at the end of an array differently, so that the result
+    of a row would depend on the other rows.
+    """
+    two = graph.constant(2.0, np.float32)
+    power = graph.add("Exp", graph.add("Min", x, graph.constant(20.0, np.float32)))
+    n = graph.add("Mul", power, graph.add("Add", power, two))
+    return graph.add("Mul", x, graph.add("Div", n, graph.add("Add", n, two)))
 
 
 def padded_heads(array: Array, heads: int, size: int, halves: bool) -> Array:

@@ -48,7 +48,7 @@ def read_again(
     causal = graph.add("Where", is_later, graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32))
     causal = graph.add("Unsqueeze", causal, graph.constant([0, 1], np.int64))  # (1, 1, S, S)
     for number, attention in enumerate(stack.attention):
-        module = f"decoder.{number}.self_attention"
+        before, module = x, f"decoder.{number}.self_attention"
         inputs = layers.sublayer_input(x, module, number)
         qkv = layers.linear(inputs, *(f"{module}.{part}" for part in ("query", "key", "value")))
         parts = operators.split_heads(graph, qkv, attention, attention.head_size)
@@ -59,7 +59,7 @@ def read_again(
         parts = [query, *(layers.linear(memory, f"{module}.{part}") for part in ("key", "value"))]
         attended = operators.attention(graph, stack.cross, parts, graph.unique("map"), lengths)
         x = layers.add_sublayer(x, layers.linear(attended, f"{module}.output"), module)
-        x = layers.feed_forward(x, number)
+        x = layers.feed_forward(x, number, before)
     if stack.has_final_norm:
         x = layers.norm(x, "decoder.norm")
     is_end = graph.add("And", graph.add("Equal", ids, graph.constant(reader.end_id, np.int64)), is_token)

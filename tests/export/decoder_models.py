@@ -16,8 +16,13 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GPT2Config,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    OPTConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
@@ -58,6 +63,19 @@ GPT2_SMALL: dict[str, Any] = {
     "eos_token_id": 7,
 }
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.4, 2.0, 3.5],
+    "long_factor": [2.0, 3.0, 4.0, 8.0, 9.0],
+    "rope_theta": 10000.0,
+}
+NEOX_SMALL = {key: value for key, value in SMALL.items() if key != "num_key_value_heads"}
+# The layout of OPT names sizes differently.
+OPT_SMALL: dict[str, Any] = {
+    **{key: value for key, value in NEOX_SMALL.items() if key != "intermediate_size"},
+    "ffn_dim": 71,
+    "word_embed_proj_dim": 60,
+}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 MODELS: dict[str, Any] = {
     "gpt2": GPT2Config(**GPT2_SMALL),
@@ -133,6 +151,63 @@ MODELS: dict[str, Any] = {
         sliding_window=6,
         attention_bias=True,
         final_logit_softcapping=3.0,
+    ),
+    "llama-dynamic": LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}, hidden_act="mish"
+    ),
+    "phi3": Phi3Config(**SMALL, rope_parameters=LONGROPE, original_max_position_embeddings=POSITIONS, sliding_window=9),
+    # Positions were extended from 40, so that cosines and sines have a factor.
+    "phi3-partial": Phi3Config(
+        **SMALL
+        | {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1}
+        | {"max_position_embeddings": 5 * POSITIONS, "original_max_position_embeddings": POSITIONS},
+        rope_parameters=LONGROPE | {"partial_rotary_factor": 0.5},
+        tie_word_embeddings=True,
+    ),
+    "phi3-small": Phi3Config(**SMALL | {"num_attention_heads": 5, "num_key_value_heads": 5}, hidden_act="relu2"),
+    "gpt-neox": GPTNeoXConfig(
+        **NEOX_SMALL | {"num_attention_heads": 3},
+        rope_parameters={"rope_type": "default", "partial_rotary_factor": 0.3},
+    ),
+    "gpt-neox-sequential": GPTNeoXConfig(
+        **NEOX_SMALL | {"num_hidden_layers": 2},
+        use_parallel_residual=False,
+        hidden_act="gelu_python",
+        tie_word_embeddings=True,
+    ),
+    "gpt-neox-no-bias": GPTNeoXConfig(
+        **NEOX_SMALL | {"num_attention_heads": 5},
+        attention_bias=False,
+        hidden_act="gelu_fast",
+        rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0, "partial_rotary_factor": 1.0},
+    ),
+    "opt": OPTConfig(**OPT_SMALL),
+    "opt-post-norm": OPTConfig(
+        **OPT_SMALL | {"num_attention_heads": 4, "num_hidden_layers": 2},
+        do_layer_norm_before=False,
+        activation_function="gelu",
+        tie_word_embeddings=False,
+    ),
+    "opt-no-bias": OPTConfig(
+        **OPT_SMALL | {"num_attention_heads": 3}, enable_bias=False, _remove_final_layer_norm=True
+    ),
+    "olmo2": Olmo2Config(**SMALL),
+    "olmo2-bias": Olmo2Config(
+        **SMALL | {"num_attention_heads": 3, "num_key_value_heads": 3}, attention_bias=True, tie_word_embeddings=True
+    ),
+    "olmo2-one-key": Olmo2Config(**SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 1}, rms_norm_eps=0.01),
+    "granite": GraniteConfig(
+        **SMALL, embedding_multiplier=3.0, attention_multiplier=0.21, residual_multiplier=0.37, logits_scaling=2.5
+    ),
+    "granite-biases": GraniteConfig(
+        **SMALL | {"num_attention_heads": 3, "num_key_value_heads": 3},
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        logits_scaling=0.5,
+    ),
+    "granite-one-layer": GraniteConfig(
+        **SMALL | {"num_hidden_layers": 1, "num_key_value_heads": 3}, residual_multiplier=2.0, attention_multiplier=0.5
     ),
     "smollm3": SmolLM3Config(
         **SMALL | {"num_hidden_layers": 5}, use_sliding_window=True, sliding_window=6, attention_bias=True

@@ -38,9 +38,8 @@ class Case:
 
     @property
     def tasks(self) -> list[str]:
-        if self.is_causal:
-            return ["Model", "ForSequenceClassification"]
-        return [task for task in TASKS if hasattr(transformers, f"{self.family}{task}")]
+        tasks = ["Model", "ForSequenceClassification"] if self.is_causal else list(TASKS)
+        return [task for task in tasks if hasattr(transformers, f"{self.family}{task}")]  # Granite has one
 
     def make_config(self, **options: Any) -> Any:
         return getattr(transformers, f"{self.family}Config")(**{**self.config, **options})
@@ -136,6 +135,38 @@ FAMILIES = {
         is_causal=True,
     ),
     "gemma3": Case("Gemma3Text", EMBEDDING_GEMMA | {"use_bidirectional_attention": False}, is_causal=True),
+    "phi3": Case(
+        "Phi3",
+        CAUSAL
+        | {"num_attention_heads": 2, "original_max_position_embeddings": 23, "max_position_embeddings": 64}
+        | {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "partial_rotary_factor": 0.34,
+                "short_factor": [1.0, 1.3, 2.0],
+                "long_factor": [2.0, 3.0, 4.0],
+            }
+        },
+        is_causal=True,
+    ),
+    "olmo2": Case("Olmo2", CAUSAL, is_causal=True),
+    "granite": Case(
+        "Granite",
+        CAUSAL | {"embedding_multiplier": 2.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3},
+        is_causal=True,
+    ),
+    "gpt-neox": Case(
+        "GPTNeoX",
+        {key: value for key, value in CAUSAL.items() if key != "num_key_value_heads"} | {"num_attention_heads": 2},
+        is_causal=True,
+    ),
+    "opt": Case(
+        "OPT",
+        SMALL
+        | {"ffn_dim": 37, "max_position_embeddings": 23, "word_embed_proj_dim": 30, "do_layer_norm_before": False}
+        | {"pad_token_id": 13},
+        is_causal=True,
+    ),
     "gpt2": Case(
         "GPT2", {"vocab_size": 211, "n_positions": 23, "n_embd": 30, "n_head": 3, "n_layer": 3}, is_causal=True
     ),

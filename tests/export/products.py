@@ -31,13 +31,24 @@ def random(*shape: int) -> Array:
     return np.random.default_rng(5).standard_normal(shape).astype(np.float32)
 
 
+def separate(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return one code an element; two codes of 4 bits share one along the last axis."""
+    if bits == 8:
+        return codes
+    return np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+
+
+def dequantized(codes: NDArray[np.uint8], scales: Array, zeros: NDArray[np.uint8] | None, bits: int) -> Array:
+    """Return the rows (N, K), which may be padded, of codes (N, blocks, bytes)."""
+    middle = zeros if zeros is not None else np.full(scales.shape, 1 << (bits - 1), np.uint8)
+    values: Array = (separate(codes, bits).astype(np.float32) - middle[..., None]) * scales[..., None]
+    return values.reshape(len(values), -1)
+
+
 def rounded(rows: Array, bits: int, block_size: int) -> Array:
     """Quantize and dequantize `rows`."""
     codes, scales = quantize_blocks(rows, bits, block_size)
-    if bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:2], -1)
-    values: Array = (codes.astype(np.float32) - 2 ** (bits - 1)) * scales[..., None]
-    return values.reshape(len(rows), -1)[:, : rows.shape[1]]
+    return dequantized(codes, scales, None, bits)[:, : rows.shape[1]]
 
 
 def matmul(graph: GraphBuilder, x: str, weight: str = "weight") -> str:

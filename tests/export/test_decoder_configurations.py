@@ -11,10 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from export.errors import ImportFailedError
+from export.options import BundleMetadata
+from export.pipeline import export_checkpoint
 from export.sources.checkpoint import open_folder
 from tests.export.decoder_models import (
     MODELS,
     SMALL,
+    VOCABULARY,
     Imported,
     graph_outputs,
     hf_model,
@@ -22,6 +25,7 @@ from tests.export.decoder_models import (
     import_folder,
     random_ids,
 )
+from tests.export.folders_of_others import word_tokenizer
 
 Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
 TEXTS = [random_ids(12)]
@@ -129,22 +133,46 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     "quantized": (
         "llama",
         setting(quantization_config={"bits": 4}),
-        r"keys that are not known .*: quantization_config",
+        r"the weights are quantized \(an unnamed format, 4 bits\), .* with the unquantized weights",
     ),
     "interleaved": ("llama", setting(rope_interleaved=True), r"rope_interleaved is true, which is not supported"),
     "partial": ("llama", setting(partial_rotary_factor=0.5), r"partial_rotary_factor is 0\.5"),
     "partial in rope": ("llama", rope(partial_rotary_factor=0.5), r"rope_parameters: partial_rotary_factor is 0\.5"),
-    "dynamic": (
+    "rope type": (
         "llama-yarn",
-        rope(rope_type="dynamic"),
-        r"the rope type 'dynamic' is not supported; supported are default, linear, llama3, yarn",
+        rope(rope_type="proportional"),
+        r"the rope type 'proportional' is not supported; supported are default, linear, dynamic, llama3, yarn",
     ),
-    "longrope": ("llama-yarn", rope(rope_type="longrope"), r"the rope type 'longrope' is not supported"),
+    "dynamic without a factor": ("llama", rope(rope_type="dynamic"), r"has no key 'factor'"),
+    "longrope without factors": ("llama", rope(rope_type="longrope"), r"has no key 'short_factor'"),
+    "too few factors": (
+        "phi3",
+        rope(long_factor=[1.0] * 4),
+        r"long_factor must be a list of 5 positive numbers",
+    ),
+    "factor of zero": ("phi3", rope(short_factor=[1.0] * 4 + [0.0]), r"short_factor must be a list of 5 positive"),
+    "phi3 rope type": ("phi3", rope(rope_type="linear", factor=2.0), r"the rope type 'linear' is not one of Phi-3"),
+    "phi3 bias": ("phi3", setting(lm_head_bias=True), r"lm_head_bias is true"),
+    "phi3 packed": (
+        "phi3",
+        setting(num_key_value_heads=3),
+        r"'.*qkv_proj.weight' has the shape \[100, 60\].*\[120, 60\]",
+    ),
+    "phi3 gates": ("phi3", setting(intermediate_size=70), r"gate_up_proj.weight' has the shape .* implies \[140, 60\]"),
+    "odd share": ("gpt-neox", rope(partial_rotary_factor=0.25), r"the rotary share 0\.25 of a head of 20 gives 5 dim"),
+    "neox share": ("gpt-neox", setting(partial_rotary_factor=0.3), r"partial_rotary_factor is 0\.3"),
+    "neox bias": ("gpt-neox", setting(attention_bias=False), r"exclude this bias"),
+    "neox output": ("gpt-neox", without("embed_out.weight"), r"no tensor 'embed_out.weight', although tie_word"),
+    "opt embedding": ("opt", setting(word_embed_proj_dim=30), r"word_embed_proj_dim is 30, but hidden_size is 60"),
+    "opt norms": ("opt", setting(layer_norm_elementwise_affine=False), r"layer_norm_elementwise_affine is false"),
+    "opt positions": ("opt", setting(max_position_embeddings=41), r"embed_positions.weight' has the shape \[42, 60\]"),
+    "olmo2 norm": ("olmo2", adding("model.layers.0.input_layernorm.weight", 60), r"1 tensors that .* does not use"),
+    "granite logits": ("granite", setting(logits_scaling=0.0), r"logits_scaling must be greater than 0"),
     "unknown rope key": ("llama", rope(beta_fast=3), r"rope_parameters has 1 keys that are not known .*: beta_fast"),
     "both ropes": ("llama", setting(rope_scaling={"type": "linear", "factor": 2.0}), "has both rope_scaling and"),
     "llama3 factors": ("llama-biases", rope(low_freq_factor=4.0), r"low_freq_factor must be less than .*got 4 and 4"),
     "theta": ("llama", rope(rope_theta=-1.0), r"rope_theta must be greater than 1, got -1"),
-    "activation": ("llama", setting(hidden_act="mish"), r"the activation mish is not supported"),
+    "activation": ("llama", setting(hidden_act="elu"), r"the activation elu is not supported"),
     "kv heads": ("llama", setting(num_key_value_heads=4), r"multiple of num_key_value_heads, got 6 and 4"),
     "no heads": ("llama", setting(num_attention_heads=0), r"num_attention_heads must be from 1 to 1000, got 0"),
     "odd heads": ("llama", setting(head_dim=11), r"head_dim must be even, got 11"),
@@ -180,6 +208,46 @@ def test_other_variants_are_rejected(edited: Callable[[str, Edit], Imported], ca
     with pytest.raises(ValueError, match=message) as caught:
         edited(name, edit)
     assert isinstance(caught.value, ImportFailedError) or "activation" in message
+
+
+def test_longrope_is_limited_to_the_original_positions(edited: Callable[[str, Edit], Imported]) -> None:
+    """Transformers uses the other factors for longer texts, which changes all keys."""
+    imported = edited("phi3-partial", setting(max_position_embeddings=200))
+    limit = imported.model.max_positions
+    assert limit == imported.hf.config.original_max_position_embeddings == 40
+    text = random_ids(limit + 1)
+    within, beyond = (hf_outputs(imported.hf, [ids])["decoder.0"] for ids in (text[:limit], text))
+    given = graph_outputs(imported.session(), [text[:limit]], limit)["decoder.0"]
+    np.testing.assert_allclose(given, within, rtol=0, atol=1e-4)
+    assert np.abs(beyond[:, :, :limit, :limit] - within).max() > 0.01
+
+
+def test_an_import_says_that_longrope_limits_the_texts(tmp_path: Path) -> None:
+    hf_model(MODELS["phi3-partial"], scale=0.1).save_pretrained(tmp_path / "checkpoint")
+    word_tokenizer(VOCABULARY).save(str(tmp_path / "checkpoint" / "tokenizer.json"))
+    exported = export_checkpoint(tmp_path / "checkpoint", tmp_path / "bundle", BundleMetadata("phi", "a test", "MIT"))
+    assert exported.manifest.limits.max_source_tokens == exported.manifest.limits.max_target_tokens == 40
+    assert [note for note in exported.notes if "at most 40 tokens instead of 200" in note]
+    assert exported.manifest.verification is not None
+
+
+def test_dynamic_frequencies_are_constant_up_to_the_positions(edited: Callable[[str, Edit], Imported]) -> None:
+    imported = edited("llama-dynamic", setting())
+    assert imported.model.max_positions == 40
+    text = random_ids(41)
+    within, beyond = (hf_outputs(imported.hf, [ids])["decoder.0"] for ids in (text[:40], text))
+    given = graph_outputs(imported.session(), [text[:40]], 40)["decoder.0"]
+    np.testing.assert_allclose(given, within, rtol=0, atol=1e-4)
+    assert np.abs(beyond[:, :, :40, :40] - within).max() > 1e-3
+
+
+def test_another_name_of_the_projection_of_gpt_neox(edited: Callable[[str, Edit], Imported]) -> None:
+    def edit(_: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors.pop("embed_out.weight")
+        tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 40, 40)
+        tensors["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(3)
+
+    assert_same_outputs(edited("gpt-neox", edit))
 
 
 def test_several_end_tokens_and_a_hub_configuration_are_accepted(edited: Callable[[str, Edit], Imported]) -> None:

@@ -26,7 +26,7 @@ from export.families.table import FAMILIES, describe, find_family
 from export.families.weights import Weights
 from export.sources.checkpoint import Config, open_folder
 from tests.export import encoder_models
-from tests.export.decoder_models import GPT2_SMALL, LLAMA3, SMALL, YARN, hf_outputs
+from tests.export.decoder_models import GPT2_SMALL, LLAMA3, LONGROPE, NEOX_SMALL, OPT_SMALL, SMALL, YARN, hf_outputs
 from tests.export.encoder_models import BERT_LIKE, TOKENIZER, compute
 from tests.export.imported import TOLERANCE, transformers_run
 from tests.export.test_seq2seq_families import SMALL as SEQ2SEQ
@@ -87,6 +87,7 @@ ROPES = (
     case(rope_parameters={**ROPE, **YARN, "beta_fast": 3.0, "beta_slow": 0.5, "truncate": False}),
     case(rope_parameters={**ROPE, **YARN, "attention_factor": 0.5}),
     case(rope_parameters={**ROPE, **YARN, "mscale": 2.0, "mscale_all_dim": 0.5}),
+    case(rope_parameters={**LONGROPE, "rope_theta": 500.0, "original_max_position_embeddings": 20}),
     # The form of Transformers 4.
     Case({"rope_parameters": {**ROPE, "rope_theta": 50.0}}, {"rope_parameters": None, "rope_theta": 50.0}),
     Case(
@@ -131,6 +132,13 @@ ROTARY_CASES = (
     Case({"rope_parameters": {**ROPE, "rope_theta": 50.0}}, {"rope_parameters": None, "rope_theta": 50.0}),
 )
 NEW = {"model_type": "new", "architectures": ["NewForSequenceClassification"], "rope_parameters": None}
+LONGROPES: tuple[tuple[Values, Values], ...] = (
+    ({}, {}),
+    ({"attention_factor": 0.7}, {}),
+    ({"factor": 3.0}, {}),
+    ({}, {"max_position_embeddings": 400}),
+    ({"short_factor": [1.0, 2.0, 1.0, 4.0, 1.0]}, {}),
+)
 QWEN_WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
 CASES: Mapping[str, FamilyCases] = {
@@ -367,6 +375,97 @@ CASES: Mapping[str, FamilyCases] = {
             ),
         ),
         LLAMA_LIKE[:3],
+    ),
+    "phi3": FamilyCases(
+        "Phi3",
+        "ForCausalLM",
+        SMALL,
+        (
+            TIED,
+            case(num_key_value_heads=3),
+            case(sliding_window=5),
+            case(hidden_act="gelu_accurate"),
+            *(
+                case(rope_parameters={**LONGROPE, **changes}, original_max_position_embeddings=40, **others)
+                for changes, others in LONGROPES
+            ),
+            case(rope_parameters={**ROPE, "partial_rotary_factor": 0.4}),
+            # The forms of Transformers 4.
+            Case(
+                {"rope_parameters": {**ROPE, "rope_theta": 50.0, "partial_rotary_factor": 0.4}},
+                {"rope_parameters": None, "rope_theta": 50.0, "partial_rotary_factor": 0.4},
+            ),
+            Case(
+                {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40, "max_position_embeddings": 400},
+                {"rope_parameters": None, "rope_theta": 10000.0}
+                | {"rope_scaling": {**{key: LONGROPE[key] for key in ("short_factor", "long_factor")}, "type": "su"}},
+            ),
+        ),
+        (LLAMA_LIKE[0], LLAMA_LIKE[2], ROPES[0]),
+    ),
+    "olmo2": FamilyCases(
+        "Olmo2",
+        "ForCausalLM",
+        SMALL,
+        (TIED, case(attention_bias=True), *LLAMA_LIKE[1:3]),
+        (*ROPES, LLAMA_LIKE[0], LLAMA_LIKE[3]),
+    ),
+    "granite": FamilyCases(
+        "Granite",
+        "ForCausalLM",
+        SMALL | {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "logits_scaling": 0.5},
+        (
+            TIED,
+            case(attention_bias=True),
+            case(mlp_bias=True),
+            case(embedding_multiplier=1.0),
+            case(attention_multiplier=0.4),
+            case(residual_multiplier=0.5),
+            case(logits_scaling=2.0),
+        ),
+        (*ROPES, *LLAMA_LIKE),
+    ),
+    "gpt_neox": FamilyCases(
+        "GPTNeoX",
+        "ForCausalLM",
+        NEOX_SMALL,
+        (
+            TIED,
+            case(num_attention_heads=5, rope_parameters={**ROPE, "partial_rotary_factor": 0.34}),
+            case(layer_norm_eps=0.1),
+            case(attention_bias=False),
+            case(use_parallel_residual=False),
+            case(hidden_act="relu"),
+            case(rope_parameters={**ROPE, "partial_rotary_factor": 0.6}),
+            Case(
+                {"rope_parameters": {**ROPE, "rope_theta": 50.0, "partial_rotary_factor": 0.6}},
+                {"rope_parameters": None, "rotary_emb_base": 50.0, "rotary_pct": 0.6},
+            ),
+            Case({}, {"rope_parameters": None}),
+            Case(
+                {"rope_parameters": {**ROPE, **YARN, "partial_rotary_factor": 0.6}},
+                {"rope_parameters": None, "rotary_pct": 0.6, "original_max_position_embeddings": 16}
+                | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+            ),
+        ),
+        tuple(
+            case(rope_parameters={**one.changes["rope_parameters"], "partial_rotary_factor": 1.0})
+            for one in ROPES
+            if not one.edits
+        ),
+    ),
+    "opt": FamilyCases(
+        "OPT",
+        "ForCausalLM",
+        OPT_SMALL,
+        (
+            case(num_attention_heads=5),
+            case(do_layer_norm_before=False),
+            case(_remove_final_layer_norm=True),
+            case(activation_function="gelu"),
+            case(enable_bias=False),
+            case(tie_word_embeddings=False),
+        ),
     ),
     "marian": FamilyCases(
         "Marian",

@@ -238,3 +238,31 @@ def test_padding_beside_a_longer_source_changes_nothing(load: Load, recipe: Reci
         other = np.random.default_rng(4).integers(3, 300, longer).tolist()
         together = read(sessions, [SOURCE, other], [TARGET, TARGET])
         assert largest_difference(alone, together, 0) == 0
+
+
+@pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
+def test_a_row_of_a_product_with_zero_points_is_the_same_to_the_last_bit_in_every_batch(
+    tmp_path: Path, recipe: Recipe
+) -> None:
+    """Weights that were quantized before keep their codes, which can have any zero point."""
+    rng = np.random.default_rng(4)
+    codes = rng.integers(0, 1 << recipe.bits, (SIZE, INNER))
+    zeros = rng.integers(0, 1 << recipe.bits, (SIZE, INNER // 16)).repeat(16, axis=1)
+    zeros = zeros if recipe.block_size == 16 else zeros[:, :1]
+    table = ((codes - zeros) * np.float32(0.125)).astype(np.float32)
+
+    def nodes(graph: GraphBuilder, x: str) -> str:
+        return graph.add("MatMul", x, graph.weight("weight", torch.from_numpy(table.T.copy())))
+
+    model = draw(tmp_path, nodes)
+    _, run = quantized(model, tmp_path, recipe)
+    (product,) = (
+        node for node in onnx.load(tmp_path / "quantized" / "graph.onnx").graph.node if node.op_type != "Identity"
+    )
+    assert product.input[3]  # zero points
+    rows = random(33, INNER)
+    alone = np.concatenate([run(rows[row : row + 1]) for row in range(len(rows))])
+    # Activations are rounded to 8 bits.
+    np.testing.assert_allclose(alone, rows @ table.T, rtol=0, atol=0.02 * float(np.abs(rows @ table.T).max()))
+    for count in range(2, 34):
+        np.testing.assert_array_equal(run(rows[:count]), alone[:count])

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers import models as tokenizer_models
+from transformers.activations import ACT2FN
 
 from export.check.reference import activate
 from export.families import firefox, trained
 from export.families.description import Activation, Description
 from export.families.table import FAMILIES, describe, find_family
+from export.families.values import ACTIVATIONS
 from export.families.weights import Weights
 from export.graphs.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
 from export.graphs.decoder import decoder_graph, states
@@ -80,7 +82,8 @@ def read(folder: Path) -> Model:
 
 
 def encoder(name: str, task: str = "ForSequenceClassification") -> Callable[[Path], Model]:
-    return lambda folder: hugging_face(encoder_models.make_model(encoder_models.FAMILIES[name], task), folder)
+    case = encoder_models.FAMILIES[name]
+    return lambda folder: hugging_face(encoder_models.make_model(case, task if task in case.tasks else "Model"), folder)
 
 
 def decoder(name: str) -> Callable[[Path], Model]:
@@ -406,11 +409,19 @@ def test_activations_are_exact(kind: Activation, ops: Ops, tmp_path: Path) -> No
         y = activation(graph, graph.input("x", FLOAT, ("batch",)), kind)
         graph.add("Identity", y, output=graph.output("y", FLOAT, ("batch",)))
         onnx.save_model(graph.build(), tmp_path / "activation.onnx")
-    x = np.linspace(-9, 9, 1801, dtype=np.float32)
+    x = np.linspace(-30, 30, 6001, dtype=np.float32)
     (given,) = onnx_runtime(tmp_path / "activation.onnx")({"x": x})
+    expected = activate(x.astype(np.float64), kind)
     # Eight operations at most, each with one rounding error, of which one is elementary.
-    limits = (8 + ELEMENTARY) * UNIT_ROUNDOFF * np.maximum(1, np.abs(x))
-    assert (np.abs(given - activate(x.astype(np.float64), kind)) <= limits).all()
+    limits = (8 + ELEMENTARY) * UNIT_ROUNDOFF * np.maximum(1, np.maximum(np.abs(x), np.abs(expected)))
+    assert (np.abs(given - expected) <= limits).all()
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_those_of_transformers(name: str) -> None:
+    x = np.linspace(-30, 30, 6001)
+    expected = ACT2FN[name](torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(activate(x, ACTIVATIONS[name]), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("ops", get_args(Ops))
