@@ -327,7 +327,7 @@ def _with_embedding(described: Described, folder: Folder, sentences: SentenceOpt
         ImportFailedError: their weights are missing, or have another size.
     """
     assert described.model is not None and described.model.encoder is not None, "an encoder has an embedding"
-    layers, values, size = list[Dense](), list[Array](), described.model.encoder.width
+    layers, values, size = list[Dense](), list[Array](), described.model.encoder.output_size
     for number, module in enumerate(sentences.dense):
         tensors = folder.open_tensors(module.folder)
         names = ("linear.weight", "linear.bias") if module.has_bias else ("linear.weight",)

@@ -36,6 +36,7 @@ from export.families.weights import Weights
 from export.graphs.disentangled import rows_of_distances
 from export.graphs.relative import bias_of_slopes, buckets
 from model.float32 import rounding_error
+from service.bundle import is_entailment
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -229,7 +230,9 @@ class ReferenceLayers:
         options, weights = self.stack.embedding, self.weights
         table = "embedding" if "embedding.weight" in weights else f"{self.name}.embedding"
         ids = np.concatenate([np.array(text) for text in texts])
-        x = options.scale * weights.read(f"{table}.weight")[ids].astype(np.float64)
+        x: Array = options.scale * weights.read(f"{table}.weight")[ids].astype(np.float64)
+        if options.projects_tokens:
+            x = self.linear(x, f"{self.name}.embedding_projection")
         if options.types:
             seen = [np.cumsum(np.array(text) == options.type_separator) for text in texts]
             types = np.concatenate([np.minimum(1, [0, *one[:-1]]) for one in seen])
@@ -239,7 +242,15 @@ class ReferenceLayers:
             x = x + weights.read(f"{self.name}.positions.weight")[positions]
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
-        return x if options.projected_from is None else self.linear(x, f"{self.name}.embedding_projection")
+        if options.projected_from is None or options.projects_tokens:
+            return x
+        return self.linear(x, f"{self.name}.embedding_projection")
+
+    def finish(self, x: Array) -> Array:
+        """Return the hidden states of a stack from those (N, M) after its last sublayer."""
+        if self.stack.has_final_norm:
+            x = self.norm(x, f"{self.name}.norm")
+        return x if self.stack.projected_to is None else self.linear(x, f"{self.name}.output_projection")
 
     def sublayer(
         self,
@@ -423,6 +434,7 @@ class Encoded:
     maps: Array  # (layers, H, R, S)
     slots: Array | None  # weights of projected keys (layers, H, R, k), None without such keys
     labels: Array | None  # as the graph returns them: (labels,), or (S, labels) for tokens
+    label_logits: Array | None  # if the graph returns them in addition
 
 
 class Reference:
@@ -469,8 +481,7 @@ class Reference:
             x = layers.feed_forward(x, number, before)
             if number == 0 and stack.convolution is not None:
                 x = layers.convolution(stack.convolution, embedded, x, lengths)
-        if stack.has_final_norm:
-            x = layers.norm(x, "encoder.norm")
+        x = layers.finish(x)
         head = self._model.head
         hidden_states = split_texts(x, lengths)
         pooled = (
@@ -481,7 +492,7 @@ class Reference:
                 hidden,
                 np.stack(maps[text]),
                 np.stack(slots[text]) if slots[text] else None,
-                None if head is None else self._labels(head, pooled[text], texts[text]),
+                *((None, None) if head is None else self._labels(head, pooled[text], texts[text])),
             )
             for text, hidden in enumerate(hidden_states)
         ]
@@ -497,8 +508,8 @@ class Reference:
         ends = [max((index for index, id_ in enumerate(text) if id_ == reader.end_id), default=0) for text in texts]
         return [states[end] for states, end in zip(hidden, ends, strict=True)]
 
-    def _labels(self, head: Head, x: Array, ids: Sequence[int]) -> Array:
-        """Return the scores of labels from hidden states (S, M) of a text."""
+    def _labels(self, head: Head, x: Array, ids: Sequence[int]) -> tuple[Array, Array | None]:
+        """Return the scores of labels from hidden states (S, M) of a text, and their logits."""
         if head.pooling == "first":
             x = x[0]
         elif head.pooling == "mean":
@@ -510,7 +521,10 @@ class Reference:
         if head.has_norm:
             x = self._layers.norm(x, "head.norm")
         logits = self._layers.linear(x, "head.output")
-        return log_softmax(logits, self._layers.arithmetic) if head.label_kind in ("classes", "tokens") else logits
+        if head.label_kind not in ("classes", "tokens"):
+            return logits, None
+        has_logits = head.label_kind == "classes" and any(map(is_entailment, self._model.labels))
+        return log_softmax(logits, self._layers.arithmetic), logits if has_logits else None
 
 
 def _window_mask(length: int, window: int | None) -> Mask | None:

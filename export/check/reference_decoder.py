@@ -118,9 +118,7 @@ class ReferenceDecoder:
                 module = f"decoder.{number}.cross_attention"
                 x = layers.sublayer(x, module, partial(attend_source, number, stack.cross))
             x = layers.feed_forward(x, number, before)
-        if stack.has_final_norm:
-            x = layers.norm(x, "decoder.norm")
-        return split_texts(x, lengths), maps, cross_maps
+        return split_texts(layers.finish(x), lengths), maps, cross_maps
 
     def _recur(self, number: int, lengths: Sequence[int], x: Array) -> Array:
         """Return the outputs (N, M) of a simpler simple recurrent unit (Kim et al. 2019, eq. 2)."""

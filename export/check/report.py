@@ -12,6 +12,7 @@ KINDS = {
     "hidden": "hidden",
     "logits": "logits",
     "labels": "labels",
+    "label_logits": "labels",
     "attention": "attention maps",
     "encoder": "attention maps",
     "encoder_slots": "attention maps",

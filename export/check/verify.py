@@ -36,7 +36,14 @@ from export.families.weights import Weights
 from export.graphs.nodes import EXCLUDED
 from export.sources.firefox.shortlist import Shortlist
 from model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
-from service.bundle import LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS, Manifest, Verification
+from service.bundle import (
+    LABEL_LOGITS,
+    LABEL_OUTPUTS,
+    PREFILL_TOKENS,
+    TOKEN_LABEL_KINDS,
+    Manifest,
+    Verification,
+)
 
 Array = NDArray[Any]
 SAMPLES = 2  # evaluations of the reference with random rounding errors
@@ -112,6 +119,8 @@ def reference_outputs(
                 outputs[f"encoder_slots.{number}"] = source.slots
             if source.labels is not None:
                 outputs[f"labels.{number}"] = source.labels
+            if source.label_logits is not None:
+                outputs[f"label_logits.{number}"] = source.label_logits
     if model.decoder is not None:
         rows = [compared_rows(len(target)) for target in texts.targets]
         decoded = ReferenceDecoder(model, weights, arithmetic).decode_all(texts.targets, rows, memories)
@@ -224,6 +233,8 @@ class GraphRunner:
             outputs[f"{kind.kind}.{number}"] = np.stack([arrays[name] for name in kind.outputs])
         if self._model.head is not None:
             outputs[f"labels.{number}"] = arrays[LABEL_OUTPUTS[self._model.head.label_kind]]
+            if self._model.head.label_kind == "classes" and LABEL_LOGITS in arrays:
+                outputs[f"label_logits.{number}"] = arrays[LABEL_LOGITS]
         return outputs
 
     def _decode(

@@ -24,7 +24,7 @@ from export.families.decoders import (
     rotary_from,
 )
 from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
-from export.families.values import MAX_WINDOW, activation, count, equal_heads
+from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
 
@@ -141,6 +141,11 @@ def _gpt_neox(config: Config, tensors: Tensors) -> Description:
     config.neutral("partial_rotary_factor", None)  # transformers reads rotary_pct
     width, layers = config.integer("hidden_size"), count(config, "num_hidden_layers")
     attention, bias = equal_heads(config, "num_attention_heads", width), config.boolean("attention_bias", True)
+    if attention.head_size % 2 or attention.head_size > MAX_HEAD_SIZE:
+        raise ImportFailedError(
+            f"config.json: hidden_size / num_attention_heads must be even and at most {MAX_HEAD_SIZE}, got "
+            f"{attention.head_size}"
+        )
     max_positions = config.integer("max_position_embeddings")
     base, share = config.number("rotary_emb_base", 10000.0, above=1), config.number("rotary_pct", 0.25, above=0)
     original = config.integer("original_max_position_embeddings", 0, least=0)
@@ -196,11 +201,7 @@ def _opt(config: Config, tensors: Tensors) -> Description:
     config.neutral("layer_norm_elementwise_affine", True)
     width, layers = config.integer("hidden_size"), count(config, "num_hidden_layers")
     inner = config.integer("word_embed_proj_dim", width)
-    if inner != width:
-        raise ImportFailedError(
-            f"config.json: word_embed_proj_dim is {inner}, but hidden_size is {width}; an embedding of another size "
-            "than the layers, as of opt-350m, is not supported for OPT; import another size of the model"
-        )
+    size = None if inner == width else inner
     bias, is_pre_norm = config.boolean("enable_bias", True), config.boolean("do_layer_norm_before", True)
     lacks_norm = config.boolean("_remove_final_layer_norm", False)
     attention = replace(equal_heads(config, "num_attention_heads", width), has_bias=bias, has_output_bias=bias)
@@ -210,8 +211,9 @@ def _opt(config: Config, tensors: Tensors) -> Description:
         "pre" if is_pre_norm else "post",
         (attention,) * layers,
         FeedForward(activation(config.text("activation_function", "relu")), config.integer("ffn_dim"), has_bias=bias),
-        Embedding(has_positions=True),
+        Embedding(has_positions=True, projected_from=size, projects_tokens=size is not None),
         has_final_norm=is_pre_norm and not lacks_norm,
+        projected_to=size,
     )
     check_output(config, tensors, f"{_opt_start(tensors)}embed_tokens.weight", default=True)
     return Description("opt", config.integer("vocab_size"), config.integer("max_position_embeddings"), decoder=stack)
@@ -227,6 +229,8 @@ def _opt_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     modules: dict[str, Source] = {
         "embedding": f"{start}embed_tokens",
         "decoder.positions": Part(f"{start}embed_positions", skip=2),  # two rows that no token uses
+        "decoder.embedding_projection": f"{start}project_in",
+        "decoder.output_projection": f"{start}project_out",
         "decoder.norm": f"{start}final_layer_norm",
         "decoder.{}.self_attention_norm": f"{layer}.self_attn_layer_norm",
         "decoder.{}.feed_forward_norm": f"{layer}.final_layer_norm",

@@ -1,6 +1,7 @@
 """Families of decoder-only models: GPT-2, and Llama with its relatives."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -324,7 +325,7 @@ def _longrope(options: Config, frequencies: Frequencies, original: int, max_posi
 def _factors(options: Config, key: str, count: int) -> Frequencies:
     values = options.get(key)
     is_valid = isinstance(values, list) and len(values) == count
-    if not is_valid or not all(isinstance(one, int | float) and 0 < one < math.inf for one in values):
+    if not is_valid or not all(isinstance(one, int | float) and 0 < one <= sys.float_info.max for one in values):
         raise ImportFailedError(f"config.json: {key} must be a list of {count} positive numbers, one for each pair")
     return np.array(values, np.float64)
 

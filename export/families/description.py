@@ -142,6 +142,7 @@ class Embedding:
     has_norm: bool = False
     # Size of the vectors before a linear layer to the width of the model. None: no such layer.
     projected_from: int | None = None
+    projects_tokens: bool = False  # that layer has no bias and precedes the positions
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ class Stack:
     disentangled: Disentangled | None = None  # only of an encoder
     convolution: Convolution | None = None  # only of an encoder
     has_final_norm: bool = False
+    # Size of the hidden states after a linear layer without bias at the end. None: no such layer.
+    projected_to: int | None = None
     skips_first_norm: bool = False  # layer 0 has no normalization before its attention
     # The result of each sublayer is normalized before it is added to the input of the sublayer.
     has_output_norms: bool = False
@@ -170,6 +173,11 @@ class Stack:
     is_causal: bool = False  # queries of an encoder attend to no later position, as those of a decoder
     # "ssru": a recurrent unit in place of self-attention (Kim et al. 2019, section 3.1).
     cell: Literal["attention", "ssru"] = "attention"
+
+    @property
+    def output_size(self) -> int:
+        """Return the size of the hidden states that the stack returns."""
+        return self.projected_to or self.width
 
     @property
     def layers(self) -> int:

@@ -56,28 +56,34 @@ def _model(model: Description, weights: Weights) -> Expected:
                 yield from _layer(f"{name}.{number}", stack, attention, model.encoder, is_first=number == 0)
             if stack.has_final_norm:
                 yield from _norm(f"{name}.norm", stack.width, stack.norm)
+            if stack.projected_to is not None:
+                yield from _linear(f"{name}.output_projection", stack.projected_to, stack.width, has_bias=False)
     last = model.decoder or model.encoder
     assert last is not None, "a model has an encoder or a decoder"
-    for output, shape in (("output.weight", (model.vocabulary, last.width)), ("output.bias", (model.vocabulary,))):
+    for output, shape in (
+        ("output.weight", (model.vocabulary, last.output_size)),
+        ("output.bias", (model.vocabulary,)),
+    ):
         if output in weights:  # else the projection is the table of embeddings, without a bias
             yield output, shape
     if model.head is not None:
         if model.head.activation is not None:
-            yield from _linear("head.dense", last.width, last.width, model.head.has_bias)
+            yield from _linear("head.dense", last.output_size, last.output_size, model.head.has_bias)
         if model.head.has_norm:
-            yield from _norm("head.norm", last.width, last.norm)
-        yield from _linear("head.output", len(model.labels), last.width, model.head.has_output_bias)
+            yield from _norm("head.norm", last.output_size, last.norm)
+        yield from _linear("head.output", len(model.labels), last.output_size, model.head.has_output_bias)
 
 
 def _embedding(name: str, stack: Stack, model: Description, weights: Weights) -> Expected:
     options, size, vocabulary = stack.embedding, stack.width, model.vocabulary
     if options.projected_from is not None:
         size = options.projected_from
-        yield from _linear(f"{name}.embedding_projection", stack.width, size)
+        yield from _linear(f"{name}.embedding_projection", stack.width, size, not options.projects_tokens)
     if name == "encoder" and model.source_vocabulary is not None:
         vocabulary = model.source_vocabulary
     is_shared = weights.find("embedding.weight") is not None
     yield "embedding.weight" if is_shared else f"{name}.embedding.weight", (vocabulary, size)
+    size = stack.width if options.projects_tokens else size
     if options.has_positions:
         yield f"{name}.positions.weight", (model.max_positions, size)
     if options.types:

@@ -12,7 +12,7 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 - `STACK.{}.self_attention_output_norm`, `.feed_forward_output_norm`
 - `STACK.{}.feed_forward.inner`, `.gate`, `.outer`
 - `STACK.{}.cell.forget`, `.cell.input` of a recurrent unit
-- `STACK.relative_bias` (buckets, H), `STACK.norm`
+- `STACK.relative_bias` (buckets, H), `STACK.norm`, `STACK.output_projection`
 - `encoder.relative` (2 * span, M) and `encoder.relative_norm`, vectors of relative positions, and
   `encoder.{}.self_attention.relative_key`, `.relative_query`, their projections
 - `encoder.convolution` (M, M, size), `encoder.convolution_norm`

@@ -127,14 +127,13 @@ class _DecoderBuilder:
                 normalized = layers.sublayer_input(x, module)
                 x = layers.add_sublayer(x, self._attend_source(number, stack.cross, normalized), module)
             x = layers.feed_forward(x, number, before)
-        if stack.has_final_norm:
-            x = layers.norm(x, "decoder.norm")
+        x = layers.finish(x)
         if stack.cell == "attention":
             self._stack_maps("decoder_attention", stack.attention[0].heads)
         if stack.cross is not None:
             self._stack_maps("cross_attention", stack.cross.heads)
         if self._model.is_decoder_only:
-            graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "tokens", stack.width)))
+            graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "tokens", stack.output_size)))
         x = graph.add("Gather", x, graph.constant(-1, np.int64), axis=1)  # (B, M)
         if self._model.logits_scale != 1.0:
             x = graph.add("Mul", x, graph.constant(self._model.logits_scale, np.float32))

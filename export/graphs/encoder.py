@@ -58,9 +58,8 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
         x = layers.feed_forward(x, number, before)
         if number == 0 and stack.convolution is not None:
             x = convolution(layers, stack.convolution, embedded, x, attend.is_token)
-    if stack.has_final_norm:
-        x = layers.norm(x, "encoder.norm")
-    graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.width)))
+    x = layers.finish(x)
+    graph.add("Identity", x, output=graph.output("hidden", FLOAT, ("batch", "source", stack.output_size)))
     if model.decoder is not None and model.decoder.cross is not None:
         _project_cross_attention(layers, model.decoder, model.decoder.cross, x)
     if model.head is not None:

@@ -141,6 +141,8 @@ class LayerBuilder:
         x = graph.add("Gather", self.embedding(), ids)
         if options.scale != 1.0:
             x = graph.add("Mul", x, graph.constant(options.scale, np.float32))
+        if options.projects_tokens:
+            x = self.linear(x, f"{self.name}.embedding_projection")
         if options.types:
             types = weights.read(f"{self.name}.types.weight")
             if options.type_separator is None:
@@ -154,9 +156,15 @@ class LayerBuilder:
             x = graph.add("Add", x, at_positions(table))
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")
-        if options.projected_from is not None:
+        if options.projected_from is not None and not options.projects_tokens:
             x = self.linear(x, f"{self.name}.embedding_projection")
         return x
+
+    def finish(self, x: str) -> str:
+        """Add the layers after the last sublayer: a normalization and a linear layer, if any."""
+        if self.stack.has_final_norm:
+            x = self.norm(x, f"{self.name}.norm")
+        return x if self.stack.projected_to is None else self.linear(x, f"{self.name}.output_projection")
 
     def embedding(self) -> str:
         """Add the table of tokens (V, E) of the stack."""

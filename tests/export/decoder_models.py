@@ -183,7 +183,7 @@ MODELS: dict[str, Any] = {
     ),
     "opt": OPTConfig(**OPT_SMALL),
     "opt-post-norm": OPTConfig(
-        **OPT_SMALL | {"num_attention_heads": 4, "num_hidden_layers": 2},
+        **OPT_SMALL | {"num_attention_heads": 4, "num_hidden_layers": 2, "word_embed_proj_dim": 34},
         do_layer_norm_before=False,
         activation_function="gelu",
         tie_word_embeddings=False,

@@ -163,7 +163,7 @@ FAMILIES = {
     "opt": Case(
         "OPT",
         SMALL
-        | {"ffn_dim": 37, "max_position_embeddings": 23, "word_embed_proj_dim": 30, "do_layer_norm_before": False}
+        | {"ffn_dim": 37, "max_position_embeddings": 23, "word_embed_proj_dim": 14, "do_layer_norm_before": False}
         | {"pad_token_id": 13},
         is_causal=True,
     ),

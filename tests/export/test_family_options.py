@@ -461,6 +461,7 @@ CASES: Mapping[str, FamilyCases] = {
         (
             case(num_attention_heads=5),
             case(do_layer_norm_before=False),
+            case(word_embed_proj_dim=34),
             case(_remove_final_layer_norm=True),
             case(activation_function="gelu"),
             case(enable_bias=False),

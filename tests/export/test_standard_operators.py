@@ -36,7 +36,16 @@ from model.float32 import ELEMENTARY, UNIT_ROUNDOFF, max_abs, rounding_error
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
 from tests.equality.systems import small
-from tests.export import decoder_models, encoder_models, imported, test_firefox_models, test_seq2seq_families
+from tests.export import (
+    decoder_models,
+    encoder_models,
+    imported,
+    test_bart_classifier,
+    test_encoder_families,
+    test_firefox_models,
+    test_jina,
+    test_seq2seq_families,
+)
 
 Array = NDArray[Any]
 SOURCES = (11, 1, 6)  # lengths of the texts of an encoder
@@ -98,6 +107,17 @@ def seq2seq(case: test_seq2seq_families.Case) -> Callable[[Path], Model]:
     return make
 
 
+def jina(folder: Path) -> Model:
+    test_jina.write_model(folder, "base")
+    return read(folder)
+
+
+def original_gte(folder: Path) -> Model:
+    encoder_models.make_model(encoder_models.FAMILIES["gte"], "Model").save_pretrained(folder)
+    test_encoder_families.rewrite_config(folder, test_encoder_families.ORIGINAL_GTE, ("rope_parameters",))
+    return read(folder)
+
+
 def student(folder: Path) -> Model:
     tensors = Tensors.of_arrays(test_firefox_models.random_tensors())
     return Model(*firefox.describe(test_firefox_models.SETTINGS, tensors, "model.bin"))
@@ -124,6 +144,9 @@ def trained_system(name: str) -> Callable[[Path], Model]:
 
 CASES: dict[str, Callable[[Path], Model]] = {
     **{name: encoder(name) for name in encoder_models.FAMILIES},
+    "gte's original": original_gte,
+    "jina": jina,
+    "bart's classifier": lambda folder: hugging_face(test_bart_classifier.make_model("nli"), folder),
     "tagger": encoder("bert", "ForTokenClassification"),
     **{name: decoder(name) for name in decoder_models.MODELS},
     **{case.name: seq2seq(case) for case in test_seq2seq_families.CASES},

@@ -13,7 +13,7 @@ from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_label_logits
 
 pytestmark = pytest.mark.anyio
-LABELS = ["dog", "Hund", "x"]
+LABELS = ["dog", "Boys", "x"]
 ENTAILMENT, CONTRADICTION = NLI_LABELS.index("entailment"), NLI_LABELS.index("contradiction")
 
 
