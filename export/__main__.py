@@ -12,9 +12,10 @@ from typing import get_args
 from pydantic import BaseModel
 
 from export.errors import VerificationError
+from export.limits import needs_limits, out_of_memory, run_limited
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, FLOAT32_BITS, MAX_LOSS, MIN_PAIRS, StateType
 from export.sources.checkpoint import Kind
-from model.errors import EXIT_USAGE, exit_status
+from model.errors import EXIT_FAILED, EXIT_USAGE, exit_status
 from service.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
 
 Action = Callable[[argparse.Namespace], BaseModel]
@@ -242,6 +243,8 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of `python -m export` and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and needs_limits(words):
+        return run_limited("export", words)
     if words and words[0] in OPTIONS.keys() - {"export"}:
         return run(words[0], argparse.ArgumentParser(prog=f"python -m export {words[0]}"), words[1:])
     parser = argparse.ArgumentParser(
@@ -280,6 +283,9 @@ def run_action(action: Action, arguments: argparse.Namespace) -> int:
     except (OSError, ValueError, BundleError, VerificationError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
+    except MemoryError:
+        print(f"error: {out_of_memory()}", file=sys.stderr)
+        return EXIT_FAILED
     print(record.model_dump_json(indent=2))
     return 0
 

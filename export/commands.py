@@ -18,6 +18,7 @@ from export.convert.quality import ParallelText
 from export.convert.text_quality import PlainText, text_ids
 from export.describe import chat_of
 from export.errors import VerificationError
+from export.limits import begin_step
 from export.options import (
     DEFAULT_SENTENCES,
     FLOAT32_BITS,
@@ -47,6 +48,8 @@ from service.bundle import (
     read_manifest,
     sha256_of,
 )
+
+GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 
 
 def export(arguments: argparse.Namespace) -> Verification | Quantization:
@@ -88,6 +91,7 @@ def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
 
     with TemporaryDirectory(prefix="sightline-") as temporary:
         folder = Path(temporary)
+        begin_step(f"converting {file}", GGUF_GROWTH * file.stat().st_size)
         encodings = convert(file, folder)
         yield folder, Provenance(quantized=encodings, files={file.name: sha256_of(file)})
 

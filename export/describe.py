@@ -178,7 +178,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     """Describe a Hugging Face checkpoint."""
     family = find_family(folder.config)
     tokenizers = read_or_convert_tokenizers(folder)
-    input_names = (folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
+    input_names = (folder.json_object(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
     tokenizer = json.loads(tokenizers.source.to_str())
     sentences = None if folder.json("modules.json") is None else read_sentence_options(folder.json)
     reranker = read_reranker(folder, family.name, sentences, tokenizers.source, options.task)
@@ -205,7 +205,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     if model.decoder is None:
         generation = _encoder_tokens(folder.config, tokenizers.source)
     else:
-        generation_config = folder.json(f"{folder.module}{GENERATION_CONFIG}")
+        generation_config = folder.json_object(f"{folder.module}{GENERATION_CONFIG}")
         given = None if generation_config is None else Config(generation_config, GENERATION_CONFIG)
         generation = read_generation(folder.config, given, model.is_decoder_only)
     limiting = reranker or sentences
@@ -352,7 +352,7 @@ def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> Generation:
     """Return the special tokens of a model without a decoder: those around a text."""
     around = tokenizer.encode("").ids or [0]
     pad_id = config.get("pad_token_id", None)
-    pad_id = pad_id if isinstance(pad_id, int) and pad_id >= 0 else around[-1]
+    pad_id = pad_id if type(pad_id) is int and pad_id >= 0 else around[-1]
     return Generation(pad_id, (around[0],), (around[-1],), GenerationDefaults())
 
 

@@ -13,18 +13,15 @@ No step needs transformers, and only recurrent models need PyTorch. One tensor a
 written. The child process keeps the memory of the check apart from that of the other steps.
 """
 
-import ctypes
 import math
 import multiprocessing
 import os
 import resource
 import shutil
-import signal
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -34,6 +31,7 @@ from tokenizers import Tokenizer
 from export.describe import Described, build, described
 from export.errors import ImportFailedError
 from export.graphs.builder import WeightFile
+from export.limits import CHECK_SPEED, begin_step, end_step, end_with
 from export.manifest import write_model
 from export.options import BundleMetadata, ExportOptions
 from export.progress import ByteProgress
@@ -60,7 +58,6 @@ FLOAT32_BYTES = 4
 # of a long text.
 BASE_BYTES = 400 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 Opening = tuple[Path, Kind, tuple[Path, ...], bool]  # arguments of `open_source`
 
@@ -120,6 +117,7 @@ def export_checkpoint(
     """
     _check_options(path, kind, options)
     source = (path, kind, tuple(allowed), options.half_weights)
+    begin_step(f"reading {path}", folder_bytes(path))
     with (
         open_source(*source) as checkpoint,
         replacing(bundle) as folder,
@@ -128,6 +126,7 @@ def export_checkpoint(
         provenance = replace(provenance, quantized=provenance.quantized or model.quantized)
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
+        begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED)
         progress = ByteProgress("exporting", num_bytes, stream)
         if model.tensors is not None:
             model.tensors.on_read = progress.add
@@ -153,6 +152,7 @@ def export_checkpoint(
         results = {"verification": checked.verification, "alignment": checked.alignment}
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
+    end_step()
     notes = (*model.notes, *_quantized_note(provenance), *_memory_note(manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
@@ -202,8 +202,16 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
     )
+    num_bytes = folder_bytes(path) + 4 * manifest.parameters * FLOAT32_BYTES
+    begin_step(f"comparing {bundle} with {path}", num_bytes, CHECK_SPEED)
     with open_source(path, kind, [hub_cache()], options.half_weights) as checkpoint:
         return compare(checkpoint, bundle, manifest, options)
+
+
+def folder_bytes(path: Path) -> int:
+    """Return the size of the files of a checkpoint, a file or a folder, in bytes."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _quantized_note(provenance: Provenance) -> list[str]:
@@ -273,7 +281,7 @@ def check_in_child(
     """
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=_end_with, initargs=(os.getpid(),)) as pool:
+    with ProcessPoolExecutor(1, context, initializer=end_with, initargs=(os.getpid(),)) as pool:
         try:
             return pool.submit(check, source, folder, manifest, options, guided).result()
         except BrokenProcessPool:
@@ -283,20 +291,14 @@ def check_in_child(
             ) from None
 
 
-def _end_with(parent: int) -> None:
-    """Let Linux end this process when its parent ends, even if the parent is killed."""
-    with suppress(OSError, AttributeError):  # other systems have no prctl
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
-        os._exit(1)
-
-
 def check(
     source: Opening, folder: Path, manifest: Manifest, options: ExportOptions, guided: tuple[int, int] | None
 ) -> Checked:
     from export.check.alignment import choose_alignment
+    from export.check.serving import check_serving
     from export.check.sessions import open_sessions
 
+    check_serving(folder, manifest)
     with open_source(*source) as checkpoint:
         verification = compare(checkpoint, folder, manifest, options)
     alignment = None

@@ -91,6 +91,9 @@ COMMANDS = {
     "verify": Command(partial(export, "verify"), "compare a bundle with its checkpoint", "cpu,train"),
 }
 
+# These commands, and `models get`, read files that others wrote, in a child process with limits.
+LIMITED = ("export", "verify")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
@@ -101,6 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # the next file that is opened would get its number
         print("error: standard output is closed", file=sys.stderr)
         return EXIT_FAILED
+    if arguments is None and (name in LIMITED or words[:2] == ["models", "get"]):
+        from export.limits import needs_limits, run_limited
+
+        if needs_limits(words):
+            return run_limited("sightline", words)
     try:
         code = COMMANDS[name].run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
         sys.stdout.flush()

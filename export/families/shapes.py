@@ -38,6 +38,11 @@ def check_shapes(model: Description, weights: Weights, configuration: str = "con
             continue
         assert source is not None, f"the family names the module of {name}"
         part, tensor = source
+        if min(shape) < 1:
+            raise ImportFailedError(
+                f"{configuration} implies the shape {list(shape)} of the tensor {tensor!r}; sizes must be at "
+                "least 1: correct it, or download it again"
+            )
         stored, expected = weights.tensors.shape(tensor), part.stored_shape(shape)
         if stored != expected:
             raise ImportFailedError(

@@ -17,6 +17,7 @@ from export.sources.generation import GENERATION_KEYS
 from export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20
+MAX_TABLE = 1 << 26  # numbers in a table with a row for each position: 2^20 positions with heads of 128
 
 # Keys of config.json that do not change the outputs of a trained model of any family.
 _HARMLESS = (
@@ -60,8 +61,7 @@ def find_family(config: Config) -> Family:
             f"{', '.join(sorted(supported))}, and Firefox translation models"
         )
     family = supported[model_type]
-    unsupported = [name for name in named if name not in family.architectures]
-    if unsupported or not isinstance(named, list | tuple):
+    if not isinstance(named, list | tuple) or any(name not in family.architectures for name in named):
         raise ImportFailedError(
             f"config.json: architectures {named!r} of model_type {model_type!r} is not supported; supported are "
             f"{', '.join(family.architectures)}"
@@ -112,6 +112,7 @@ def describe(
     limited = replace(model, encoder=stack, max_positions=_positions(model, max_tokens))
     weights = Weights(tensors, family.modules(limited, tensors))
     check_shapes(model, weights)
+    _check_tables(limited)
     return limited, weights
 
 
@@ -135,6 +136,28 @@ def rotary_limits(model: Description) -> list[int]:
     """Return the lengths of texts from which on transformers computes other rotary frequencies."""
     layers = [one for stack in (model.encoder, model.decoder) if stack for one in stack.attention]
     return [one.rotary.max_positions for one in layers if one.rotary and one.rotary.max_positions is not None]
+
+
+def _check_tables(model: Description) -> None:
+    """Check the size of tables with a row for each position, which no stored tensor limits.
+
+    Raises:
+        ImportFailedError: a table is too large.
+    """
+    for stack in (model.encoder, model.decoder):
+        if stack is None:
+            continue
+        columns = max(0 if one.rotary is None else one.head_size // 2 for one in stack.attention)
+        if stack.embedding.has_positions:
+            columns = stack.width
+        if stack.relative_bias is not None:
+            columns = max(columns, 2 * stack.attention[0].heads)
+        if columns * model.max_positions > MAX_TABLE:
+            raise ImportFailedError(
+                f"config.json gives the model {model.max_positions:,} positions, whose tables would have "
+                f"{columns * model.max_positions:,} numbers; at most {MAX_TABLE:,} are supported: import fewer "
+                "positions with --max-tokens"
+            )
 
 
 def _positions(model: Description, max_tokens: int | None) -> int:

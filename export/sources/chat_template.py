@@ -8,13 +8,16 @@ these parts, such as one that changes messages in another way, cannot be convert
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from export.errors import ImportFailedError
+from export.limits import bounded_memory
 from export.sources.checkpoint import FolderFiles
 from service.bundle import ChatRole, ChatTemplate, PairTemplate
 
@@ -27,6 +30,11 @@ COMPARED = (
     ("x", "y", "x", "y", "x"),
     ("  Hello!\n", "\n\nGood morning. ", " \tTell me more.  ", "Well,\n\n", "\nNo. "),
 )
+# Limits of templates, which are programs. Those of published models have up to 20,000 characters
+# and take some thousand steps for a dialogue.
+MAX_CHARACTERS = 1 << 17
+MAX_STEPS = 1_000_000
+MAX_BYTES = 256 << 20
 PADDED = " \n{} \n"  # a message with whitespace around it
 
 
@@ -85,23 +93,34 @@ class _Renderer:
 
     def __init__(self, text: str, special: Mapping[str, str]) -> None:
         try:
+            from jinja2 import pass_context
             from jinja2.exceptions import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         except ModuleNotFoundError:
             raise ImportFailedError("converting the chat template needs Jinja: pip install '.[import]'") from None
         self._error: type[Exception] = TemplateError
+        if len(text) > MAX_CHARACTERS:
+            raise ChatTemplateError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are supported")
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols"],
+            # Constant expressions are computed when the template is rendered, within its limits.
+            optimized=False,
+            finalize=pass_context(lambda _, value: value),
         )
         environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
         environment.globals["raise_exception"] = self._raise
+        del environment.globals["lipsum"]  # random text
+        # One power can take hours, in which no line ends.
+        environment.intercepted_binops = frozenset(["**"])
+        environment.binop_table["**"] = lambda *_: self._raise("powers are not supported")
         self._special = dict(special)
         try:
-            self._template = environment.from_string(text)
-        except TemplateError as error:
-            raise ChatTemplateError(f"it is not valid Jinja: {error}") from None
+            with bounded_memory(MAX_BYTES):
+                self._template = environment.from_string(text)
+        except Exception as error:  # nesting that is too deep has errors of several classes
+            raise ChatTemplateError(f"it is not valid Jinja: {_reason(error)}") from None
 
     def _raise(self, message: str) -> None:
         raise self._error(message)
@@ -113,9 +132,39 @@ class _Renderer:
             ChatTemplateError: the template rejects the dialogue, or uses something unsupported.
         """
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=reply, **self._special)
+            with bounded_memory(MAX_BYTES), _bounded_steps():
+                return self._template.render(messages=list(messages), add_generation_prompt=reply, **self._special)
         except Exception as error:  # templates can raise anything
-            raise ChatTemplateError(f"it cannot be rendered: {error}") from None
+            raise ChatTemplateError(f"it cannot be rendered: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error; that of a lack of memory or depth is empty or names Python."""
+    if isinstance(error, MemoryError):
+        return f"it needs more than {MAX_BYTES >> 20} MiB of memory"
+    if isinstance(error, RecursionError | SyntaxError):
+        return "it is nested too deeply"
+    return str(error)
+
+
+@contextmanager
+def _bounded_steps() -> Iterator[None]:
+    """Raise `ChatTemplateError` in a template that executes too many lines, also in filters."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps > MAX_STEPS:
+            raise ChatTemplateError(f"it takes more than {MAX_STEPS} steps")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def convert(text: str, special: Mapping[str, str]) -> ChatTemplate:

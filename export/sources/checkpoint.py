@@ -31,6 +31,7 @@ from service.bundle import sha256_of
 CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MAX_INTEGER = (1 << 31) - 1  # of a configuration: no size or count of a model is larger
 MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
 NUM_NAMED = 5  # unknown keys or tensors that an error names
 
@@ -203,10 +204,11 @@ class Config:
     def integer(
         self, key: str, default: int | None = None, *, least: int | None = None, most: int | None = None
     ) -> int:
-        """Return an integer from `least` to `most`, where None is no limit."""
+        """Return an integer from `least` to `most`, where None is 0 and `MAX_INTEGER`."""
         value: int = self._typed(key, default, "an integer", _is_integer)
-        if (least is not None and value < least) or (most is not None and value > most):
-            limit = f"at least {least}" if most is None else f"from {least} to {most}"
+        lowest, highest = 0 if least is None else least, MAX_INTEGER if most is None else most
+        if not lowest <= value <= highest:
+            limit = f"at least {lowest}" if most is None and value < lowest else f"from {lowest} to {highest}"
             raise ImportFailedError(f"{self._file}: {key} must be {limit}, got {_shown(value)}")
         return value
 
@@ -336,6 +338,19 @@ class FolderFiles:
         except (ValueError, RecursionError) as error:
             raise ImportFailedError(f"{self.path / name} is not valid JSON: {error}; download it again") from None
 
+    def json_object(self, name: str) -> dict[str, Any] | None:
+        """Return the object in a JSON file, or None if there is no such file.
+
+        Raises:
+            ImportFailedError: the file is not a JSON object.
+        """
+        values = self.json(name)
+        if values is not None and not isinstance(values, dict):
+            raise ImportFailedError(
+                f"{self.path / name} must be a JSON object, got {_shown(values)}; download it again"
+            )
+        return values
+
     def text(self, name: str) -> str | None:
         """Return the content of a UTF-8 file, or None if there is no such file."""
         data = self.bytes(name)
@@ -417,14 +432,12 @@ class Folder(FolderFiles):
         return self.config.text("model_type", "")
 
     def _required(self, name: str) -> dict[str, Any]:
-        values = self.json(name)
+        values = self.json_object(name)
         if values is None:
             raise ImportFailedError(
                 f"{self.path} has no {name}; it must be a folder of Hugging Face with {CONFIG}, {SAFETENSORS} and "
                 "tokenizer files"
             )
-        if not isinstance(values, dict):
-            raise ImportFailedError(f"{self.path / name} must be a JSON object")
         return values
 
     def _transformer_module(self) -> str:

@@ -1,6 +1,7 @@
 """Tokenizers of checkpoints as files of the `tokenizers` library."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from export.errors import ImportFailedError
 from export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids, language_tokens
 from export.tokenizers.sentencepiece import PieceKind, SentencePieceModel, convert_sentencepiece, read_sentencepiece
 from export.tokenizers.vocabulary import convert_byte_level, convert_word_pieces
+from service.text.tokenizer import check_bounds
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -55,23 +57,50 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
     Raises:
         ImportFailedError: a file is missing or invalid, or the kind of tokenizer is not supported.
     """
-    reader = _Reader(folder)
-    if folder.model_type == "marian":
+    with _library_errors("the files of the tokenizer"):
+        tokenizers = _read_or_convert(_Reader(folder))
+        for tokenizer in (tokenizers.source, tokenizers.target):
+            _try(tokenizer)
+    return tokenizers
+
+
+@contextmanager
+def _library_errors(files: str) -> Iterator[None]:
+    """Convert errors of the tokenizers library, which are bare exceptions and panics."""
+    try:
+        yield
+    except (ImportFailedError, MemoryError, GeneratorExit, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ImportFailedError(
+            f"{files} cannot be used: {str(error).rstrip('.')}; they may be damaged or belong to another checkpoint: "
+            "download them again, or save the tokenizer with transformers' AutoTokenizer and save_pretrained"
+        ) from None
+
+
+def _try(tokenizer: Tokenizer) -> None:
+    check_bounds(tokenizer)
+    for pair in (None, ""):
+        tokenizer.encode("", pair)  # panics if the template has wrong names
+
+
+def _read_or_convert(reader: "_Reader") -> ConvertedTokenizers:
+    if reader.model_type == "marian":
         return _convert_marian(reader)
     data = reader.data(TOKENIZER)
     if data is not None:
         tokenizer = _parse(data)
-        if folder.model_type in MULTILINGUAL:
+        if reader.model_type in MULTILINGUAL:
             _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
-    elif folder.model_type in CONVERSIONS:
-        tokenizer = CONVERSIONS[folder.model_type](reader)
+    elif reader.model_type in CONVERSIONS:
+        tokenizer = CONVERSIONS[reader.model_type](reader)
     else:
         raise ImportFailedError(
-            f"the checkpoint has no {TOKENIZER}, and that of model type {folder.model_type!r} cannot be converted; "
+            f"the checkpoint has no {TOKENIZER}, and that of model type {reader.model_type!r} cannot be converted; "
             f"supported without {TOKENIZER} are {', '.join(sorted([*CONVERSIONS, 'marian']))}. Save the tokenizer "
             "with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    languages = language_ids(_special_ids(tokenizer)) if folder.model_type in MULTILINGUAL else {}
+    languages = language_ids(_special_ids(tokenizer)) if reader.model_type in MULTILINGUAL else {}
     if data is None:
         _add_tokens(tokenizer, reader)
     return ConvertedTokenizers(tokenizer, tokenizer, languages)
@@ -88,8 +117,10 @@ def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
     model = read_sentencepiece(data, file)
     if END not in model.ids:
         raise ImportFailedError(f"{file} has no piece {END!r}, which ends a text")
-    tokenizer = convert_sentencepiece(model, special=[END])
-    _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+    with _library_errors(file):
+        tokenizer = convert_sentencepiece(model, special=[END])
+        _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
+        _try(tokenizer)
     return tokenizer
 
 

@@ -6,6 +6,7 @@ BART), SentencePiece with Metaspace (T5, XLM-R, NLLB, Marian), SentencePiece wit
 other tokens are, except for the first token, which may lose its leading space.
 """
 
+import base64
 import codecs
 import itertools
 import json
@@ -43,6 +44,7 @@ SLOW_OUTER_SPACES = r"\A +|[ ▁]+\z"
 # Rules of a tokenizer may make a text this many times longer. They are applied to all of it while
 # Python's global lock is held.
 MAX_GROWTH = 1000
+MAX_TOKENS = 1 << 22  # of a vocabulary
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
 FIRST = "a"  # a token before another one, to find the text that the other adds
 
@@ -473,7 +475,7 @@ def read_tokenizer(path: Path) -> TextTokenizer:
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
-        _check_growth(tokenizer)
+        check_bounds(tokenizer)
         _replace_slow_pattern(tokenizer)
         return TextTokenizer(tokenizer)
     except INTERRUPTIONS:
@@ -537,13 +539,21 @@ def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield config
 
 
-def _check_growth(tokenizer: Tokenizer) -> None:
-    """Check that no part of a tokenizer makes a text very much longer, as a few rules can that each
-    double it.
+def check_bounds(tokenizer: Tokenizer) -> None:
+    """Check that the work and the memory of a tokenizer are bounded.
+
+    Tables of tokens have a row for each id. A few rules that each double a text make it very much
+    longer.
 
     Raises:
-        ValueError: a part does.
+        ValueError: an id is too large, or a part makes a text too long.
     """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise ValueError("it has no tokens")
+    largest = max(vocabulary.values())
+    if largest >= MAX_TOKENS:
+        raise ValueError(f"it has the token id {largest}; ids must be less than {MAX_TOKENS}")
     parts = {
         "normalizer": tokenizer.normalizer,
         "pre-tokenizer": tokenizer.pre_tokenizer,
@@ -569,8 +579,19 @@ def _growth_of(step: dict[str, Any]) -> float:
             one["Sequence"]["id"] for part in ("single", "pair") for one in step[part] if "Sequence" in one
         )
         return max(1.0, *(count / 2 for count in counts.values()))
-    # A character has at most 18 others in NFKC, and 4 bytes in UTF-8.
-    return {"Precompiled": 18.0, "ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
+    if kind == "Precompiled":
+        return _longest_rule(base64.b64decode(step["precompiled_charsmap"]))
+    # A character has at most 4 bytes in UTF-8.
+    return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
+
+
+def _longest_rule(charsmap: bytes) -> float:
+    """Return the length of the longest text that SentencePiece's compiled rules insert.
+
+    The rules are the size of a trie in four bytes, the trie, and texts that end with a zero.
+    """
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
+    return float(max(1, *map(len, texts.split("\0"))))
 
 
 def _matches_nothing(pattern: str) -> bool:

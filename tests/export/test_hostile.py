@@ -1,0 +1,371 @@
+"""Checkpoints that were made to crash an import, or to make it work without end."""
+
+import json
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+
+from export import pipeline
+from export.errors import ImportFailedError
+from export.limits import bounded_memory
+from export.options import BundleMetadata
+from export.pipeline import Exported, export_checkpoint
+from export.sources.chat_template import ChatTemplateError, convert
+from export.tokenizers.sentencepiece import SentencePieceModel
+from model.errors import UsageError
+from service.text.tokenizer import check_bounds
+from tests.export.hostile import CHECKPOINTS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
+from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+
+SECONDS = 30  # of an import of a tiny checkpoint on a busy machine
+MEMORY = 2 << 30
+SAMPLE = 6  # changes of each family in the fast test
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check bundles in this process, which takes a tenth of the time."""
+    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that returns the checkpoint of a family, which is written once."""
+    folder = tmp_path_factory.mktemp("originals")
+
+    def find(family: str) -> Path:
+        path = folder / family
+        return path if path.exists() else write_checkpoint(family, path)
+
+    return find
+
+
+@pytest.fixture
+def copy_of(originals: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    def copy(family: str) -> Path:
+        folder = tmp_path / "checkpoint"
+        shutil.rmtree(folder, ignore_errors=True)
+        return Path(shutil.copytree(originals(family), folder))
+
+    return copy
+
+
+def import_folder(folder: Path) -> Exported:
+    """Import a checkpoint with limits of time and memory."""
+    started = time.monotonic()
+    try:
+        with bounded_memory(MEMORY):
+            return export_checkpoint(folder, folder.parent / "bundle", BundleMetadata("hostile"))
+    finally:
+        assert time.monotonic() - started < SECONDS
+
+
+def refusal_of(folder: Path) -> str:
+    with pytest.raises((ImportFailedError, UsageError)) as raised:
+        import_folder(folder)
+    assert not list(folder.parent.glob("bundle*"))
+    return str(raised.value)
+
+
+def try_changes(folder: Path, changes: Iterator[Change], copy_of: Callable[[str], Path]) -> tuple[int, int]:
+    """Import a checkpoint with each change; return the numbers of accepted and refused ones."""
+    accepted = refused = 0
+    for change in changes:
+        changed = copy_of(folder.name)
+        change.apply(changed)
+        try:
+            import_folder(changed)
+            accepted += 1
+        except (ImportFailedError, UsageError):
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"{folder.name}: {change} is {type(error).__name__}: {error}") from error
+    return accepted, refused
+
+
+@pytest.mark.parametrize("family", CHECKPOINTS)
+def test_a_changed_value_is_imported_or_refused_with_a_sentence(
+    family: str, originals: Callable[[str], Path], copy_of: Callable[[str], Path]
+) -> None:
+    folder = originals(family)
+    import_folder(copy_of(family))  # the checkpoint itself is right
+    sample = random.Random(family).sample(list(changes_of(folder)), SAMPLE)
+    assert sum(try_changes(folder, iter(sample), copy_of)) == SAMPLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CHECKPOINTS)
+def test_each_changed_value_is_imported_or_refused_with_a_sentence(
+    family: str, originals: Callable[[str], Path], copy_of: Callable[[str], Path]
+) -> None:
+    folder = originals(family)
+    accepted, refused = try_changes(folder, changes_of(folder), copy_of)
+    assert accepted > 50
+    assert refused > 500
+
+
+# Sizes of configurations
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**9, int("9" * 400)], ids=["zero", "negative", "10^9", "400 digits"])
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("bert", "num_hidden_layers"),
+        ("bert", "hidden_size"),
+        ("bert", "max_position_embeddings"),
+        ("bert", "vocab_size"),
+        ("llama", "num_hidden_layers"),
+        ("llama", "head_dim"),
+        ("llama", "max_position_embeddings"),
+        ("marian", "d_model"),
+        ("marian", "max_position_embeddings"),
+        ("t5", "num_layers"),
+        ("t5", "num_decoder_layers"),
+        ("t5", "d_model"),
+        ("t5", "d_kv"),
+        ("t5", "relative_attention_num_buckets"),
+        ("t5", "vocab_size"),
+    ],
+)
+def test_a_size_that_the_tensors_do_not_have_is_refused(
+    family: str, key: str, value: int, copy_of: Callable[[str], Path]
+) -> None:
+    folder = copy_of(family)
+    Change("config.json", (key,), value).apply(folder)
+    assert "config.json" in refusal_of(folder)
+
+
+def test_a_table_of_positions_has_a_limit(copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("m2m_100")  # its sinusoids are not stored, so that no tensor has their number
+    Change("config.json", ("max_position_embeddings",), 1000).apply(folder)
+    assert import_folder(folder).manifest.limits.max_source_tokens == 1000
+    shutil.rmtree(folder)
+    write_checkpoint("m2m_100", folder, d_model=128)
+    Change("config.json", ("max_position_embeddings",), 1 << 20).apply(folder)
+    shutil.rmtree(folder.parent / "bundle")
+    assert "whose tables would have 134,217,728 numbers; at most 67,108,864" in refusal_of(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [5, [], "text"])
+def test_a_file_that_is_no_object_is_refused(file: str, content: Any, copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("llama")
+    write_json(folder / file, content)
+    assert file in refusal_of(folder)
+
+
+# Ids that the model does not have
+
+
+@pytest.mark.parametrize(
+    ("family", "file", "key", "value", "message"),
+    [
+        (
+            "llama",
+            "generation_config.json",
+            "eos_token_id",
+            99999999,
+            "eos_token_id is 99999999, but the model has onl",
+        ),
+        ("bart", "generation_config.json", "forced_bos_token_id", 10**9, "forced_bos_token_id is 1000000000, but the"),
+        (
+            "gpt2",
+            "generation_config.json",
+            "suppress_tokens",
+            [30],
+            "suppress_tokens or bad_words_ids is 30, but the mo",
+        ),
+        ("bert", "config.json", "pad_token_id", 30, "pad_token_id is 30, but the model has only 30 tokens; correct it"),
+    ],
+)
+def test_an_id_beyond_the_vocabulary_is_refused(
+    family: str, file: str, key: str, value: Any, message: str, copy_of: Callable[[str], Path]
+) -> None:
+    folder = copy_of(family)
+    Change(file, (key,), value).apply(folder)
+    assert message in refusal_of(folder)
+
+
+# Tokenizers
+
+
+def doubling() -> Tokenizer:
+    tokenizer = tokenizer_of()
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace("a", "aa")] * 40)
+    return tokenizer
+
+
+def with_decoder_for_speech() -> Tokenizer:
+    tokenizer = tokenizer_of()
+    tokenizer.decoder = decoders.CTC()
+    return tokenizer
+
+
+def with_slow_expression() -> Tokenizer:
+    tokenizer = tokenizer_of()
+    tokenizer.normalizer = normalizers.Replace(Regex("(a+)+b"), "c")
+    return tokenizer
+
+
+def with_template_id(id_: int) -> Tokenizer:
+    document = json.loads(tokenizer_of().to_str())
+    document["post_processor"]["special_tokens"]["[SEP]"]["ids"] = [id_]
+    return Tokenizer.from_str(json.dumps(document))
+
+
+def empty() -> Tokenizer:
+    return Tokenizer(models.WordLevel({}, unk_token="<unk>"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (doubling, r"its normalizer can make a text 1.1e\+12 times longer"),
+        (with_decoder_for_speech, "its decoder has the step CTC, which is not supported here"),
+        (
+            with_slow_expression,
+            "the tokenizer fails for a text of 5001 characters, which starts with 'aaaaaaaaaaaaaaaa",
+        ),
+        (partial(with_template_id, 99), "the tokenizer gives the token id 99, but the model has only 30 tokens"),
+        (empty, "it has no tokens"),
+    ],
+    ids=["doubling", "decoder for speech", "slow expression", "id of a template", "empty"],
+)
+@pytest.mark.parametrize("family", ["mpnet", "gpt2"])
+def test_a_tokenizer_that_the_service_cannot_use_is_refused(
+    make: Callable[[], Tokenizer], message: str, family: str, copy_of: Callable[[str], Path]
+) -> None:
+    folder = copy_of(family)
+    (folder / "tokenizer.json").write_text(make().to_str(), encoding="utf-8")
+    with pytest.raises(ImportFailedError, match=message):
+        import_folder(folder)
+
+
+def test_a_large_id_is_refused_before_a_table_of_tokens_is_made(copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("mpnet")
+    Change("tokenizer.json", ("model", "vocab", "z"), 10**9).apply(folder)
+    assert "it has the token id 1000000000; ids must be less than 4194304" in refusal_of(folder)
+
+
+@pytest.mark.parametrize("charsmap", [b"\1", struct.pack("<I", 100) + bytes(range(100)) * 2])
+def test_damaged_rules_of_a_sentencepiece_model_are_refused(charsmap: bytes, copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("marian")
+    pieces = (*special_pieces("<unk>", "</s>"), *unigram_pieces("▁", *"abcdefghijklmnop"))
+    model = SentencePieceModel(pieces, charsmap=charsmap)
+    (folder / "source.spm").write_bytes(write_sentencepiece(model))
+    assert "the tokenizer" in refusal_of(folder)
+
+
+def test_rules_with_a_long_text_are_refused() -> None:
+    tokenizer = tokenizer_of()
+    tokenizer.normalizer = normalizers.Precompiled(struct.pack("<I", 4) + bytes(4) + b"a" * 2000 + b"\0")
+    with pytest.raises(ValueError, match="its normalizer can make a text 2e\\+03 times longer"):
+        check_bounds(tokenizer)
+
+
+def test_a_model_that_reads_only_special_tokens_is_refused(copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("mpnet")
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 2})
+    modules = [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}]
+    modules += [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    write_json(folder / "modules.json", modules)
+    (folder / "1_Pooling").mkdir()
+    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
+    assert "a text of one token has 3 tokens with the special tokens and the prompt of the model" in refusal_of(folder)
+
+
+# Chat templates
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "it takes more than 1000000",
+        ),
+        ("{{ [1]|slice(1000000000)|list|length }}", "it takes more than 1000000 steps"),
+        (
+            "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "256 MiB of me",
+        ),
+        ("{{ '%0999999999d' % 1 }}", "it needs more than 256 MiB of memory"),
+        ("{{ 'a'.center(5000000000) }}", "it needs more than 256 MiB of memory"),
+        ("{{ 10 ** 100000000 }}", "powers are not supported"),
+        ("{{ lipsum(n=100000) }}", "'lipsum' is undefined"),
+        ("{% if true %}" * 3000 + "{% endif %}" * 3000, "it is nested too deeply"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "it is nested too deeply"),
+        ("{% for a in [1] %}" * 40 + "{% endfor %}" * 40, "it is nested too deeply"),
+        ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "it is nested too deeply"),
+        (" " * 200_000, "characters, and at most 131072 are supported"),
+    ],
+)
+def test_the_work_of_a_chat_template_has_limits(start: str, message: str) -> None:
+    assert convert(TEMPLATE, {}).reply == "<bot>"
+    started = time.monotonic()
+    with pytest.raises(ChatTemplateError, match=message):
+        convert(start + TEMPLATE, {})
+    assert time.monotonic() - started < SECONDS
+
+
+# The process with limits. `tests.export.limited` is a command that needs them.
+
+
+@pytest.mark.parametrize(
+    ("work", "message"),
+    [
+        (
+            "loop",
+            "error: the work loop took more than 1 seconds, so it was ended; a file of the checkpoint asks for unb",
+        ),
+        (
+            "panic",
+            "error: the work panic ended with the signal SIGABRT: a library failed on a file of the checkpoint, w",
+        ),
+        (
+            "kill",
+            "error: the work kill was ended, probably because there is too little memory; end other programs and ",
+        ),
+        (
+            "memory",
+            "error: the work memory needs more memory than is there or than files of this size need; a file of ",
+        ),
+    ],
+)
+def test_a_process_that_exceeds_a_limit_is_one_error(work: str, message: str) -> None:
+    done = run_code(f"from export.limits import run_limited; sys.exit(run_limited('tests.export.limited', ['{work}']))")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(message)
+
+
+def test_a_limited_process_returns_the_status_of_its_command() -> None:
+    done = run_code("from export.limits import run_limited; sys.exit(run_limited('tests.export.limited', ['7']))")
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+def run_code(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"import sys; {code}"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+
+
+def test_the_command_line_exports_in_a_limited_process(copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("mpnet")
+    Change("config.json", ("hidden_size",), 10**9).apply(folder)
+    command = [sys.executable, "-m", "sightline", "export", str(folder), "--out", str(folder.parent / "bundle")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: ")
