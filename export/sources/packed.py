@@ -15,6 +15,7 @@ Both have `scales` (G, N). Other tensors, such as embeddings, are stored as usua
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ GPTQ_BITS, AWQ_BITS = (2, 4, 8), 4
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # place in a word of each of eight outputs
 PACKED = ("qweight", "qzeros", "scales", "g_idx")
 
-Integers = NDArray[np.int64]
+Integers = NDArray[np.signedinteger[Any]]
 
 # Keys of quantization_config that describe how the weights were computed, or choose a kernel.
 _HARMLESS = (
@@ -178,9 +179,9 @@ class _Matrix:
     def _unpack(self, name: str, axis: int) -> Integers:
         """Return the integers of a tensor whose words have several of them along an axis."""
         bits = self._packing.bits
-        words = self._tensors.integers(f"{self._module}.{name}").astype(np.int64)
+        words = self._tensors.integers(f"{self._module}.{name}")
         places = AWQ_PLACES if self._packing.method == "AWQ" else range(WORD_BITS // bits)
-        parts = [words >> (bits * place) & ((1 << bits) - 1) for place in places]
+        parts = [(words >> (bits * place) & ((1 << bits) - 1)).astype(np.int16) for place in places]
         shape = [size * (len(parts) if number == axis else 1) for number, size in enumerate(words.shape)]
         return np.stack(parts, axis=axis + 1).reshape(shape)
 

@@ -37,6 +37,12 @@ def test_a_well_known_model_is_supported_or_refused_with_a_sentence(path: Path) 
         ("sentence-transformers--all-MiniLM-L6-v2", "encoder"),
         ("albert--albert-base-v2", "encoder"),
         ("meta-llama--Llama-3.2-1B-Instruct", "decoder"),
+        ("microsoft--Phi-3.5-mini-instruct", "decoder"),
+        ("microsoft--Phi-4-mini-instruct", "decoder"),
+        ("EleutherAI--pythia-160m", "decoder"),
+        ("facebook--opt-125m", "decoder"),
+        ("allenai--OLMo-2-0425-1B", "decoder"),
+        ("ibm-granite--granite-3.3-2b-instruct", "decoder"),
         ("Helsinki-NLP--opus-mt-en-de", "encoder-decoder"),
     ],
 )
