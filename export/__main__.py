@@ -64,7 +64,8 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         "--max-tokens",
         type=_positive,
         metavar="TOKENS",
-        help="longest sequence of an imported model, which limits its memory (default: that of the checkpoint)",
+        help="longest sequence of an imported model, which limits its memory (default: that of the checkpoint; a T5 "
+        "can have more)",
     )
     parser.add_argument(
         "--task",

@@ -72,7 +72,7 @@ class BundleMetadata:
 class ExportOptions:
     """Options of an export that change the graphs, the limits or the check."""
 
-    max_tokens: int | None = None  # lower limit of positions than the checkpoint's, to save memory
+    max_tokens: int | None = None  # lower limit of positions than the checkpoint's; T5 can have a higher one
     task: str | None = None  # a task that the model must be able to do
     ops: Ops = "contrib"  # operators of the graphs
     shortlist: bool = False  # restrict a Firefox model to its shortlist

@@ -195,6 +195,12 @@ def all_rows(texts: Sequence[Sequence[int]]) -> list[Positions]:
     return [np.arange(len(text)) for text in texts]
 
 
+def _positions(text: Sequence[int], padding: int | None) -> Positions:
+    """Return the rows of the table of positions for the tokens of a text, see `Embedding`."""
+    is_counted = np.array(text) != padding
+    return np.arange(len(text)) if padding is None else np.cumsum(is_counted) * is_counted
+
+
 class ReferenceLayers:
     """Layers of one stack. Arrays (N, …) have the tokens of all texts, one text after another."""
 
@@ -238,7 +244,7 @@ class ReferenceLayers:
             types = np.concatenate([np.minimum(1, [0, *one[:-1]]) for one in seen])
             x = x + weights.read(f"{self.name}.types.weight")[types]
         if options.has_positions:
-            positions = np.concatenate(all_rows(texts))
+            positions = np.concatenate([_positions(text, options.padding) for text in texts])
             x = x + weights.read(f"{self.name}.positions.weight")[positions]
         if options.has_norm:
             x = self.norm(x, f"{self.name}.embedding_norm")

@@ -136,6 +136,9 @@ class Embedding:
     scale: float = 1.0
     has_positions: bool = False  # adds a learned or sinusoidal table
     skipped_positions: int = 0  # rows at the start of the checkpoint's table that no token uses
+    # This token id has row 0 of the table and is not counted: the others have rows 1, 2, … in their
+    # order. None: the rows are the indices of the tokens. Only in an encoder.
+    padding: int | None = None
     # Tokens after the first occurrence of this token id have type 1, others type 0.
     type_separator: int | None = None
     types: int = 0  # rows of an added table of token types; always type 0 without a separator
@@ -143,6 +146,11 @@ class Embedding:
     # Size of the vectors before a linear layer to the width of the model. None: no such layer.
     projected_from: int | None = None
     projects_tokens: bool = False  # that layer has no bias and precedes the positions
+
+    @property
+    def position_offset(self) -> int:
+        """Return the number of rows before that of the first token in the table of positions."""
+        return int(self.padding is not None)
 
 
 @dataclass(frozen=True)
@@ -230,6 +238,12 @@ class Description:
     # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
     guided_alignment: tuple[int, int] | None = None
     shortlist: Shortlist | None = None  # None: the decoder can generate all tokens
+
+    @property
+    def has_position_limit(self) -> bool:
+        """Return False if all positions are relative, so that training alone has a limit."""
+        stacks = [stack for stack in (self.encoder, self.decoder) if stack is not None]
+        return any(stack.relative_bias is None or stack.embedding.has_positions for stack in stacks)
 
     @property
     def is_decoder_only(self) -> bool:

@@ -173,7 +173,8 @@ def _describe(
         FeedForward(activation(config.text("hidden_act", default_activation)), config.integer("intermediate_size")),
         embedding,
     )
-    longest = config.integer("max_position_embeddings", 512) - embedding.skipped_positions
+    unused = embedding.skipped_positions + embedding.position_offset
+    longest = config.integer("max_position_embeddings", 512) - unused
     return Description(family, config.integer("vocab_size"), longest, stack)
 
 
@@ -232,9 +233,9 @@ def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 
 
 def _roberta(config: Config, tensors: Tensors, family: str = "roberta") -> Description:
-    # Positions start after that of padding, which is the id of the padding token.
-    skipped, types = config.integer("pad_token_id", 1, least=0) + 1, config.integer("type_vocab_size", 2)
-    embedding = Embedding(has_positions=True, skipped_positions=skipped, types=types, has_norm=True)
+    # The position of padding is the id of the padding token, and those of tokens follow it.
+    padding, types = config.integer("pad_token_id", 1, least=0), config.integer("type_vocab_size", 2)
+    embedding = Embedding(has_positions=True, skipped_positions=padding, padding=padding, types=types, has_norm=True)
     return _add_head(_describe(config, family, embedding), config, _ROBERTA_HEAD)
 
 
@@ -270,12 +271,12 @@ def _electra_modules(model: Description, tensors: Tensors) -> Mapping[str, Sourc
 
 # MPNet has a relative bias in all layers. The id of its padding token, after which positions start,
 # and the parameters of the bias are constants in transformers.
-_MPNET_SKIPPED = 2
+_MPNET_PADDING = 1
 _MPNET_BIAS = RelativeBias(buckets=32, max_distance=128, bidirectional=True)
 
 
 def _mpnet(config: Config, tensors: Tensors) -> Description:
-    embedding = Embedding(has_positions=True, skipped_positions=_MPNET_SKIPPED, has_norm=True)
+    embedding = Embedding(has_positions=True, skipped_positions=_MPNET_PADDING, padding=_MPNET_PADDING, has_norm=True)
     model = _describe(config, "mpnet", embedding)
     config.neutral("relative_attention_num_buckets", _MPNET_BIAS.buckets)
     assert model.encoder is not None, "an encoder was described"
@@ -286,7 +287,7 @@ def _mpnet(config: Config, tensors: Tensors) -> Description:
 def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     prefix = _prefix(tensors, "mpnet.", "embeddings.word_embeddings")
     layer = f"{prefix}encoder.layer.{{}}"
-    modules = _embedding_modules(f"{prefix}embeddings", _MPNET_SKIPPED) | _layer_modules(layer)
+    modules = _embedding_modules(f"{prefix}embeddings", _MPNET_PADDING) | _layer_modules(layer)
     for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
         modules[f"encoder.{{}}.self_attention.{part}"] = f"{layer}.attention.attn.{name}"
     modules["encoder.{}.self_attention_norm"] = f"{layer}.attention.LayerNorm"

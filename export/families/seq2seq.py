@@ -80,7 +80,12 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
             variant.norm_place,
             (attention,) * count(config, f"{name}_layers"),
             FeedForward(function, config.integer(f"{name}_ffn_dim")),
-            Embedding(scale, has_positions=True, has_norm=variant.has_embedding_norm),
+            Embedding(
+                scale,
+                has_positions=True,
+                padding=_M2M100_PAD if variant.positions == "fairseq" and name == "encoder" else None,
+                has_norm=variant.has_embedding_norm,
+            ),
             cross=attention if name == "decoder" else None,
             has_final_norm=variant.has_final_norm,
         )
@@ -124,6 +129,8 @@ def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping
         modules[f"{stack}.embedding_norm"] = f"{start}{stack}.layernorm_embedding"
         modules[f"{stack}.norm"] = f"{start}{stack}.layer_norm"
         modules[f"{stack}.positions"] = _positions(variant, model, f"{start}{stack}.embed_positions", tensors)
+        if stack == "encoder" and variant.positions == "fairseq":
+            modules[f"{stack}.positions"] = partial(_padded_sinusoids, model)
         modules[f"{layer}.feed_forward.inner"] = f"{name}.fc1"
         modules[f"{layer}.feed_forward.outer"] = f"{name}.fc2"
         modules[f"{layer}.feed_forward_norm"] = f"{name}.final_layer_norm"
@@ -169,6 +176,13 @@ def _positions(variant: _Variant, model: Description, name: str, tensors: Tensor
         return partial(timescale_sinusoids, model.max_positions, stack.width, _M2M100_PAD + 1)
     # Transformers does not save this table, but reads it.
     return name if f"{name}.weight" in tensors else partial(_sinusoid_halves, model.max_positions, stack.width)
+
+
+def _padded_sinusoids(model: Description) -> Array:
+    """Return the positions of an encoder whose padding token has a row of zeros."""
+    assert model.encoder is not None, "an encoder-decoder has an encoder"
+    table = timescale_sinusoids(model.max_positions, model.encoder.width, _M2M100_PAD + 1)
+    return np.concatenate([np.zeros_like(table[:1]), table])
 
 
 def _sinusoid_halves(positions: int, width: int) -> Array:

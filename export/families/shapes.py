@@ -90,7 +90,7 @@ def _embedding(name: str, stack: Stack, model: Description, weights: Weights) ->
     yield "embedding.weight" if is_shared else f"{name}.embedding.weight", (vocabulary, size)
     size = stack.width if options.projects_tokens else size
     if options.has_positions:
-        yield f"{name}.positions.weight", (model.max_positions, size)
+        yield f"{name}.positions.weight", (model.max_positions + options.position_offset, size)
     if options.types:
         yield f"{name}.types.weight", (options.types, size)
     if options.has_norm:

@@ -90,7 +90,7 @@ def describe(
         tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
-        max_tokens: lower limit of positions than the checkpoint's.
+        max_tokens: other limit of positions than the checkpoint's, see `_positions`.
         is_embedding: the folder is one of sentence-transformers. Its decoder-only model computes
             embeddings and generates no text, whatever class saved it.
         answers: token ids of yes and no, if a decoder-only model is a reranker.
@@ -166,9 +166,11 @@ def _positions(model: Description, max_tokens: int | None) -> int:
     Raises:
         ImportFailedError: it is not positive, or larger than the tables of any graph should be.
     """
-    positions = min(
-        model.max_positions if max_tokens is None else max_tokens, model.max_positions, *rotary_limits(model)
-    )
+    positions = max_tokens or model.max_positions
+    if model.has_position_limit:
+        positions = min(positions, model.max_positions, *rotary_limits(model))
+    elif max_tokens is not None and max_tokens > MAX_POSITIONS:
+        raise ImportFailedError(f"--max-tokens must be at most {MAX_POSITIONS:,}, got {max_tokens:,}")
     if not 1 <= positions <= MAX_POSITIONS:
         raise ImportFailedError(
             f"config.json gives the model {model.max_positions:,} positions; supported are 1 to {MAX_POSITIONS:,}: "

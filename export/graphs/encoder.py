@@ -45,9 +45,12 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
     size = graph.add("Shape", ids, start=1)  # (1,)
     layers = LayerBuilder(graph, weights, "encoder", stack)
     first = graph.constant([0], np.int64)
+    padding = stack.embedding.padding
 
     def at_positions(table: str) -> str:
-        return graph.add("Slice", table, first, size, first)
+        if padding is None:
+            return graph.add("Slice", table, first, size, first)
+        return graph.add("Gather", table, _counted_positions(graph, ids, padding))
 
     x = embedded = layers.embed(ids, at_positions)
     attend = EncoderAttention(layers, model.max_positions, size, lengths)
@@ -71,6 +74,13 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
     if model.shortlist is not None:
         _add_shortlist(graph, model.shortlist, model.vocabulary, ids, lengths)
     return graph.build()
+
+
+def _counted_positions(graph: GraphBuilder, ids: str, padding: int) -> str:
+    """Number the tokens of each row from 1; those of `padding` get 0. The shape is (B, S)."""
+    is_counted = graph.add("Not", graph.add("Equal", ids, graph.constant(padding, np.int64)))
+    counted = graph.add("Cast", is_counted, to=INT64)
+    return graph.add("Mul", graph.add("CumSum", counted, graph.constant(1, np.int64)), counted)
 
 
 class EncoderAttention:

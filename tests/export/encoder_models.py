@@ -275,7 +275,9 @@ class Imported:
         return self.model.encoder.layers
 
 
-def import_folder(folder: Path, out: Path, tokenizer: Mapping[str, Any] = TOKENIZER) -> Imported:
+def import_folder(
+    folder: Path, out: Path, tokenizer: Mapping[str, Any] = TOKENIZER, max_tokens: int | None = None
+) -> Imported:
     """Import a folder as a graph, and check that all its keys and tensors are known."""
     with open_folder(folder) as checkpoint:
         family = find_family(checkpoint.config)
@@ -285,7 +287,7 @@ def import_folder(folder: Path, out: Path, tokenizer: Mapping[str, Any] = TOKENI
         tensors = Tensors.of_arrays(
             {name: np.zeros(0, np.float32) if name.endswith("_ids") else stored.read(name) for name in stored.names}
         )
-        model, weights = describe(family, checkpoint.config, tensors, tokenizer)
+        model, weights = describe(family, checkpoint.config, tensors, tokenizer, max_tokens=max_tokens)
         checkpoint.config.check_all_read()
     with WeightFile(out / "weights.bin") as file:
         graph = encoder_graph(model, weights, file)

@@ -21,7 +21,7 @@ from export.graphs.disentangled import rows_of_distances
 from export.graphs.relative import buckets
 from export.sources.checkpoint import Tensors, open_folder
 from model.rounding import reference
-from tests.export.encoder_models import FAMILIES, TOKENIZER, compute, import_folder, make_model, random_rows
+from tests.export.encoder_models import CLS, FAMILIES, SEP, TOKENIZER, compute, import_folder, make_model, random_rows
 
 ROTARY_TYPES = ("modernbert", "nomic_bert", "gte")
 UNIT_ROUNDOFF_RATIO = 2.0**-29  # of float64 and float32
@@ -171,7 +171,7 @@ def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["T5", "MT5"])
 def test_encoders_of_t5(family: str, tmp_path: Path) -> None:
-    """Their distances reach the last bucket."""
+    """Their distances reach the last bucket, and more positions than those of the training."""
     sizes = {"d_model": 36, "d_kv": 12, "num_heads": 5, "d_ff": 71, "num_layers": 3, "vocab_size": 211}
     buckets = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
     torch.manual_seed(0)
@@ -180,7 +180,12 @@ def test_encoders_of_t5(family: str, tmp_path: Path) -> None:
         torch.nn.init.normal_(parameter, std=0.3)
     model.eval().set_attn_implementation("eager")
     model.save_pretrained(tmp_path)
-    imported = import_folder(tmp_path, tmp_path)
+    edited = json.loads((tmp_path / "config.json").read_text()) | {"n_positions": 20}
+    (tmp_path / "config.json").write_text(json.dumps(edited))
+    with pytest.raises(ImportFailedError, match="--max-tokens must be at most 1,048,576, got 1,048,577"):
+        import_folder(tmp_path, tmp_path, max_tokens=(1 << 20) + 1)
+    assert import_folder(tmp_path, tmp_path).model.max_positions == 20
+    imported = import_folder(tmp_path, tmp_path, max_tokens=30)
     rows = random_rows(211, [1, 30, 7])
     results = imported.run(rows)
     for row, ids in enumerate(rows):
@@ -191,6 +196,34 @@ def test_encoders_of_t5(family: str, tmp_path: Path) -> None:
         for name, array in expected.items():
             assert_allclose(given[name], array.numpy(), rtol=0, atol=1e-4, err_msg=name)
         assert_allclose(given["hidden"], exact.hidden, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("roberta", {"pad_token_id": CLS}),
+        ("xlm-roberta", {"pad_token_id": SEP}),
+        ("roberta", {"pad_token_id": 110}),
+        ("mpnet", {}),
+    ],
+)
+def test_padding_token_in_a_text_takes_no_position(name: str, options: dict[str, int], tmp_path: Path) -> None:
+    model = make_model(FAMILIES[name], "Model", **(options | {"max_position_embeddings": 133}))
+    model.save_pretrained(tmp_path)
+    padding = model.config.pad_token_id if options else 1
+    imported = import_folder(tmp_path, tmp_path)
+    assert imported.model.max_positions == 132 - padding
+    rows = random_rows(211, [12, 5, 1, 20])
+    rows[0][3] = rows[0][4] = padding
+    results = imported.run(rows)
+    for index, ids in enumerate(rows):
+        expected, limits = reference(model, pairs=1).limits(
+            lambda model, ids=ids: compute(model, ids, num_types(model))
+        )
+        given, twin = imported.row(results, index, len(ids)), imported.reference.encode(ids)
+        for part, exact in {"hidden": twin.hidden, "maps": twin.maps}.items():
+            assert_allclose(given[part], expected[part], rtol=0, atol=limits[part], err_msg=part)
+            assert_allclose(exact, expected[part], rtol=0, atol=limits[part] * UNIT_ROUNDOFF_RATIO, err_msg=part)
 
 
 def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:

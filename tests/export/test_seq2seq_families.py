@@ -398,6 +398,20 @@ def test_unknown_tensors_are_rejected(marian_folder: Path) -> None:
         import_folder(marian_folder, MARIAN)
 
 
+def test_padding_token_in_a_source_takes_no_position(
+    pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = next(case for case in CASES if case.family is M2M100)
+    pair = find_pair(case, pairs, tmp_path_factory)
+    source = [5, 1, 6, 1, 1, 7, 8]
+    runs, _ = run_rows(pair.imported.sessions, [source], [[2, 9, 10]])
+    assert_close(runs[0], transformers_run(pair.expected, source, [2, 9, 10]))
+    with open_folder(pair.folder) as folder:
+        weights = Weights(folder.tensors, M2M100.modules(pair.imported.model, folder.tensors))
+        hidden = Reference(pair.imported.model, weights).encode(source).hidden
+    np.testing.assert_allclose(hidden, runs[0].hidden, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
