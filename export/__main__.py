@@ -187,7 +187,7 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
         "--texts",
         type=Path,
         metavar="FILE",
-        help="file with one text per line for comparing embeddings, perplexity or outputs with float32 (default "
+        help="file with one text per line for comparing embeddings, predictions or outputs with float32 (default "
         "without --data: tests/data/sentences.txt of the repository, if the model reads English)",
     )
     measured.add_argument("--unverified", action="store_true", help="do not measure the loss; the manifest records it")

@@ -29,7 +29,7 @@ from export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor,
 from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
 from export.sources.firefox.marian_binary import open_marian, read_file
 from export.sources.firefox.shortlist import Shortlist, parse_shortlist
-from export.sources.generation import Generation, read_generation
+from export.sources.generation import Generation, after_forced_tokens, read_generation
 from export.sources.packed import packed_format
 from export.sources.reranker import read_reranker
 from export.sources.sentence_transformers import SentenceOptions, read_sentence_options
@@ -228,7 +228,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
-        notes=(*notes, *_rotary_note(model, folder.config)),
+        notes=(*notes, *generation.notes, *_rotary_note(model, folder.config)),
     )
     if model.is_decoder_only:
         described = _with_chat(described, folder, tokenizers.source)
@@ -393,6 +393,8 @@ def _languages(
     forced = [tag for tag, prefix in prefixes.items() if prefix[0] in generation.start_ids[1:]]
     targets = [*forced, *(tag for tag in ids if tag not in forced)]
     languages = Languages(sources=sources, targets=tuple(targets), source_prefix=prefixes, target_prefix=prefixes)
+    if len(generation.start_ids) == 1:  # lengths do not count the token of the language yet
+        generation = after_forced_tokens(generation, 1)
     return languages, replace(generation, start_ids=generation.start_ids[:1])
 
 

@@ -44,7 +44,8 @@ MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as 
 MIN_COSINE = 0.99  # of the embeddings, mean of the texts
 MIN_SAME_LABELS = 0.98  # share of equal best labels
 MAX_SCORE_DIFFERENCE = 0.1  # of the probability that a model with a single label returns
-MAX_PERPLEXITY_RATIO = 1.02
+MAX_DIVERGENCE = 0.05  # mean Kullback-Leibler divergence of predicted tokens, in nats
+MIN_SAME_FIRST = 0.9  # share of equal most probable tokens
 MIN_CHRF = 95.0  # chrF against any reference then falls by at most about 5
 MIN_PAIRS = 1000  # with fewer pairs, chance often changes a difference of BLEU by more than `MAX_LOSS`
 

@@ -233,27 +233,52 @@ class Languages(_Part):
 
 
 ChatRole = Literal["system", "user", "assistant"]
-TemplateText = Annotated[str, Field(pattern=r"^[^{}]*\{\}[^{}]*$")]  # {} is replaced by the message
+# The time of the request in a format of strftime, such as "{now:%d %b %Y}"; without widths, whose
+# output could have any size.
+NOW = r"\{now:((?:[^{}%]|%-?[A-Za-z%])+)\}"
+# {} is replaced by the message.
+TemplateText = Annotated[str, Field(pattern=rf"^(?:[^{{}}]|{NOW})*\{{\}}(?:[^{{}}]|{NOW})*$")]
+
+
+class Thinking(_Part):
+    """Treatment of thinking in replies, which a model writes between `start` and `end`.
+
+    A reply that has `end` begins after its last `end`, without the characters `strip` at its start.
+    A question is a message of the user that is no response of a tool.
+    """
+
+    start: str = "<think>"
+    end: str = "</think>"
+    strip: str = ""
+    is_kept: bool = False  # replies after the last question keep their thinking
+    tool_response: tuple[str, str] | None = None  # start and end of a user's message that is no question
 
 
 class ChatTemplate(_Part):
     """Templates that format a dialogue as one text.
 
     Each message is inserted into the template of its role; `reply` is appended at the end. Special
-    tokens in the templates are recognised by their names, those in messages are plain text.
+    tokens in the templates are recognised by their names, those in messages are plain text. In all
+    texts, `{now:%d %b %Y}` is the time of the request in this format.
     """
 
     begin: str = ""  # text before the first message
     system: TemplateText | None = None  # None: system messages are put before the first user message
+    later_system: TemplateText | None = None  # system messages after the first one; None: as `system`
+    one_system: bool = False  # a dialogue with several system messages is refused
     # Start of the first user message, with the system messages, as in Llama 2. None: they are
     # separated by an empty line. Only without `system`.
     system_in_user: TemplateText | None = None
     default_system: str | None = None  # system message of a dialogue without one
     user: TemplateText
     assistant: TemplateText
+    continued: TemplateText | None = None  # the last message if it is the assistant's; None: as `assistant`
     reply: str  # generation prompt: the text that starts the assistant's next message
+    thinking: Thinking | None = None  # None: replies keep all their text
     single_line: bool = False  # line breaks in messages are replaced by spaces
     trim: tuple[ChatRole, ...] = ()  # roles whose messages lose whitespace at their start and end
+    # False: the first user message is trimmed before the text of `system_in_user` is put before it.
+    trim_system_in_user: bool = True
     # True: a dialogue without special tokens in its templates gets those of the tokenizer.
     add_special_tokens: bool = True
 
@@ -283,23 +308,27 @@ class PairTemplate(_Part):
 class GenerationDefaults(_Part):
     """Generation settings that belong to a model.
 
-    `suppress_tokens` and `force_end` always apply. The others are used for parameters that a
-    request omits; None keeps the default of the service.
+    `suppress_tokens`, `bad_words` and `force_end` always apply. The others are used for parameters
+    that a request omits, and have the limits of requests; None keeps the default of the service.
     """
 
     suppress_tokens: tuple[int, ...] = ()  # are never generated
+    # Sequences of several tokens of which the last is never generated after the others.
+    bad_words: tuple[Annotated[tuple[int, ...], Field(min_length=2)], ...] = ()
     force_end: bool = False  # the last token at the maximum length is the end token
-    num_beams: int | None = None
-    length_penalty: float | None = None
+    num_beams: Annotated[int, Field(ge=1, le=MAX_BEAMS)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    min_new_tokens: int | None = None
-    max_new_tokens: int | None = None
-    no_repeat_ngram_size: int | None = None
-    repetition_penalty: float | None = None
+    min_new_tokens: Annotated[int, Field(ge=0, le=65536)] | None = None
+    max_new_tokens: Annotated[int, Field(ge=1, le=65536)] | None = None
+    no_repeat_ngram_size: Annotated[int, Field(ge=0, le=65536)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: Annotated[float, Field(gt=0, le=10)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class Dense(_Part):
@@ -391,13 +420,20 @@ class EmbeddingQuality(_Part):
     labels: LabelQuality | None = None  # None if the model has no labels
 
 
-class PerplexityQuality(_Part):
-    """Perplexity of texts under a decoder-only model before and after quantisation."""
+class PredictionQuality(_Part):
+    """Predictions of the tokens of texts by a decoder-only model before and after quantisation.
+
+    `float32` and `quantized` are the perplexities of the texts.
+    """
 
     texts: int
     predicted_tokens: int  # all tokens but the first of each text
     float32: float
     quantized: float
+    # Mean Kullback-Leibler divergence from the predictions of float32, in nats; None if it was not
+    # measured.
+    mean_divergence: float | None = None
+    same_first: float | None = None  # share of equal most probable tokens, 0 to 1
 
 
 class AgreementQuality(_Part):
@@ -408,7 +444,7 @@ class AgreementQuality(_Part):
     same_outputs: float  # share of texts with the same output tokens, 0 to 1
 
 
-TextQuality = EmbeddingQuality | PerplexityQuality | AgreementQuality
+TextQuality = EmbeddingQuality | PredictionQuality | AgreementQuality
 
 # The encoder, the decoder's layers, and the projection to the vocabulary.
 LayerGroup = Literal["encoder", "layers", "projection"]

@@ -3,7 +3,8 @@
 The measure depends on the model:
 
 - encoder: cosines of the pooled embeddings, and agreement of the labels of a model with labels;
-- decoder-only: perplexity of the texts;
+- decoder-only: divergence of the probabilities of the next token, agreement of the first choice,
+  and perplexity;
 - encoder-decoder: chrF of the greedy outputs with those of the float32 model as references.
 
 All graphs run in ONNX Runtime in batches of texts of similar length. Rows of a batch are
@@ -22,10 +23,11 @@ from tokenizers import Tokenizer
 from export.check.sessions import Array, Sessions, encode, initial_states, run_step, zero_states
 from export.errors import VerificationError
 from export.options import (
-    MAX_PERPLEXITY_RATIO,
+    MAX_DIVERGENCE,
     MAX_SCORE_DIFFERENCE,
     MIN_CHRF,
     MIN_COSINE,
+    MIN_SAME_FIRST,
     MIN_SAME_LABELS,
 )
 from model.data.tokenizer import decode_ids
@@ -36,7 +38,7 @@ from service.bundle import (
     EmbeddingQuality,
     LabelQuality,
     Manifest,
-    PerplexityQuality,
+    PredictionQuality,
     TextQuality,
 )
 from service.text.pairs import encode_with_template
@@ -108,7 +110,7 @@ def compare_on_texts(
     if manifest.decoder is None:
         return _compare_encoders(float32, quantized, sources)
     if manifest.is_decoder_only:
-        return _compare_perplexities(float32, quantized, sources)
+        return _compare_predictions(float32, quantized, sources)
     return _compare_outputs(float32, quantized, target_tokenizer, sources)
 
 
@@ -127,12 +129,17 @@ def check_text_loss(quality: TextQuality) -> None:
                     f"least {MIN_COSINE} is required; {way_out}"
                 )
             _check_labels(quality.labels, way_out)
-        case PerplexityQuality():
-            if not quality.quantized <= MAX_PERPLEXITY_RATIO * quality.float32:
+        case PredictionQuality():
+            if quality.mean_divergence is None or not quality.mean_divergence <= MAX_DIVERGENCE:
                 raise VerificationError(
-                    f"the perplexity rises from {quality.float32:.2f} to {quality.quantized:.2f} "
-                    f"({quality.quantized / quality.float32 - 1:+.1%}), but at most {MAX_PERPLEXITY_RATIO - 1:+.0%} is "
-                    f"accepted; {way_out}"
+                    f"the probabilities of the next token diverge from those of float32 by a mean of "
+                    f"{quality.mean_divergence:.4f} nats, but at most {MAX_DIVERGENCE} is accepted (perplexity "
+                    f"{quality.float32:.2f} before and {quality.quantized:.2f} after); {way_out}"
+                )
+            if quality.same_first is None or not quality.same_first >= MIN_SAME_FIRST:
+                raise VerificationError(
+                    f"{quality.same_first:.1%} of the most probable next tokens equal those of float32, but at least "
+                    f"{MIN_SAME_FIRST:.0%} is required; {way_out}"
                 )
         case AgreementQuality():
             if not quality.chrf >= MIN_CHRF:
@@ -232,34 +239,45 @@ def label_probabilities(manifest: Manifest, outputs: dict[str, Array], row: int,
 # Decoder-only models
 
 
-def _compare_perplexities(float32: Sessions, quantized: Sessions, sources: Sequence[Ids]) -> PerplexityQuality:
+def _compare_predictions(float32: Sessions, quantized: Sessions, sources: Sequence[Ids]) -> PredictionQuality:
     predicted = sum(len(source) - 1 for source in sources)
     if not predicted:
         raise ValueError("each text has only one token, so that there is none to predict; use longer texts")
-    totals = [
-        sum(float(text_log_probs(sessions, [sources[row] for row in rows]).sum()) for rows in _batches(sources))
-        for sessions in (float32, quantized)
-    ]
-    before, after = (math.exp(-total / predicted) for total in totals)
-    return PerplexityQuality(texts=len(sources), predicted_tokens=predicted, float32=before, quantized=after)
+    before_total = after_total = divergence = 0.0
+    num_same = 0
+    for rows in _batches(sources):
+        batch = [sources[row] for row in rows]
+        steps = zip(predictions(float32, batch), predictions(quantized, batch), strict=True)
+        for (targets, before), (_, after) in steps:
+            index = np.arange(len(targets)), targets
+            before_total += float(before[index].sum())
+            after_total += float(after[index].sum())
+            divergence += float((np.exp(before) * (before - after)).sum())
+            num_same += int((before.argmax(axis=-1) == after.argmax(axis=-1)).sum())
+    return PredictionQuality(
+        texts=len(sources),
+        predicted_tokens=predicted,
+        float32=math.exp(-before_total / predicted),
+        quantized=math.exp(-after_total / predicted),
+        mean_divergence=max(divergence / predicted, 0.0),
+        same_first=num_same / predicted,
+    )
 
 
-def text_log_probs(sessions: Sessions, sources: Sequence[Ids]) -> NDArray[np.float64]:
-    """Return the sum of the log-probabilities of the tokens of each text but its first.
+def predictions(sessions: Sessions, sources: Sequence[Ids]) -> Iterator[tuple[list[int], NDArray[np.float64]]]:
+    """Yield the next tokens of the texts after each position, and the log-probabilities (N, V).
 
     Each step reads one token of every text. Shorter texts repeat their last token until the end;
-    these predictions are not used.
+    these predictions are left out.
     """
     longest = max(map(len, sources))
     states = zero_states(sessions.manifest.states, len(sources), longest)
-    sums, lengths = np.zeros(len(sources)), [len(source) for source in sources]
+    lengths = [len(source) for source in sources]
     for step in range(longest - 1):
         tokens = [source[min(step, len(source) - 1)] for source in sources]
         outputs = run_step(sessions, states, tokens, [step] * len(sources), lengths, ["logprobs"])
-        for row, source in enumerate(sources):
-            if step + 1 < len(source):
-                sums[row] += outputs["logprobs"][row, source[step + 1]]
-    return sums
+        rows = [row for row, source in enumerate(sources) if step + 1 < len(source)]
+        yield [sources[row][step + 1] for row in rows], outputs["logprobs"][rows].astype(np.float64)
 
 
 # Encoder-decoder models

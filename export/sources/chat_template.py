@@ -1,9 +1,10 @@
 """Conversion of the Jinja chat template of a checkpoint to the parts of a manifest.
 
 The template is rendered in a sandbox with placeholder messages, and cut at the placeholders.
-Messages with whitespace around them show whether the template removes it. Then several dialogues
-are rendered with both the template and the parts. A template whose output depends on more than
-these parts, such as one that changes messages in another way, cannot be converted.
+Messages with whitespace around them show whether the template removes it. Then many dialogues are
+rendered with both the template and, by the code of the service, the parts. A template whose output
+depends on more than these parts, such as one that changes messages in another way, cannot be
+converted.
 """
 
 import json
@@ -11,6 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from types import FrameType
 from typing import Any, get_args
 
@@ -19,22 +21,58 @@ from pydantic import ValidationError
 from export.errors import ImportFailedError
 from export.limits import bounded_memory
 from export.sources.checkpoint import FolderFiles
-from service.bundle import ChatRole, ChatTemplate, PairTemplate
+from service.bundle import NOW, ChatRole, ChatTemplate, PairTemplate, Thinking
+from service.text.chat import Turn, format_dialogue
 
 Message = dict[str, str]
 SYSTEM, REPLY_ROLE = "system", "assistant"
 # Placeholders without spaces at their ends, because many templates strip messages.
 PLACEHOLDERS = ("[[first message]]", "[[second message]]", "[[third message]]", "[[system message]]")
-COMPARED = (
+COMPARED: tuple[tuple[str, ...], ...] = (
     ("Hello!", "Good morning. How are you?", "Tell me about 3 cities.", "Well: <b>one</b>", "No.\n\nTwo lines."),
     ("x", "y", "x", "y", "x"),
     ("  Hello!\n", "\n\nGood morning. ", " \tTell me more.  ", "Well,\n\n", "\nNo. "),
+    ("x", "", "y", " \n", "z"),
+    ("Why?", "<think>\nFirst.\n</think>\n\nBecause.", "And?", "<think>\n\n</think>\n\n\nSo.", "x"),
+    ("x", "<think>a</think>b</think>\nc", "<think>y</think>", " </think> z", "<think>"),
+    ("<tool_response>\n5\n</tool_response>", "<think>t</think>ok", "<tool_response>6</tool_response>", "<think>", "x"),
+    ("x", "<think>\nt\n</think>\n\nok", "<tool_response>6</tool_response>", "t</think>ok", "<tool_response>"),
+    ("x", '<tool_call>\n{"name": "f"}\n</tool_call>', "<tool_response>\n{}\n</tool_response>", "t</think>ok",
+     "<tool_response>\n\n</tool_response>"),
+    ("{{ 7 * 7 }}{% if x %} {}", "\\n\u2028\x00'\"", "Größe 🙂 e\u0301", "[INST] <<SYS>> [/INST]", "/no_think /think"),
+    ("long " * 20_000, "<think>" + "t" * 50_000 + "</think>" + "r" * 50_000, "x", "y\n" * 20_000, "z" * 100_000),
+)  # fmt: skip
+SYSTEM_MESSAGES = ("Answer briefly,\nplease.", "/no_think", "  <think>x</think>\n{} \n")
+# Dialogues that many templates reject: messages of one role in a row.
+IRREGULAR: tuple[tuple[str, ...], ...] = (
+    ("user", "user", "assistant", "assistant", "user"),
+    ("system", "system", "user"),
+    ("system", "system", "system", "user", "assistant", "user"),
 )
 # Limits of templates, which are programs. Those of published models have up to 20,000 characters
 # and take some thousand steps for a dialogue.
 MAX_CHARACTERS = 1 << 17
 MAX_STEPS = 1_000_000
 MAX_BYTES = 256 << 20
+# Dialogues whose last message the model continues.
+CONTINUED: tuple[tuple[str, ...], ...] = (
+    ("user", "assistant"),
+    ("user", "assistant", "user", "assistant"),
+    ("user", "assistant", "assistant"),
+)
+REPLIES = ("ok", "  y\n", "\n\nz", "<think>\nt\n</think>\n\nok", "<think>t</think>ok", "", "<think>t")
+# Treatments of thinking: of Qwen 3, of QwQ, and of DeepSeek R1.
+TOOL_RESPONSE = ("<tool_response>", "</tool_response>")
+THINKING = (
+    Thinking(strip="\n", is_kept=True, tool_response=TOOL_RESPONSE),
+    Thinking(strip="\n", is_kept=True),
+    Thinking(strip="\n"),
+    Thinking(),
+)
+# Times that differ in each field; in one, no number has a leading zero.
+TIMES = (datetime(2024, 7, 26, 9, 5, 3), datetime(2031, 12, 13, 23, 45, 59), datetime(2027, 3, 1))
+TAG = "[[end of the last message]]"
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 PADDED = " \n{} \n"  # a message with whitespace around it
 
 
@@ -72,8 +110,7 @@ def _renderer(folder: FolderFiles) -> "_Renderer | None":
         return None
     special = folder.json("special_tokens_map.json")
     tokens = (special if isinstance(special, dict) else {}) | settings
-    named = {key: _token(tokens[key]) for key in ("bos_token", "eos_token", "pad_token") if key in tokens}
-    return _Renderer(text, named)
+    return _Renderer(text, {key: token for key in SPECIAL_TOKENS if (token := _token(tokens.get(key)))})
 
 
 def _default_template(value: Any) -> str | None:
@@ -86,6 +123,20 @@ def _default_template(value: Any) -> str | None:
 def _token(value: Any) -> str:
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else ""
+
+
+class _SplitError(ChatTemplateError):
+    """A rendered dialogue cannot be split at its messages."""
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Renderer:
@@ -109,13 +160,15 @@ class _Renderer:
             optimized=False,
             finalize=pass_context(lambda _, value: value),
         )
-        environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = self._raise
         del environment.globals["lipsum"]  # random text
         # One power can take hours, in which no line ends.
         environment.intercepted_binops = frozenset(["**"])
         environment.binop_table["**"] = lambda *_: self._raise("powers are not supported")
+        environment.globals["strftime_now"] = self._now
         self._special = dict(special)
+        self.now: datetime | None = None  # None: texts have the format in place of the time
         try:
             with bounded_memory(MAX_BYTES):
                 self._template = environment.from_string(text)
@@ -125,6 +178,12 @@ class _Renderer:
     def _raise(self, message: str) -> None:
         raise self._error(message)
 
+    def _now(self, format_: str) -> str:
+        marker = f"{{now:{format_}}}"
+        if not re.fullmatch(NOW, marker):
+            raise self._error(f"the format of the time {format_[:100]!r} is not supported")
+        return marker if self.now is None else self.now.strftime(format_)
+
     def render(self, messages: Sequence[Message], reply: bool = False) -> str:
         """Render a dialogue; with `reply`, followed by the beginning of a reply.
 
@@ -133,7 +192,9 @@ class _Renderer:
         """
         try:
             with bounded_memory(MAX_BYTES), _bounded_steps():
-                return self._template.render(messages=list(messages), add_generation_prompt=reply, **self._special)
+                return self._template.render(
+                    messages=list(messages), tools=None, documents=None, add_generation_prompt=reply, **self._special
+                )
         except Exception as error:  # templates can raise anything
             raise ChatTemplateError(f"it cannot be rendered: {_reason(error)}") from None
 
@@ -181,17 +242,104 @@ def convert(text: str, special: Mapping[str, str]) -> ChatTemplate:
 
 
 def _convert(renderer: _Renderer) -> ChatTemplate:
-    template = _with_trim(renderer, _parts(renderer))
-    for messages in _dialogues():
+    template = _with_continued(renderer, _parts(renderer))
+    template = template.model_copy(update=_several_systems(renderer, template))
+    template = _with_trim(renderer, template)
+    reasons = []
+    for thinking in (None, *THINKING):
+        candidate = template.model_copy(update={"thinking": thinking})
         try:
-            expected = renderer.render(messages, reply=True)
+            _compare(renderer, candidate)
+        except _DifferenceError as error:
+            reasons.append(error)
+        else:
+            return candidate
+    raise ChatTemplateError(str(reasons[0]))
+
+
+class _DifferenceError(ValueError):
+    """The template and its parts format a dialogue differently; the message describes it."""
+
+
+def _compare(renderer: _Renderer, template: ChatTemplate) -> None:
+    """Compare the template with its parts.
+
+    Raises:
+        _DifferenceError: they differ.
+        ChatTemplateError: the template cannot be rendered.
+    """
+    for number, messages in enumerate(_dialogues()):
+        renderer.now = TIMES[number % len(TIMES)]
+        has_system, is_regular = messages[0]["role"] == SYSTEM, _is_regular(messages)
+        try:
+            expected = _continued(renderer, messages) if messages[-1]["role"] == REPLY_ROLE else None
+            expected = renderer.render(messages, reply=True) if expected is None else expected
         except ChatTemplateError:
-            if messages[0]["role"] == SYSTEM and not _has_system(template):
-                continue  # the service puts system messages before the first user message
+            # The service puts system messages before the first user message, and accepts messages
+            # in an order that the template rejects.
+            if not is_regular or (has_system and not _has_system(template)):
+                continue
             raise
-        if apply_parts(template, messages) != expected:
-            raise ChatTemplateError("its output is not a sequence of one text for each message")
-    return template
+        is_refused = template.one_system and [message["role"] for message in messages[:2]] == [SYSTEM, SYSTEM]
+        if not is_refused and _formatted(template, messages, renderer.now) != expected:
+            raise _DifferenceError(f"its output is not a sequence of one text for each message: {_outline(messages)}")
+
+
+def _is_regular(messages: Sequence[Message]) -> bool:
+    turns = messages[messages[0]["role"] == SYSTEM :]
+    return all(turn["role"] == ("user", REPLY_ROLE)[index % 2] for index, turn in enumerate(turns)) and (
+        turns[-1]["role"] == "user"
+    )
+
+
+def _outline(messages: Sequence[Message]) -> str:
+    return ", ".join(f"{message['role']} {message['content'][:40]!r}" for message in messages)
+
+
+def _continued(renderer: _Renderer, messages: Sequence[Message]) -> str:
+    """Render a dialogue that ends within its last message, as Transformers does.
+
+    Raises:
+        ChatTemplateError: the last message is not part of the output.
+    """
+    *before, last = messages
+    text = renderer.render([*before, last | {"content": f"{last['content']}{TAG} "}])
+    end = text.rfind(TAG)
+    if end < 0 or last["content"].strip() not in text:
+        raise ChatTemplateError("it changes or omits the last message")
+    return text[:end] if text.startswith(f"{TAG} ", end) else text[:end].rstrip()
+
+
+def _with_continued(renderer: _Renderer, template: ChatTemplate) -> ChatTemplate:
+    """Add the text before a last reply, which the model continues, if it differs from the usual."""
+    first, second, _, _ = PLACEHOLDERS
+    _, text, _ = _split(renderer.render([_user(first), _assistant(second)]), first, second)
+    head, tail = template.assistant.split("{}")
+    start = text.removeprefix(template.user.split("{}")[1])
+    return template if start == head else template.model_copy(update={"continued": f"{start}{{}}{tail}"})
+
+
+def _several_systems(renderer: _Renderer, template: ChatTemplate) -> dict[str, Any]:
+    """Return the fields of a template for dialogues with several system messages."""
+    if template.system is None:
+        return {}
+    first, second, _, system = PLACEHOLDERS
+    messages = [{"role": SYSTEM, "content": system}, {"role": SYSTEM, "content": second}, _user(first)]
+    try:
+        before, between, after, _ = _split(renderer.render(messages), system, second, first)
+    except _SplitError:
+        return {"one_system": True}
+    except ChatTemplateError:
+        return {}
+    head, tail = template.system.split("{}")
+    user_start = template.user.split("{}")[0]
+    if f"{template.begin}{head}" != before or not after.endswith(user_start):
+        return {"one_system": True}
+    after = after[: len(after) - len(user_start)]
+    if not between.startswith(tail):
+        return {"one_system": True}
+    later = f"{between[len(tail) :]}{{}}{after}"
+    return {} if later == template.system else {"later_system": later}
 
 
 def _parts(renderer: _Renderer) -> ChatTemplate:
@@ -205,8 +353,8 @@ def _parts(renderer: _Renderer) -> ChatTemplate:
         raise ChatTemplateError("the text after a user message depends on the next message")
     assistant_start = between_first[len(user_end) :]
     _, _, assistant_end = _split(renderer.render([_user(first), _assistant(second)]), first, second)
-    if not between_second.startswith(assistant_end):
-        raise ChatTemplateError("the text after a reply depends on the next message")
+    if not between_second.startswith(assistant_end):  # the last reply of a dialogue ends differently
+        assistant_end = _end_before(renderer, between_second, user_end)
     user_start = between_second[len(assistant_end) :]
     if not start.endswith(user_start):
         raise ChatTemplateError("the text before the first user message differs from that before the others")
@@ -229,6 +377,16 @@ def _parts(renderer: _Renderer) -> ChatTemplate:
         )
     except ValidationError:
         raise ChatTemplateError("it has braces outside of messages") from None
+
+
+def _end_before(renderer: _Renderer, between: str, user_end: str) -> str:
+    """Return the end of a reply, given the text between it and the user's next message."""
+    first, second, _, _ = PLACEHOLDERS
+    _, between_users, _ = _split(renderer.render([_user(first), _user(second)]), first, second)
+    user_start = between_users.removeprefix(user_end)
+    if not user_start or not between.endswith(user_start):
+        raise ChatTemplateError("the text after a reply depends on the next message")
+    return between.removesuffix(user_start)
 
 
 def _system_parts(before: str, after: str, begin: str, user_start: str) -> dict[str, Any]:
@@ -263,6 +421,7 @@ def _with_trim(renderer: _Renderer, template: ChatTemplate) -> ChatTemplate:
     Raises:
         ChatTemplateError: a message with whitespace around it is changed in another way.
     """
+    renderer.now = TIMES[0]
     for role in get_args(ChatRole):
         if role == SYSTEM and not _has_system(template):
             continue
@@ -273,10 +432,14 @@ def _with_trim(renderer: _Renderer, template: ChatTemplate) -> ChatTemplate:
             if message["role"] == role:
                 message["content"] = PADDED.format(message["content"])
         expected = renderer.render(messages, reply=True)
-        trimming = template.model_copy(update={"trim": (*template.trim, role)})
-        if expected == apply_parts(trimming, messages):
-            template = trimming
-        elif expected != apply_parts(template, messages):
+        trims = [template, template.model_copy(update={"trim": (*template.trim, role)})]
+        if template.system_in_user is not None and role == "user":
+            trims.append(trims[1].model_copy(update={"trim_system_in_user": False}))
+        for candidate in reversed(trims):
+            if _formatted(candidate, messages, renderer.now) == expected:
+                template = candidate
+                break
+        else:
             raise ChatTemplateError(f"it changes the whitespace around a message of the role {role!r}")
     return template
 
@@ -299,39 +462,39 @@ def _split(text: str, *messages: str) -> list[str]:
     for message in messages:
         before, found, text = text.partition(message)
         if not found or message in text:
-            raise ChatTemplateError("it omits, repeats or changes messages")
+            raise _SplitError("it omits, repeats or changes messages")
         parts.append(before)
     return [*parts, text]
 
 
 def _dialogues() -> list[list[Message]]:
-    """Return dialogues with and without a system message, and with one to three user messages."""
-    dialogues = []
+    """Return dialogues with and without system messages, of one to three questions, and others."""
+    dialogues, systems = [], [[], *([{"role": SYSTEM, "content": text}] for text in SYSTEM_MESSAGES)]
     for texts in COMPARED:
-        for turns in (1, 3, 5):
-            turn = [_assistant(text) if index % 2 else _user(text) for index, text in enumerate(texts[:turns])]
-            dialogues += [turn, [{"role": SYSTEM, "content": "Answer briefly,\nplease."}, *turn]]
+        for count in (1, 3, 5):
+            turns = [_assistant(text) if index % 2 else _user(text) for index, text in enumerate(texts[:count])]
+            dialogues += [[*system, *turns] for system in systems]
+    for roles in IRREGULAR:
+        for texts in COMPARED:
+            dialogues.append([{"role": role, "content": text} for role, text in zip(roles, texts * 2, strict=False)])
+    for roles in CONTINUED:
+        for reply in REPLIES:
+            for other in REPLIES:
+                dialogue = [{"role": role, "content": "x" if role == "user" else other} for role in roles]
+                dialogue[-1]["content"] = reply
+                dialogues.append(dialogue)
     return dialogues
 
 
-def apply_parts(template: ChatTemplate, messages: Sequence[Message]) -> str:
-    """Format a dialogue with the parts. This is the slow twin of the service's formatting."""
-    if messages[0]["role"] != SYSTEM and template.default_system is not None:
-        messages = [{"role": SYSTEM, "content": template.default_system}, *messages]
-    patterns = {SYSTEM: template.system, "user": template.user, REPLY_ROLE: template.assistant}
-    text, start_of_user = template.begin, ""
-    for message in messages:
-        role, content = message["role"], start_of_user + message["content"]
-        if role in template.trim:
-            content = content.strip()
-        pattern, start_of_user = patterns[role], ""
-        if pattern is not None:
-            text += pattern.replace("{}", content)
-        elif template.system_in_user is not None:
-            start_of_user = template.system_in_user.replace("{}", content)
-        else:
-            raise ChatTemplateError("it has no system messages")
-    return text + template.reply
+def _formatted(template: ChatTemplate, messages: Sequence[Message], now: datetime) -> str:
+    """Format a dialogue as the service does."""
+    system = [message["content"] for message in messages if message["role"] == SYSTEM]
+    turns: list[Turn] = [
+        ("user" if message["role"] == "user" else "assistant", message["content"])
+        for message in messages
+        if message["role"] != SYSTEM
+    ]
+    return "".join(text for text, _ in format_dialogue(template, system, turns, now))
 
 
 # Templates of rerankers, whose messages have the roles query and document

@@ -1,8 +1,10 @@
 """Special tokens and generation defaults of checkpoints in the layout of Hugging Face."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from export.errors import ImportFailedError
 from export.sources.checkpoint import Config
@@ -13,7 +15,7 @@ GENERATION_KEYS = (
     "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id", "diversity_penalty",
     "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
     "exponential_decay_length_penalty", "force_bos_token_to_be_generated", "forced_bos_token_id",
-    "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
+    "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length", "min_new_tokens", "min_p",
     "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "pad_token_id",
     "remove_invalid_values", "repetition_penalty", "sep_token_id", "suppress_tokens", "temperature", "top_k",
     "top_p", "typical_p",
@@ -32,12 +34,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "exponential_decay_length_penalty": (None,),
     "force_words_ids": (None,),
     "guidance_scale": (None, 1.0),
-    "min_p": (None, 0.0),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0.0),
     "sequence_bias": (None,),
     "top_h": (None,),
-    "typical_p": (None, 1.0),
     "watermarking_config": (None,),
 }
 # Keys of generation_config.json that do not change the generated tokens.
@@ -47,6 +47,9 @@ _HARMLESS = (
     "chat_format", "max_window_size", "is_assistant", "num_assistant_tokens*", "assistant_*", "target_lookbehind",
     "assistant_lookbehind", "prompt_lookup_num_tokens", "max_matching_ngram_size", "unk_token_id", "cls_token_id",
 )  # fmt: skip
+# Settings that have no effect unless tokens are sampled, or unless there are several beams.
+_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+_OF_BEAMS = ("length_penalty", "early_stopping")
 # `generate` samples among this many tokens if a configuration does not say another number.
 _TRANSFORMERS_TOP_K = 50
 
@@ -59,6 +62,7 @@ class Generation:
     start_ids: tuple[int, ...]  # first inputs of the decoder; the last ones may be forced tokens
     end_ids: tuple[int, ...]
     defaults: GenerationDefaults
+    notes: tuple[str, ...] = ()  # facts that the user should read
 
 
 def read_generation(config: Config, generation: Config | None, is_decoder_only: bool = False) -> Generation:
@@ -75,7 +79,8 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
             not used.
 
     Raises:
-        ImportFailedError: a setting is not supported, or there is no start token or end token.
+        ImportFailedError: a setting is not supported, has a value that no request may have, or
+            there is no start token or end token.
     """
     source = config if generation is None else generation
     for key, values in _NEUTRAL.items():
@@ -94,22 +99,70 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
             f"forced_eos_token_id is {forced[0]}, but eos_token_id is {end_ids[0]}; only the first end token can be "
             "forced: remove forced_eos_token_id"
         )
-    defaults = GenerationDefaults(
-        suppress_tokens=_suppressed(source),
-        force_end=bool(forced),
-        num_beams=_integer(source, "num_beams", 1, MAX_BEAMS),
-        length_penalty=_number(source, "length_penalty"),
-        early_stopping=_early_stopping(source),
-        min_new_tokens=_new_tokens(source, "min", start_ids, is_decoder_only),
-        max_new_tokens=_new_tokens(source, "max", start_ids, is_decoder_only),
-        no_repeat_ngram_size=_integer(source, "no_repeat_ngram_size", 0),
-        repetition_penalty=_number(source, "repetition_penalty"),
-        do_sample=source.get("do_sample", None),
-        temperature=_number(source, "temperature"),
-        top_k=_top_k(source),
-        top_p=_number(source, "top_p"),
-    )
-    return Generation(pad_ids[0], start_ids, end_ids, defaults)
+    suppressed, bad_words = _suppressed(source, end_ids)
+    num_beams, notes = _integer(source, "num_beams"), list[str]()
+    if num_beams is not None and num_beams > MAX_BEAMS:
+        notes.append(
+            f"num_beams is {num_beams}, but the service searches with at most {MAX_BEAMS} beams: it uses these"
+        )
+        num_beams = MAX_BEAMS
+    settings: dict[str, Any] = {
+        "suppress_tokens": suppressed,
+        "bad_words": bad_words,
+        "force_end": bool(forced),
+        "num_beams": num_beams,
+        "early_stopping": _early_stopping(source),
+        "min_new_tokens": _new_tokens(source, "min", start_ids, is_decoder_only),
+        "max_new_tokens": _new_tokens(source, "max", start_ids, is_decoder_only),
+        "no_repeat_ngram_size": _integer(source, "no_repeat_ngram_size"),
+        "do_sample": source.get("do_sample", None),
+        "top_k": _top_k(source),
+    }
+    for key in ("length_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "typical_p"):
+        settings[key] = _number(source, key)
+    defaults, ignored = _checked(settings)
+    return Generation(pad_ids[0], start_ids, end_ids, defaults, (*notes, *ignored))
+
+
+def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
+    """Check the settings by the limits of requests.
+
+    A setting with a wrong value that `generate` does not use, because nothing is sampled or there
+    is one beam, is left out.
+
+    Returns:
+        The settings, and a note for each that is left out.
+
+    Raises:
+        ImportFailedError: a value is not allowed.
+    """
+    unused = (() if values["do_sample"] is True else _OF_SAMPLING) + (() if values["num_beams"] else _OF_BEAMS)
+    try:
+        return GenerationDefaults(**values), []
+    except ValidationError as error:
+        notes = []
+        for one in error.errors():
+            name = str(one["loc"][0])
+            reason = f"{name} is {values[name]!r}, but {one['msg'].replace('Input', 'it', 1)}"
+            if name not in unused:
+                raise ImportFailedError(f"{reason}; every request would fail: correct or remove {name}") from None
+            notes.append(f"the default of {reason}: it is not used")
+            values = values | {name: None}
+        return GenerationDefaults(**values), notes
+
+
+def after_forced_tokens(generation: Generation, num_forced: int) -> Generation:
+    """Return the settings of a model that is forced to begin with tokens of the target language.
+
+    Lengths of Transformers count them, and those of this project do not.
+    """
+    defaults = generation.defaults
+    least, most = defaults.min_new_tokens, defaults.max_new_tokens
+    lengths = {
+        "min_new_tokens": None if least is None else max(least - num_forced, 0),
+        "max_new_tokens": None if most is None else max(most - num_forced, 1),
+    }
+    return replace(generation, defaults=defaults.model_copy(update=lengths))
 
 
 def _start_ids(config: Config, source: Config, end_ids: Sequence[int], is_decoder_only: bool) -> tuple[int, ...]:
@@ -134,19 +187,24 @@ def _ids(config: Config, key: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _suppressed(source: Config) -> tuple[int, ...]:
+def _suppressed(source: Config, end_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return the tokens and the sequences of tokens that are never generated.
+
+    As in Transformers, an end token is no bad word.
+    """
     words = source.get("bad_words_ids", None) or []
-    for word in words:
-        if not isinstance(word, list) or len(word) != 1:
-            raise ImportFailedError(
-                f"bad_words_ids has the sequence {word!r}; only single tokens can be suppressed: remove it from "
-                "generation_config.json, or from config.json if there is no such file"
-            )
-    return tuple(sorted({*_ids(source, "suppress_tokens"), *(word[0] for word in words)}))
+    for word in words if isinstance(words, list) else [words]:
+        if not isinstance(word, list) or not word or not all(type(token) is int and token >= 0 for token in word):
+            raise ImportFailedError(f"bad_words_ids must be a list of lists of token ids, got {word!r} in it")
+    single = {word[0] for word in words if len(word) == 1} - set(end_ids)
+    return (
+        tuple(sorted({*_ids(source, "suppress_tokens"), *single})),
+        tuple(sorted({tuple(word) for word in words if len(word) > 1})),
+    )
 
 
-def _integer(source: Config, key: str, least: int, most: int | None = None) -> int | None:
-    return source.integer(key, least=least, most=most) if key in source else None
+def _integer(source: Config, key: str) -> int | None:
+    return source.integer(key) if key in source else None
 
 
 def _number(source: Config, key: str) -> float | None:
@@ -154,7 +212,7 @@ def _number(source: Config, key: str) -> float | None:
 
 
 def _top_k(source: Config) -> int | None:
-    value = _integer(source, "top_k", 0)
+    value = _integer(source, "top_k")
     if value is None and source.get("do_sample", None):
         return _TRANSFORMERS_TOP_K
     return value or None  # 0: all tokens
@@ -169,8 +227,8 @@ def _early_stopping(source: Config) -> bool | Literal["never"] | None:
 
 def _new_tokens(source: Config, bound: str, start_ids: Sequence[int], is_decoder_only: bool) -> int | None:
     """Return the smallest or largest number of new tokens; `bound` is "min" or "max"."""
-    new = _integer(source, f"{bound}_new_tokens", 0)
-    total = _integer(source, f"{bound}_length", 0)
+    new = _integer(source, f"{bound}_new_tokens")
+    total = _integer(source, f"{bound}_length")
     if is_decoder_only:
         return new
     if new is not None:

@@ -106,13 +106,17 @@ def prompt_of(model: ServedModel, messages: Sequence[Message]) -> Prompt:
     """Format a dialogue with the chat template of a model.
 
     Raises:
-        ApiError: `unsupported_task` if the model has no chat template.
+        ApiError: `unsupported_task` if the model has no chat template; `unsupported_parameter` if
+            the template has no place for a second system message.
     """
     template = model.manifest.chat
     if template is None:
         message = f"{model.name} has no chat template, so it cannot chat. GET /v1/models shows which models chat."
         raise ApiError("unsupported_task", message, field="model")
     system = [message.content for message in messages if message.is_system]
+    if template.one_system and len(system) > 1:
+        message = f"{model.name} supports one system message in a dialogue, got {len(system)}. Join their texts."
+        raise ApiError("unsupported_parameter", message, path="messages")
     turns: list[Turn] = [
         ("assistant" if message.role == "assistant" else "user", message.content)
         for message in messages

@@ -73,6 +73,10 @@ class ParameterDefaults:
     temperature: Annotated[float | None, Field(description="Divisor of the logits.")]
     top_k: Annotated[int | None, Field(description="Number of tokens to sample from.")]
     top_p: Annotated[float | None, Field(description="Probability of the tokens to sample from.")]
+    min_p: Annotated[
+        float | None, Field(description="Least probability of the tokens to sample from, relative to the largest.")
+    ]
+    typical_p: Annotated[float | None, Field(description="Probability of the most typical tokens to sample from.")]
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ class BeamGeneration(Generation):
 
     def _targets(self) -> tuple[Target, ...]:
         return tuple(
-            one.hypothesis.target(one.reason, len(self._prefix), self._parameters.length_penalty, self._num_forced)
+            self._target(one.hypothesis, one.reason, self._parameters.length_penalty)
             for one in self._finished[: self._parameters.num_return_sequences]
         )
 

@@ -133,13 +133,17 @@ class Generation(RowOwner, ABC):
             self._end_ids,
             manifest.generation.suppress_tokens,
             self._max_tokens - len(self._prefix) if self._forces_end else None,
+            manifest.generation.bad_words,
         )
         # If only few tokens can be forbidden, the top tokens of a step are sufficient for the
         # choice.
         num_forbidden = len(self._suppressed_or_end if parameters.min_new_tokens else self._suppressed)
         num_top = min(TOP_TOKENS, manifest.limits.vocabulary)
         self._reads_logits = (
-            parameters.do_sample or changes_scores(parameters) or self._num_candidates + num_forbidden > num_top
+            parameters.do_sample
+            or changes_scores(parameters)
+            or bool(manifest.generation.bad_words)
+            or self._num_candidates + num_forbidden > num_top
         )
         maps = MapRecorder(request, encoder_maps, len(self.decoder_prompt_ids))
         self._first = Hypothesis(maps, request.stop)
@@ -193,6 +197,13 @@ class Generation(RowOwner, ABC):
     def _must_end(self, hypothesis: Hypothesis) -> bool:
         """Return True if the next token is the last one and must be the end token."""
         return self._forces_end and len(hypothesis.ids) == self._max_tokens - 1
+
+    def _target(self, hypothesis: Hypothesis, reason: FinishReason, length_penalty: float = 0.0) -> Target:
+        """Return the target of a finished hypothesis."""
+        has_forced_end = self._forces_end and len(hypothesis.ids) == self._max_tokens
+        return hypothesis.target(
+            reason, len(self._prefix), length_penalty, self._num_forced, has_forced_end=has_forced_end
+        )
 
     @property
     def num_first_rows(self) -> int:

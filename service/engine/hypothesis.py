@@ -30,7 +30,15 @@ class Hypothesis:
             self.maps.fork(), self.stop, self.ids[:], self.logprobs[:], self.alternatives[:], self.rank_score
         )
 
-    def target(self, reason: FinishReason, num_prefix: int, length_penalty: float = 0.0, num_forced: int = 0) -> Target:
+    def target(
+        self,
+        reason: FinishReason,
+        num_prefix: int,
+        length_penalty: float = 0.0,
+        num_forced: int = 0,
+        *,
+        has_forced_end: bool = False,
+    ) -> Target:
         """Return the finished target.
 
         Args:
@@ -38,8 +46,11 @@ class Hypothesis:
             num_prefix: number of prefix tokens, whose log-probabilities do not count in the score.
             length_penalty: exponent of the length by which the score is divided.
             num_forced: number of tokens before the generated ones that count in the length.
+            has_forced_end: the last token is an end token that was forced, whose log-probability
+                does not count, as in Transformers.
         """
         generated = self.logprobs[num_prefix:]
-        score = sum(generated) / max(1, num_forced + len(generated)) ** length_penalty
+        counted = generated[:-1] if has_forced_end else generated
+        score = sum(counted) / max(1, num_forced + len(generated)) ** length_penalty
         tokens = tuple(map(Token, self.ids, self.logprobs, self.alternatives))
         return Target(tokens, reason, score, RecordedMaps(self.maps))

@@ -90,6 +90,18 @@ class SuppressTokens:
         scores[self._ids] = -np.inf
 
 
+class BadWords:
+    """Forbids the last token of sequences after the tokens before it."""
+
+    def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
+        self._sequences = [(list(before), last) for *before, last in sequences]
+
+    def process(self, scores: Scores, token_ids: Sequence[int], num_generated: int) -> None:
+        for before, last in self._sequences:
+            if list(token_ids[-len(before) :]) == before:
+                scores[last] = -np.inf
+
+
 class MinNewTokens:
     """Forbids the end tokens until `min_new_tokens` tokens are generated."""
 
@@ -142,6 +154,7 @@ def make_processors(
     end_ids: Sequence[int],
     suppress_tokens: Collection[int] = (),
     forced_end_at: int | None = None,
+    bad_words: Sequence[tuple[int, ...]] = (),
 ) -> list[Processor]:
     """Return the processors of a request, in the order of their application.
 
@@ -150,6 +163,7 @@ def make_processors(
         end_ids: the end tokens of the model.
         suppress_tokens: tokens that the model never generates, in addition to those of the request.
         forced_end_at: number of generated tokens of which the last must be the first end token.
+        bad_words: sequences of tokens that the model never generates.
     """
     processors: list[Processor] = []
     if parameters.logit_bias:
@@ -164,6 +178,8 @@ def make_processors(
         processors.append(MinNewTokens(parameters.min_new_tokens, end_ids))
     if suppressed := {*suppress_tokens, *parameters.suppress_tokens}:
         processors.append(SuppressTokens(sorted(suppressed)))
+    if bad_words:
+        processors.append(BadWords(bad_words))
     if forced_end_at is not None:
         processors.append(ForceEnd(forced_end_at, end_ids[0]))
     return [*processors, AllowEndIfAllForbidden(end_ids[0])] if processors else []

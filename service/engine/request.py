@@ -178,8 +178,8 @@ class Target:
 
     tokens: tuple[Token, ...]  # starts with the prefix; includes a generated end token
     finish_reason: FinishReason
-    # Sum of the log-probabilities after the prefix; for beam search, divided by length **
-    # length_penalty. The length includes forced tokens.
+    # Sum of the log-probabilities after the prefix, without that of a forced end; for beam search,
+    # divided by length ** length_penalty. The length includes forced tokens.
     score: float
     attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, rows, columns)
 

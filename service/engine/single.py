@@ -52,7 +52,7 @@ class SingleGeneration(Generation):
             scores.set_next_token(row, token_id)
         self._append(hypothesis, scores, row, token_id, logprob)
         reason = self._reason_to_end(hypothesis)
-        return () if reason is None else (hypothesis.target(reason, len(self._prefix)),)
+        return () if reason is None else (self._target(hypothesis, reason),)
 
     def _next_token(self, scores: StepScores, row: int) -> tuple[int, float]:
         """Return the next token and its log-probability."""

@@ -8,6 +8,7 @@ from service.engine.request import Encoded, EncodeRequest
 from service.errors import ApiError
 from service.fields import Texts
 from service.inference.call import Call, Ids, check_characters, encode_texts
+from service.inference.languages import choose_languages
 from service.inference.maps import MapWriter
 from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from service.inference.service import ServedModel
@@ -26,6 +27,8 @@ async def read_sources(
     cuts_first: bool = False,
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
+
+    A translation model reads the tokens of its default languages around each input.
 
     Args:
         call: the call.
@@ -48,12 +51,16 @@ async def read_sources(
         check_characters(len(instruction), model.manifest.limits.max_source_tokens, "instruction", None)
         template = template.model_copy(update={"instruction": instruction})
     call.reserve(model, count, count, field)
-    limits = [model.manifest.limits.max_source_tokens] * count
+    languages = choose_languages(model, None, None)
+    before, after = languages.source_prefix, languages.source_suffix
+    limits = [model.manifest.limits.max_source_tokens - len(before) - len(after)] * count
     tokenizer, deadline = model.source_tokenizer, call.deadline
     options: dict[str, Any] = {"truncate": truncate, "cuts_first": cuts_first, "pair_template": template}
     work = partial(encode_texts, tokenizer, inputs, field, limits, deadline, **options)
     second_texts = [text for text in inputs.second_texts or () if text]
     sources = await call.tokenize(work, (*inputs.texts, *second_texts))
+    if before or after:
+        sources = [(*before, *source, *after) for source in sources]
     assert call.controller is not None and call.reservation is not None
     call.controller.add_tokens(call.reservation, sum(map(len, sources)))
     return sources

@@ -64,7 +64,10 @@ class GenerateOutput:
     ]
     score: Annotated[
         float,
-        Field(description="Sum of the log-probabilities; with beam search, divided by length ** length_penalty."),
+        Field(
+            description="Sum of the log-probabilities, without that of an end token that the model is forced to "
+            "generate at the maximum length; with beam search, divided by length ** length_penalty."
+        ),
     ]
     seed: Annotated[int | None, Field(description="Only with do_sample.")]
     attention: Annotated[TargetAttention | None, Field(description="Only with return_attention.")]

@@ -31,7 +31,13 @@ class Entity:
     ]
     score: Annotated[float, Field(description="Probability of the label; the mean over the tokens of the entity.")]
     text: Annotated[str, Field(description="Text of the entity, without whitespace at either end.")]
-    start: Annotated[int, Field(description="Index of its first character in the input.")]
+    start: Annotated[
+        int,
+        Field(
+            description="Index of its first character in the input. As in Transformers, the space before a word counts "
+            "if the tokenizer has it in the token of the word."
+        ),
+    ]
     end: Annotated[int, Field(description="Index after its last character in the input.")]
     token: Annotated[int, Field(description="Index of its first token, special tokens included.")]
 
@@ -97,7 +103,7 @@ async def tag(
 
     def convert(index: int, result: Encoded) -> TagOutput:
         assert result.label_scores is not None
-        tokens = label_tokens(texts[index], spans[index], result.label_scores, model.manifest.labels)
+        tokens = label_tokens(spans[index], result.label_scores, model.manifest.labels)
         entities = merge_tokens(texts[index], tokens, aggregation)
         return TagOutput(index, [one for one in entities if one.label not in ignore_labels])
 
@@ -108,7 +114,7 @@ def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
     """Return the character range of each token of an input; `ids` may be a truncated input."""
     # Tokens at the start of a text do not depend on text far behind them, see `encode_truncated`.
     text = text[: 4 * len(ids) * tokenizer.longest_token_bytes]
-    spans = tokenizer.encode_spans(text)
+    spans = tokenizer.encode_offsets(text)
     if len(spans) <= len(ids):
         return spans
     # A final special token was kept when the input was truncated.
@@ -116,13 +122,12 @@ def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:
 
 
 def label_tokens(
-    text: str, spans: Sequence[TokenSpan], logprobs: NDArray[np.float32], labels: Sequence[str]
+    spans: Sequence[TokenSpan], logprobs: NDArray[np.float32], labels: Sequence[str]
 ) -> list[LabeledToken]:
     """Return the tokens with their most probable labels, without special tokens.
 
     Args:
-        text: the input.
-        spans: character range of each token; whitespace at either end is left out.
+        spans: character range of each token.
         logprobs: log-probabilities of the labels, (S, C).
         labels: names of the labels.
     """
@@ -131,10 +136,8 @@ def label_tokens(
     for index, (span, row) in enumerate(zip(spans, scores, strict=True)):
         if span.is_special:
             continue
-        part = text[span.start : span.end]
-        start = span.start + len(part) - len(part.lstrip())
         best = int(row.argmax())
-        tokens.append(LabeledToken(index, labels[best], float(row[best]), start, start + len(part.strip())))
+        tokens.append(LabeledToken(index, labels[best], float(row[best]), span.start, span.end))
     return tokens
 
 
@@ -163,4 +166,4 @@ def _without_prefix(label: str) -> str:
 def _entity(text: str, tokens: Sequence[LabeledToken], label: str) -> Entity:
     start, end = tokens[0].start, tokens[-1].end
     score = sum(token.score for token in tokens) / len(tokens)
-    return Entity(label, score, text[start:end], start, end, tokens[0].index)
+    return Entity(label, score, text[start:end].strip(), start, end, tokens[0].index)

@@ -1,9 +1,11 @@
 """Chat templates: formatting of a dialogue as the token ids of a prompt."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
-from service.bundle import ChatRole, ChatTemplate
+from service.bundle import NOW, ChatRole, ChatTemplate, Thinking
 from service.text.tokenizer import TextTokenizer
 
 Turn = tuple[ChatRole, str]  # a message of the user or the assistant: its role and text
@@ -62,32 +64,109 @@ def apply_chat_template(
         turns: messages of user and assistant; the first is the user's.
         tokenizer: tokenizer of the source.
     """
+    parts = list[str | int]()
+    for text, is_message in format_dialogue(template, system, turns):
+        parts += [text] if is_message else tokenizer.split_special(text)
+    return Prompt(tuple(merge_parts(parts, tokenizer)), template.add_special_tokens)
+
+
+def format_dialogue(
+    template: ChatTemplate, system: Sequence[str], turns: Sequence[Turn], now: datetime | None = None
+) -> list[tuple[str, bool]]:
+    """Format a dialogue as texts of the template and of messages.
+
+    Args:
+        template: chat template of the model.
+        system: system messages.
+        turns: messages of user and assistant.
+        now: local time for the template; None for the time of the call.
+
+    Returns:
+        The texts in order, each with True if it is that of a message.
+    """
+    now = datetime.now() if now is None else now
     if not system and template.default_system is not None:
-        system = [template.default_system]
+        system = [_at(template.default_system, now)]
     if template.single_line:
         system, turns = [_single_line(text) for text in system], [(role, _single_line(text)) for role, text in turns]
     if "system" in template.trim:
         system = [text.strip() for text in system]
-    messages: list[tuple[str, str]] = []
+    continues = turns[-1][0] == "assistant"
+    messages = _turns(template, turns)
     if template.system is not None:
-        messages = [(template.system, text) for text in system]
+        patterns = [template.system, *[template.later_system or template.system] * len(system)]
+        messages = [*zip(patterns, system, strict=False), *messages]
     elif system:
         separator = " " if template.single_line else "\n\n"
-        pattern = template.system_in_user or f"{{}}{separator}"
-        (role, first), *following = turns
-        turns = [(role, pattern.replace("{}", separator.join(system)) + first), *following]
-    patterns = {"user": template.user, "assistant": template.assistant}
-    for role, text in turns:
-        messages.append((patterns[role], text.strip() if role in template.trim else text))
-    parts = list(tokenizer.split_special(template.begin))
-    after = ""
+        before = _at(template.system_in_user or f"{{}}{separator}", now).replace("{}", separator.join(system))
+        text = before + messages[0][1]
+        if "user" in template.trim and template.trim_system_in_user:
+            text = (before + turns[0][1]).strip()
+        messages[0] = (messages[0][0], text)
+    texts = [(_at(template.begin, now), False)]
     for pattern, text in messages:
-        parts += tokenizer.split_special(after)
-        before, after = pattern.split("{}")
-        parts += [*tokenizer.split_special(before), text]
-    if turns[-1][0] == "user":
-        parts += [*tokenizer.split_special(after), *tokenizer.split_special(template.reply)]
-    return Prompt(tuple(merge_parts(parts, tokenizer)), template.add_special_tokens)
+        head, tail = pattern.split("{}")
+        texts += [(_at(head, now), False), (text, True), (_at(tail, now), False)]
+    if not continues:
+        return _joined([*texts, (_at(template.reply, now), False)])
+    texts.pop()
+    if "assistant" in template.trim and not texts[-1][0] and not tail.startswith(" "):
+        # Transformers removes whitespace at the end of the prompt, not only that of the message.
+        texts[-2:] = [(texts[-2][0].rstrip(), False)]
+    return _joined(texts)
+
+
+def _turns(template: ChatTemplate, turns: Sequence[Turn]) -> list[tuple[str, str]]:
+    """Return the pattern and the text of each message of user and assistant."""
+    thinking, last = template.thinking, len(turns) - 1
+    questions = [index for index, (role, text) in enumerate(turns) if role == "user" and _is_question(thinking, text)]
+    last_question = questions[-1] if questions else last
+    messages = []
+    for index, (role, text) in enumerate(turns):
+        pattern = template.user if role == "user" else template.assistant
+        if role == "assistant" and thinking is not None and thinking.end in text and index < last:
+            text = _without_thinking(thinking, text, is_kept=thinking.is_kept and index > last_question)
+        elif template.continued is not None and role == "assistant" and index == last and index > last_question:
+            if thinking is None:
+                pattern = template.continued
+            elif thinking.end not in text:
+                pattern, text = template.continued, text.lstrip(thinking.strip)
+        if role in template.trim:
+            # Transformers keeps whitespace at the end of a text to continue if a space follows it.
+            keeps_end = role == "assistant" and index == last and pattern.split("{}")[1].startswith(" ")
+            text = text.lstrip() if keeps_end else text.strip()
+        messages.append((pattern, text))
+    return messages
+
+
+def _is_question(thinking: Thinking | None, text: str) -> bool:
+    if thinking is None or thinking.tool_response is None:
+        return True
+    start, end = thinking.tool_response
+    return not (text.startswith(start) and text.endswith(end))
+
+
+def _without_thinking(thinking: Thinking, text: str, *, is_kept: bool) -> str:
+    """Remove the thinking of a reply, or write it as models are trained to."""
+    before, *_, after = text.split(thinking.end)
+    after = after.lstrip(thinking.strip)
+    thought = before.rstrip("\n").split(thinking.start)[-1].lstrip("\n")
+    return f"{thinking.start}\n{thought}\n{thinking.end}\n\n{after}" if is_kept and thought else after
+
+
+def _at(text: str, now: datetime) -> str:
+    """Return a text of a template with the time in it."""
+    return re.sub(NOW, lambda found: now.strftime(found[1]), text)
+
+
+def _joined(texts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Join texts of the template that follow each other."""
+    joined = list[tuple[str, bool]]()
+    for text, is_message in texts:
+        if joined and not is_message and not joined[-1][1]:
+            text = joined.pop()[0] + text
+        joined.append((text, is_message))
+    return joined
 
 
 def _single_line(text: str) -> str:

@@ -301,6 +301,16 @@ class TextTokenizer:
         spans.reverse()
         return spans
 
+    def encode_offsets(self, text: str) -> list[TokenSpan]:
+        """Tokenize a text and return the tokens with the ranges that the tokenizer gives them.
+
+        Transformers uses these for the entities of a text. They may include the space before a
+        word, and leave out characters that normalization removes.
+        """
+        encoding = _encode(self._tokenizer, text, add_special_tokens=True)
+        parts = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        return [TokenSpan(id_, start, end, bool(is_added)) for id_, (start, end), is_added in parts]
+
     def offsets(self, text: str, num_tokens: int) -> Offsets:
         """Return the character range of each token of a text; see `encode_spans`.
 

@@ -232,7 +232,9 @@ def _m2m() -> tuple[Any, Tokenizer, str]:
         encoder_ffn_dim=37, decoder_ffn_dim=31, scale_embedding=True, **SIZES,
     )  # fmt: skip
     tokenizer = _words("<s>", "<pad>", "</s>", "<unk>", "__en__", "__de__", "__fr__")
-    return _random(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"), 3), tokenizer, ""
+    model = _random(AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager"), 3)
+    model.generation_config.max_length = 7  # with the start token and that of the language
+    return model, tokenizer, ""
 
 
 def _mbart() -> tuple[Any, Tokenizer, str]:
@@ -516,6 +518,31 @@ def test_languages_select_the_first_tokens(served: Served) -> None:
             expected = served.expected("m2m", ids, forced_bos_token_id=forced, max_new_tokens=NEW_TOKENS + 1)
             assert expected[0] == forced
             assert found == expected[1:]
+
+
+def test_the_longest_output_has_as_many_tokens_as_in_transformers(served: Served) -> None:
+    tokenizer = served.tokenizers["m2m"]
+    body = {"model": "m2m", "inputs": TEXTS, "parameters": {"source_language": "en", "target_language": "de"}}
+    outputs = post(served.server, "/v1/generate", body)["outputs"]
+    for text, found in zip(TEXTS, _ids(outputs), strict=True):
+        ids = torch.tensor([[_id_of(tokenizer, "__en__"), *tokenizer.encode(text).ids, 2]])
+        with torch.no_grad():
+            expected = served.models["m2m"].generate(ids, forced_bos_token_id=_id_of(tokenizer, "__de__"))
+        assert found == expected[0, 2:].tolist()
+    assert max(len(one) for one in _ids(outputs)) == 5, "an output must reach the limit"
+
+
+@pytest.mark.parametrize("model", ["m2m", "mbart"])
+def test_encode_reads_the_token_of_the_default_language(served: Served, model: str) -> None:
+    tokenizer = served.tokenizers[model]
+    given = post(served.server, "/v1/encode", {"model": model, "inputs": TEXTS, "pooling": "none"})
+    for text, vectors in zip(TEXTS, given["embeddings"], strict=True):
+        words = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = [*words, 2, _id_of(tokenizer, "en_XX")] if model == "mbart" else [_id_of(tokenizer, "__en__"), *words, 2]
+        with torch.no_grad():
+            hidden = served.models[model].get_encoder()(torch.tensor([ids])).last_hidden_state[0]
+        expected = hidden.numpy().ravel()
+        np.testing.assert_allclose(vectors, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])

@@ -230,6 +230,30 @@ def test_end_ids_suppressed_tokens_and_a_forced_end_agree(
             assert found.ids == ids
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_bad_words_and_the_scores_of_forced_ends_agree(
+    num_beams: int,
+    runner: OnnxRunner,
+    marian: Any,
+    sources: list[tuple[int, ...]],
+    plain: dict[GenerateParameters, list[Targets]],
+) -> None:
+    """The bad words are parts of the outputs without them."""
+    bad_words = tuple({ids[start : start + 2 + start % 2] for (ids,) in plain[GREEDY][:20] for start in (1, 2)})
+    parameters = GenerateParameters(max_new_tokens=8, num_beams=num_beams, num_return_sequences=num_beams)
+    requests = [make_request(source, parameters=parameters) for source in sources[:SHORT]]
+    settings = {"bad_words_ids": [list(word) for word in bad_words], "forced_eos_token_id": marian.config.eos_token_id}
+    expected = generate(marian, requests, **settings)
+    assert [ids[:8] for (ids, *_) in expected] != [ids[:8] for (ids,) in plain[GREEDY]]
+    changed = copy(runner)
+    generation = GenerationDefaults(bad_words=bad_words, force_end=True)
+    changed.manifest = runner.manifest.model_copy(update={"generation": generation})
+    for request, result, targets in zip(requests, run(changed, requests), expected, strict=True):
+        assert generated_ids(request, result.targets) == targets
+        scores = [target.score for target in result.targets]
+        assert scores == sorted(scores, reverse=True)
+
+
 @pytest.mark.parametrize("shape", PREFIXED)
 @pytest.mark.parametrize("parameters", [GREEDY, BEAMS, LONGEST], ids=["greedy", "beams", "longest"])
 def test_forced_prefixes_agree(

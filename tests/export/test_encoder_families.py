@@ -217,9 +217,11 @@ def test_padding_token_in_a_text_takes_no_position(name: str, options: dict[str,
     rows[0][3] = rows[0][4] = padding
     results = imported.run(rows)
     for index, ids in enumerate(rows):
-        expected, limits = reference(model, pairs=1).limits(
-            lambda model, ids=ids: compute(model, ids, num_types(model))
-        )
+
+        def run(model: Any, ids: list[int] = ids) -> dict[str, NDArray[Any]]:
+            return compute(model, ids, num_types(model))
+
+        expected, limits = reference(model, pairs=1).limits(run)
         given, twin = imported.row(results, index, len(ids)), imported.reference.encode(ids)
         for part, exact in {"hidden": twin.hidden, "maps": twin.maps}.items():
             assert_allclose(given[part], expected[part], rtol=0, atol=limits[part], err_msg=part)

@@ -65,8 +65,19 @@ def test_a_decoder_only_model_without_a_start_token_starts_with_its_end_token() 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bad_words_ids": [[3, 4]]}, r"bad_words_ids has the sequence \[3, 4\]; only single tokens"),
-        ({"num_beams": 9}, "num_beams must be from 1 to 8, got 9"),
+        ({"bad_words_ids": [[3, "a"]]}, r"bad_words_ids must be a list of lists of token ids, got \[3, 'a'\]"),
+        ({"bad_words_ids": [[]]}, r"bad_words_ids must be a list of lists of token ids, got \[\]"),
+        ({"bad_words_ids": 3}, "bad_words_ids must be a list of lists of token ids, got 3"),
+        ({"num_beams": 0}, "num_beams is 0, but it should be greater than or equal to 1; every request would fail"),
+        ({"num_beams": -5}, "num_beams must be at least 0, got -5"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0.0, but it should be greater than or equal to 0.01"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0, got -1"),
+        ({"do_sample": True, "temperature": 0}, "temperature is 0.0, but it should be greater than 0"),
+        ({"do_sample": True, "top_k": -1}, "top_k must be at least 0, got -1"),
+        ({"do_sample": True, "min_p": 1.5}, "min_p is 1.5, but it should be less than or equal to 1"),
+        ({"do_sample": "yes"}, "do_sample is 'yes', but it should be a valid boolean"),
+        ({"num_beams": 4, "length_penalty": 11}, "length_penalty is 11.0, but"),
+        ({"max_new_tokens": 100_000}, "max_new_tokens is 100000, but"),
         ({"num_beam_groups": 2}, "num_beam_groups is 2, which is not supported"),
         ({"begin_suppress_tokens": [4]}, r"begin_suppress_tokens is \[4\], which is not supported"),
         ({"forced_eos_token_id": 4}, "forced_eos_token_id is 4, but eos_token_id is 2"),
@@ -78,6 +89,30 @@ def test_a_decoder_only_model_without_a_start_token_starts_with_its_end_token() 
 def test_other_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ImportFailedError, match=message):
         read(settings)
+
+
+def test_settings_that_have_no_effect_may_have_any_value() -> None:
+    """`generate` of Transformers reads them only if it samples, or with several beams."""
+    generation = read({"temperature": 0, "top_p": 1.5, "length_penalty": -20.0, "no_repeat_ngram_size": 2})
+    assert generation.defaults == GenerationDefaults(no_repeat_ngram_size=2)
+    assert len(generation.notes) == 3
+    assert "the default of temperature is 0.0, but it should be greater than 0: it is not used" in generation.notes
+
+
+def test_all_filters_of_samples_are_defaults() -> None:
+    filters: dict[str, Any] = {"do_sample": True, "top_k": 7, "min_p": 0.1, "typical_p": 0.9}
+    assert read(filters).defaults == GenerationDefaults(**filters)
+
+
+def test_more_beams_than_the_service_has_are_its_maximum() -> None:
+    generation = read({"num_beams": 20})
+    assert generation.defaults.num_beams == 8
+    assert generation.notes == ("num_beams is 20, but the service searches with at most 8 beams: it uses these",)
+
+
+def test_bad_words_may_have_several_tokens_and_are_never_an_end_token() -> None:
+    defaults = read({"bad_words_ids": [[9], [3, 4], [2], [2, 5]]}).defaults  # 2 is the end token
+    assert (defaults.suppress_tokens, defaults.bad_words) == ((9,), ((2, 5), (3, 4)))
 
 
 @pytest.mark.parametrize("key", ["eos_token_id", "decoder_start_token_id"])

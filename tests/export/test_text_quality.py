@@ -12,10 +12,18 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from numpy.typing import NDArray
 from sacrebleu.metrics.chrf import CHRF
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from export import pipeline
 from export.__main__ import main
@@ -33,7 +41,6 @@ from export.convert.text_quality import (
     label_probabilities,
     pool,
     text_ids,
-    text_log_probs,
 )
 from export.errors import VerificationError
 from export.options import BundleMetadata, Recipe
@@ -47,7 +54,7 @@ from service.bundle import (
     Embedding,
     EmbeddingQuality,
     LabelQuality,
-    PerplexityQuality,
+    PredictionQuality,
     TextQuality,
     Verification,
     read_bundle,
@@ -143,7 +150,7 @@ def test_every_kind_of_imported_model_is_quantized(bundles: Path, tmp_path: Path
         changed |= {"states", "decoder"}
     assert manifest.model_dump(exclude=changed) == original.model_dump(exclude=changed)
     assert manifest.origin is not None
-    kinds: dict[str, type] = {"decoder": PerplexityQuality, "translator": AgreementQuality}
+    kinds: dict[str, type] = {"decoder": PredictionQuality, "translator": AgreementQuality}
     assert type(record.quality) is kinds.get(name, EmbeddingQuality)
     groups = {"decoder": {"layers", "projection"}, "translator": {"encoder", "layers", "projection"}}
     assert set(record.schemes) == groups.get(name, {"encoder", "projection"})
@@ -200,22 +207,42 @@ def test_labels_of_tokens_leave_out_padding(bundles: Path) -> None:
 
 
 def test_perplexity_is_that_of_single_texts(bundles: Path, tmp_path: Path) -> None:
-    sessions, sources = load(bundles / "decoder"), ids_of(bundles / "decoder")
-    total = 0.0
-    for number, source in enumerate(sources):
-        steps, expected = onnx_steps(sessions, source[:1]), 0.0
+    small = tmp_path / "small"
+    record = quantize_bundle(bundles / "decoder", small, Recipe(4), PlainText(TEXTS), force=True)
+    sources = ids_of(bundles / "decoder")
+    rows: list[list[NDArray[np.float64]]] = []  # log-probabilities before and after
+    targets = []
+    for source in sources:
+        steps = [onnx_steps(load(bundle), source[:1]) for bundle in (bundles / "decoder", small)]
         for position in range(1, len(source)):
-            logits = steps([source[:position]])[0].astype(np.float64)
-            expected += logits[source[position]] - np.log(np.exp(logits).sum())
-        # `logprobs` are float32 and of a size of at most 10: each is rounded by at most 2^-21.
-        assert text_log_probs(sessions, sources)[number] == pytest.approx(expected, abs=len(source) * 2**-19)
-        total += expected
-    record = quantize_bundle(bundles / "decoder", tmp_path / "small", Recipe(8), PlainText(TEXTS), force=True)
-    assert isinstance(record.quality, PerplexityQuality)
-    predicted = sum(map(len, sources)) - len(sources)
-    assert record.quality.predicted_tokens == predicted
-    assert record.quality.float32 == pytest.approx(math.exp(-total / predicted), rel=1e-4)
-    assert record.quality.quantized != record.quality.float32
+            logits = [one([source[:position]])[0].astype(np.float64) for one in steps]
+            rows.append([one - np.log(np.exp(one).sum()) for one in logits])
+            targets.append(source[position])
+    before, after = np.array(rows).transpose(1, 0, 2)
+    index, quality = np.arange(len(targets)), record.quality
+    assert isinstance(quality, PredictionQuality)
+    assert quality.predicted_tokens == len(targets)
+    assert quality.float32 == pytest.approx(math.exp(-before[index, targets].mean()), rel=1e-4)
+    assert quality.quantized == pytest.approx(math.exp(-after[index, targets].mean()), rel=1e-4)
+    divergence = (np.exp(before) * (before - after)).sum(axis=1).mean()
+    assert divergence > 0 and quality.mean_divergence == pytest.approx(divergence, rel=1e-3)
+    assert quality.same_first == np.mean(before.argmax(axis=1) == after.argmax(axis=1)) < 1
+
+
+def test_a_random_model_is_rejected_though_its_perplexity_falls(tmp_path: Path) -> None:
+    """The perplexity of texts about which a model knows nothing may change in either direction."""
+    sizes = {"n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 40}
+    write_hf(tmp_path / "random", GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+        export_checkpoint(tmp_path / "random", tmp_path / "bundle", BundleMetadata("random"))
+    words = np.random.default_rng(0).integers(37, size=(8, 12))
+    texts = PlainText([" ".join(f"word{word}" for word in row) for row in words])
+    quality = quantize_bundle(tmp_path / "bundle", tmp_path / "small", Recipe(4), texts, force=True).quality
+    assert isinstance(quality, PredictionQuality) and quality.quantized < quality.float32
+    with pytest.raises(VerificationError, match="of the most probable next tokens equal those of float32"):
+        quantize_bundle(tmp_path / "bundle", tmp_path / "refused", Recipe(4), texts)
+    assert not (tmp_path / "refused").exists()
 
 
 def test_outputs_of_a_batch_are_those_of_single_texts(bundles: Path) -> None:
@@ -262,8 +289,10 @@ def labels(count: int, same: float, difference: float) -> LabelQuality:
     return LabelQuality(labels=count, compared=200, same_best=same, max_difference=difference)
 
 
-def perplexity(before: float, after: float) -> PerplexityQuality:
-    return PerplexityQuality(texts=2, predicted_tokens=9, float32=before, quantized=after)
+def predicted(divergence: float, same: float) -> PredictionQuality:
+    return PredictionQuality(
+        texts=2, predicted_tokens=9, float32=48.62, quantized=59.33, mean_divergence=divergence, same_first=same
+    )
 
 
 def agreement(value: float) -> AgreementQuality:
@@ -275,8 +304,7 @@ def agreement(value: float) -> AgreementQuality:
     [
         embeddings(0.991, labels(3, 0.985, 0.9)),
         embeddings(0.99, labels(1, 1.0, 0.09)),
-        perplexity(50, 50.9),
-        perplexity(50, 40),
+        predicted(0.049, 0.91),
         agreement(95.1),
     ],
     ids=str,
@@ -302,8 +330,14 @@ def test_small_losses_are_accepted(quality: TextQuality) -> None:
             "a score differs by 0.200 from that of float32, but at most 0.1 is accepted; try a smaller",
         ),
         (
-            perplexity(48.62, 59.33),
-            "the perplexity rises from 48.62 to 59.33 (+22.0%), but at most +2% is accepted; try a smaller",
+            predicted(0.1234, 0.95),
+            "the probabilities of the next token diverge from those of float32 by a mean of 0.1234 nats, but at most "
+            "0.05 is accepted (perplexity 48.62 before and 59.33 after); try a smaller",
+        ),
+        (predicted(math.nan, 0.95), "a mean of nan nats"),
+        (
+            predicted(0.01, 0.65),
+            "65.0% of the most probable next tokens equal those of float32, but at least 90% is required; try a",
         ),
         (
             agreement(80),
@@ -327,15 +361,16 @@ def test_a_bundle_that_loses_too_much_is_not_written(
     texts.write_text("\n".join(TEXTS), encoding="utf-8")
     arguments = ["quantize", str(bundles / "decoder"), "--out", str(out), "--bits", "4", "--texts", str(texts)]
     quality = quantize_bundle(bundles / "decoder", tmp_path / "forced", Recipe(4), PlainText(TEXTS), force=True).quality
-    assert isinstance(quality, PerplexityQuality)
-    ratio = quality.quantized / quality.float32
-    monkeypatch.setattr(text_quality, "MAX_PERPLEXITY_RATIO", 0.999 * ratio)
+    assert isinstance(quality, PredictionQuality)
+    assert quality.mean_divergence is not None
+    monkeypatch.setattr(text_quality, "MIN_SAME_FIRST", 0.0)
+    monkeypatch.setattr(text_quality, "MAX_DIVERGENCE", 0.999 * quality.mean_divergence)
     assert main(arguments) == 1
-    assert capsys.readouterr().err.startswith("error: the perplexity rises from ")
+    assert capsys.readouterr().err.startswith("error: the probabilities of the next token diverge ")
     assert not out.exists()
     assert main([*arguments, "--force"]) == 0
     assert json.loads(capsys.readouterr().out)["quality"] == quality.model_dump()
-    monkeypatch.setattr(text_quality, "MAX_PERPLEXITY_RATIO", 1.001 * ratio)
+    monkeypatch.setattr(text_quality, "MAX_DIVERGENCE", 1.001 * quality.mean_divergence)
     assert main(arguments) == 0
 
 

@@ -74,6 +74,19 @@ async def test_a_user_may_send_several_messages_in_a_row(chat: Running) -> None:
     assert response["choices"][0]["message"]["content"] == own["outputs"][0]["text"]
 
 
+async def test_a_template_may_support_only_one_system_message(start: Start, tokenizer: TextTokenizer) -> None:
+    template = TEMPLATE.model_copy(update={"system": "S: {}\n", "one_system": True})
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": template})
+    system = [{"role": "system", "content": "a"}]
+    async with start(FakeBackend(tokenizer, (manifest,))) as running:
+        assert (await converse(running, [*system, *messages("x")], max_tokens=1))["choices"]
+        body = {"messages": [*system, *system, *messages("x")]}
+        response = await running.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert "supports one system message in a dialogue, got 2" in response.json()["error"]["message"]
+
+
 async def test_a_final_message_of_the_assistant_is_continued(chat: Running) -> None:
     response = await converse(chat, messages("a dog", "Hund"), max_tokens=12)
     own = await generate(chat, "U: a dog\nB: Hund", max_new_tokens=12)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from service.engine.processors import (
     AllowEndIfAllForbidden,
+    BadWords,
     ForceEnd,
     LogitBias,
     MinNewTokens,
@@ -80,6 +81,17 @@ def test_an_ngram_is_not_repeated(read: list[int], size: int, expected: list[int
 def test_suppressed_tokens_are_always_forbidden() -> None:
     for num_generated in (0, 7):
         assert forbidden(SuppressTokens((5, 2)), [START], num_generated) == [2, 5]
+
+
+@pytest.mark.parametrize("read", [[4], [1], [4, 4], [5, 1], [5, 1, 4], [0, 5, 1, 4], [4, 1, 5, 1]])
+def test_bad_words_are_those_of_transformers(read: list[int]) -> None:
+    import torch
+    from transformers import NoBadWordsLogitsProcessor
+
+    words = [(4, 3), (1, 4, 5), (1, 4, 0), (4, 4)]
+    processor = NoBadWordsLogitsProcessor([list(word) for word in words], [END])
+    expected = processor(torch.tensor([read]), torch.tensor([SCORES]))[0].tolist()
+    assert changed(BadWords(words), SCORES, read) == expected
 
 
 def test_the_end_token_is_forbidden_before_the_minimum_length() -> None:

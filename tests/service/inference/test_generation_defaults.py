@@ -14,6 +14,8 @@ from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 pytestmark = pytest.mark.anyio
 BEAMS = GenerationDefaults(num_beams=4, length_penalty=0.6, early_stopping=True, max_new_tokens=20)
 SAMPLING = GenerationDefaults(do_sample=True, temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.1)
+FILTERS = GenerationDefaults(do_sample=True, min_p=0.1, typical_p=0.8)
+ALWAYS = ("suppress_tokens", "bad_words", "force_end")  # settings that are no parameters
 BOTH = GenerationDefaults(do_sample=True, temperature=0.7, num_beams=2)
 LENGTHS = GenerationDefaults(min_new_tokens=3, max_new_tokens=9)
 
@@ -23,7 +25,9 @@ LENGTHS = GenerationDefaults(min_new_tokens=3, max_new_tokens=9)
     [
         ({}, GenerationDefaults(), {}, {}),
         ({}, BEAMS, {}, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True, "max_new_tokens": 20}),
-        ({}, SAMPLING, {}, SAMPLING.model_dump(exclude_none=True, exclude={"suppress_tokens", "force_end"})),
+        ({}, SAMPLING, {}, SAMPLING.model_dump(exclude_none=True, exclude=set(ALWAYS))),
+        ({}, FILTERS, {}, {"do_sample": True, "min_p": 0.1, "typical_p": 0.8}),
+        ({"do_sample": False}, FILTERS, {}, {}),
         # A parameter of the request wins, also with the value that the service has by default.
         ({"num_beams": 1}, BEAMS, {}, {"num_beams": 1, "max_new_tokens": 20}),
         ({"do_sample": False}, SAMPLING, {}, {"repetition_penalty": 1.1}),
@@ -50,9 +54,21 @@ LENGTHS = GenerationDefaults(min_new_tokens=3, max_new_tokens=9)
 def test_defaults_yield_to_the_request(
     given: dict[str, Any], defaults: GenerationDefaults, options: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    own = {name: value for name, value in expected.items() if name not in ("suppress_tokens", "force_end")}
+    own = {name: value for name, value in expected.items() if name not in ALWAYS}
     own = {name: value for name, value in own.items() if value is not None}
     assert complete_parameters(given, defaults, **options) == GenerateParameters(**own)
+
+
+def test_a_default_has_the_limits_of_the_parameter() -> None:
+    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+    def limits(schema: dict[str, Any]) -> dict[str, Any]:
+        return {key: one[key] for one in [schema, *schema.get("anyOf", ())] for key in bounds if key in one}
+
+    given = GenerationDefaults.model_json_schema()["properties"]
+    expected = GenerateParameters.model_json_schema()["properties"]
+    for name in set(given) - set(ALWAYS):
+        assert limits(given[name]) == limits(expected[name]), name
 
 
 @pytest.fixture
@@ -168,7 +184,7 @@ async def test_a_translation_uses_the_beams_of_the_model(
 async def test_the_defaults_are_shown(start: Start, make_backend: MakeBackend) -> None:
     async with start(backend_with(make_backend, BEAMS)) as running:
         (card,) = (await running.client.get("/v1/models")).json()["data"]
-        expected = BEAMS.model_dump(exclude={"suppress_tokens", "force_end"})
+        expected = BEAMS.model_dump(exclude=set(ALWAYS))
         assert card["generation_defaults"] == expected
 
 
