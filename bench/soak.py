@@ -162,6 +162,10 @@ def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:
         "answer": lambda model, text, number: [
             Call("/v1/answer", {"model": model, "question": text[:50], "context": text})
         ],
+        "fill-mask": lambda model, text, number: [
+            Call("/v1/fill-mask", {"model": model, "inputs": f"{text[:50]} {mask}"}) for mask in ("[MASK]", "<mask>")
+        ],
+        "sparse": lambda model, text, number: [Call(f"/embed_sparse?model={model}", {"inputs": text[:50]})],
         "similar": lambda model, text, number: [Call("/v1/similar", {"model": model, "token": "a"})],
         "chat": _chats,
         "languages": _translations,

@@ -230,6 +230,9 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         generation=generation.defaults,
         notes=(*notes, *generation.notes, *_rotary_note(model, folder.config)),
     )
+    if model.predictions is not None:
+        mask_id = _mask_id(folder, tokenizers.source)
+        described = replace(described, tokens=described.tokens.model_copy(update={"mask_id": mask_id}))
     if model.is_decoder_only:
         described = _with_chat(described, folder, tokenizers.source)
     if reranker is not None:
@@ -354,6 +357,19 @@ def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> Generation:
     pad_id = config.get("pad_token_id", None)
     pad_id = pad_id if type(pad_id) is int and pad_id >= 0 else around[-1]
     return Generation(pad_id, (around[0],), (around[-1],), GenerationDefaults())
+
+
+def _mask_id(folder: Folder, tokenizer: Tokenizer) -> int | None:
+    """Return the id of the token that stands for one to predict, None if there is none."""
+    named = None
+    for file in (TOKENIZER_CONFIG, "special_tokens_map.json"):
+        named = named or (folder.json(f"{folder.module}{file}") or {}).get("mask_token")
+    if isinstance(named, dict):
+        named = named.get("content")
+    # The defaults of the tokenizers of these families.
+    names = [named] if isinstance(named, str) else ["[MASK]", "<mask>"]
+    special = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    return next((special[name] for name in names if name in special), None)
 
 
 def _languages(

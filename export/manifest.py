@@ -38,13 +38,14 @@ def write_model(
     entries = write_graphs(folder, graphs)
     files = [WEIGHTS, *(entry.file for entry in entries.values()), *_write_others(folder, described)]
     of_model = {name: value for name, value in vars(described).items() if name in Manifest.model_fields}
-    of_graphs = ("tasks", "decoder_start", "states", "attention", "labels", "label_kind")
+    of_graphs = ("decoder_start", "states", "attention", "labels", "label_kind")
     fields: dict[str, Any] = {
         "license": "",
         "encoder": None,
         "decoder": None,
         **of_model,
         **{name: getattr(graphs, name) for name in of_graphs},
+        "tasks": tuple(task for task in graphs.tasks if task != "fill-mask" or described.tokens.mask_id is not None),
         **entries,
         **{name: value for name, value in vars(metadata).items() if value},
     }

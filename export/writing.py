@@ -14,7 +14,7 @@ from model.errors import UsageError
 from service.bundle import MANIFEST, BundleError, Graph, read_manifest
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
-SIMILAR, ROWS, WEIGHTS = "similar.onnx", "rows.onnx", "weights.bin"
+SIMILAR, PREDICT, ROWS, WEIGHTS = "similar.onnx", "predict.onnx", "rows.onnx", "weights.bin"
 DENSE = "dense.{}.bin"  # layers after pooling, by number
 TOKENIZER, TARGET_TOKENIZER, PROMPT_TOKENIZER = "tokenizer.json", "target_tokenizer.json", "prompt_tokenizer.json"
 
@@ -31,6 +31,7 @@ def write_graphs(folder: Path, graphs: Graphs) -> dict[str, Graph]:
         ("encoder", ENCODER, graphs.encoder),
         ("decoder", STEP, graphs.decoder),
         ("similar", SIMILAR, graphs.similar),
+        ("predict", PREDICT, graphs.predict),
     ):
         if proto is not None:
             onnx.save_model(proto, folder / name)

@@ -16,6 +16,7 @@ from service.api import (
     attention,
     classify,
     encode,
+    fill_mask,
     generate,
     health,
     models,
@@ -47,7 +48,22 @@ EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restar
 EXIT_ENGINE_DEAD = 1
 END_STEP_TIMEOUT_S = 0.5  # time that a graph may take to end after its termination: that of one operator
 WATCH_INTERVAL_S = 1.0
-NATIVE = (generate, score, attention, align, encode, classify, rerank, tag, answer, similar, tokens, models, health)
+NATIVE = (
+    generate,
+    score,
+    attention,
+    align,
+    encode,
+    classify,
+    rerank,
+    tag,
+    answer,
+    fill_mask,
+    similar,
+    tokens,
+    models,
+    health,
+)
 
 logger = logging.getLogger(__name__)
 

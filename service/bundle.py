@@ -30,7 +30,9 @@ TOP_TOKENS = 2 * MAX_BEAMS + 1
 PREFILL_TOKENS = 32
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-Task = Literal["generate", "encode", "attention", "classify", "rerank", "tag", "answer", "similar"]
+Task = Literal[
+    "generate", "encode", "attention", "classify", "rerank", "tag", "answer", "fill-mask", "sparse", "similar"
+]
 MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `Attention`
 LabelKind = Literal["classes", "independent", "score", "tokens", "span"]  # see `Manifest.label_kind`
 VectorPooling = Literal["mean", "first", "last", "max"]
@@ -66,6 +68,7 @@ class Tokens(_Part):
     # First inputs of the decoder, unless the model is decoder-only.
     start_ids: Annotated[tuple[int, ...], Field(min_length=1)]
     end_ids: Annotated[tuple[int, ...], Field(min_length=1)]  # each of them ends a sequence
+    mask_id: int | None = None  # stands for a token that a masked language model predicts
 
     @property
     def end_id(self) -> int:
@@ -104,7 +107,8 @@ class Graph(_Part):
     after the final normalization, the scores of the last token as above, the updated states, and
     attention maps.
 
-    The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V).
+    The `similar` graph reads `token_ids` (N,) int64 and returns `cosines` (N, V). The `predict`
+    graph reads rows of `hidden` (N, M) and returns the `logits` (N, V) of the tokens there.
 
     The batch, source and target axes and N are dynamic.
     """
@@ -502,6 +506,7 @@ class Manifest(_Part):
     decoder: Graph | None  # None if the model does not generate text
     rows: Graph | None = None  # copies rows of states in device memory; only in float16 bundles
     similar: Graph | None = None  # compares tokens by their embeddings
+    predict: Graph | None = None  # predicts tokens; only of masked language models
     states: tuple[State, ...]
     attention: tuple[Attention, ...]
     alignment: Alignment | None = None  # None: not chosen, or there is no cross-attention
@@ -548,6 +553,8 @@ class Manifest(_Part):
             ("rerank", bool(self.labels) and self.label_kind == "score"),
             ("tag", bool(self.labels) and self.label_kind == "tokens"),
             ("answer", bool(self.labels) and self.label_kind == "span"),
+            ("fill-mask", self.predict is not None and self.tokens.mask_id is not None),
+            ("sparse", self.predict is not None),
             ("similar", self.similar is not None),
         ):
             if (task in self.tasks) != is_supported:
@@ -636,7 +643,8 @@ class Manifest(_Part):
     @property
     def graphs(self) -> tuple[Graph, ...]:
         """All graphs in the bundle."""
-        return tuple(graph for graph in (self.encoder, self.decoder, self.rows, self.similar) if graph is not None)
+        graphs = (self.encoder, self.decoder, self.rows, self.similar, self.predict)
+        return tuple(graph for graph in graphs if graph is not None)
 
     @property
     def is_decoder_only(self) -> bool:

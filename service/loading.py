@@ -436,6 +436,8 @@ def _known_requests(manifest: Manifest) -> Iterator[tuple[Task, Request]]:
     name, limits = "known-input", manifest.limits
     source = (manifest.tokens.end_id,) * min(TEST_INPUT_TOKENS, limits.max_source_tokens)
     yield "encode", EncodeRequest(name, source, math.inf, return_labels=bool(manifest.labels))
+    if "sparse" in manifest.tasks:
+        yield "sparse", EncodeRequest(name, source, math.inf, return_largest=True)
     if "similar" in manifest.tasks:
         yield "similar", SimilarRequest(name, source[:1], math.inf)
     if "generate" in manifest.tasks:

@@ -27,6 +27,7 @@ from export.families.description import (
     Disentangled,
     Head,
     Norm,
+    Predictions,
     Reader,
     Rotary,
     Stack,
@@ -441,6 +442,7 @@ class Encoded:
     slots: Array | None  # weights of projected keys (layers, H, R, k), None without such keys
     labels: Array | None  # as the graph returns them: (labels,), or (S, labels) for tokens
     label_logits: Array | None  # if the graph returns them in addition
+    predictions: Array | None  # logits of tokens (R, V), None if the model does not predict them
 
 
 class Reference:
@@ -488,17 +490,22 @@ class Reference:
             if number == 0 and stack.convolution is not None:
                 x = layers.convolution(stack.convolution, embedded, x, lengths)
         x = layers.finish(x)
-        head = self._model.head
+        head, predictions = self._model.head, self._model.predictions
         hidden_states = split_texts(x, lengths)
         pooled = (
             hidden_states if self._model.reader is None else self._read_again(self._model.reader, texts, hidden_states)
         )
+        labels: list[tuple[Array | None, Array | None]] = [
+            (None, None) if head is None else self._labels(head, states, ids)
+            for states, ids in zip(pooled, texts, strict=True)
+        ]
         return [
             Encoded(
                 hidden,
                 np.stack(maps[text]),
                 np.stack(slots[text]) if slots[text] else None,
-                *((None, None) if head is None else self._labels(head, pooled[text], texts[text])),
+                *labels[text],
+                None if predictions is None else self._predictions(predictions, hidden[rows[text]]),
             )
             for text, hidden in enumerate(hidden_states)
         ]
@@ -531,6 +538,11 @@ class Reference:
             return logits, None
         has_logits = head.label_kind == "classes" and any(map(is_entailment, self._model.labels))
         return log_softmax(logits, self._layers.arithmetic), logits if has_logits else None
+
+    def _predictions(self, options: Predictions, x: Array) -> Array:
+        """Return the logits of tokens (R, V) from hidden states (R, M)."""
+        x = activate(self._layers.linear(x, "prediction.dense"), options.activation)
+        return self._layers.linear(self._layers.norm(x, "prediction.norm"), "prediction.output")
 
 
 def _window_mask(length: int, window: int | None) -> Mask | None:

@@ -13,6 +13,7 @@ KINDS = {
     "logits": "logits",
     "labels": "labels",
     "label_logits": "labels",
+    "predictions": "predictions of tokens",
     "attention": "attention maps",
     "encoder": "attention maps",
     "encoder_slots": "attention maps",

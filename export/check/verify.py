@@ -103,8 +103,8 @@ def reference_outputs(
 
     Returns:
         Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `encoder_slots.i`
-        (layers, H, R, k), `labels.i`, `logits.i` (R, V), `decoder.i` (layers, H, R, T) and
-        `cross.i` (layers, H, R, S), as far as the model has them.
+        (layers, H, R, k), `labels.i`, `predictions.i` (R, V), `logits.i` (R, V), `decoder.i`
+        (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them.
         R are the positions of `compared_rows`.
     """
     outputs: dict[str, Array] = {}
@@ -121,6 +121,8 @@ def reference_outputs(
                 outputs[f"labels.{number}"] = source.labels
             if source.label_logits is not None:
                 outputs[f"label_logits.{number}"] = source.label_logits
+            if source.predictions is not None:
+                outputs[f"predictions.{number}"] = source.predictions
     if model.decoder is not None:
         rows = [compared_rows(len(target)) for target in texts.targets]
         decoded = ReferenceDecoder(model, weights, arithmetic).decode_all(texts.targets, rows, memories)
@@ -199,6 +201,11 @@ class GraphRunner:
                         if state.encoder_output is not None:
                             states[first + row][state.input] = arrays[state.encoder_output]
             del session  # before the weights of the decoder are loaded
+        if self._manifest.predict is not None:
+            session = open_session(self._folder / self._manifest.predict.file)
+            for number, source in enumerate(sources):
+                hidden = outputs[f"hidden.{number}"][compared_rows(len(source))]
+                (outputs[f"predictions.{number}"],) = session.run(["logits"], {"hidden": hidden})
         if self._model.decoder is None:
             return texts, outputs
         targets, decoded = self._decode(sources, prompts, states, new_tokens)
@@ -434,7 +441,8 @@ def verify(
         differences["cosines"] = [compare_cosines(open_session(folder / manifest.similar.file), weights.read(table))]
     advice = "" if manifest.origin is None else "; please report this checkpoint"
     raise_if_exceeded(f"{folder} and its checkpoint", differences, different, tolerance, advice)
-    scores = ("logits", "labels") if model.decoder is not None or model.head is not None else ("hidden",)
+    has_scores = model.decoder is not None or model.head is not None or model.predictions is not None
+    scores = ("logits", "labels", "predictions") if has_scores else ("hidden",)
     found_scores = [pair for kind in scores for pair in differences.get(kind, ())]
     maps = [found for kind in MAPS for found, _ in differences.get(kind, ())]
     return Verification(

@@ -183,7 +183,7 @@ def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Re
     Returns:
         The changed fields of the manifest: the entries of the graphs, and `files`.
     """
-    fields = [name for name in ("encoder", "decoder", "similar") if getattr(manifest, name) is not None]
+    fields = [name for name in ("encoder", "decoder", "similar", "predict") if getattr(manifest, name) is not None]
     graphs = [getattr(manifest, name).file for name in fields]
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]
     with WeightFile(folder / WEIGHTS) as weights:

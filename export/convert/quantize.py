@@ -251,8 +251,9 @@ def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
 
 
 def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:
-    if graph.name == "similar":  # its product and its lookup share the table
-        return "float32" if recipe.projection == "float32" else "group-wise"
+    if graph.name in ("similar", "predict"):  # products with the table share it with its lookup
+        scheme = recipe.projection if product.transposed else recipe.schemes["encoder"]
+        return "float32" if scheme == "float32" else "group-wise"
     return recipe.schemes[_layer_group(graph, product)]
 
 

@@ -209,6 +209,20 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """Scores of all tokens at a position, as of a masked language model, from its hidden state.
+
+    A dense layer, an activation, the normalization of the encoder, and the product with a table.
+    """
+
+    size: int  # of the vectors that are multiplied by the table
+    activation: Activation
+    is_tied: bool = True  # the table is that of the embeddings
+    has_bias: bool = True  # of the dense layer
+    has_output_bias: bool = True  # of the scores
+
+
+@dataclass(frozen=True)
 class Reader:
     """Decoder that reads the source after a start token, for a score of the whole text.
 
@@ -231,6 +245,7 @@ class Description:
     decoder: Stack | None = None
     head: Head | None = None
     reader: Reader | None = None  # between the encoder and the head
+    predictions: Predictions | None = None  # only of an encoder
     labels: tuple[str, ...] = ()
     source_vocabulary: int | None = None  # tokens of the encoder; None: those of the decoder
     logits_scale: float = 1.0

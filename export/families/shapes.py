@@ -77,6 +77,11 @@ def _model(model: Description, weights: Weights) -> Expected:
         if model.head.has_norm:
             yield from _norm("head.norm", last.output_size, last.norm)
         yield from _linear("head.output", len(model.labels), last.output_size, model.head.has_output_bias)
+    if model.predictions is not None:
+        size = model.predictions.size
+        yield from _linear("prediction.dense", size, last.output_size, model.predictions.has_bias)
+        yield from _norm("prediction.norm", size, last.norm)
+        yield from _linear("prediction.output", model.vocabulary, size, model.predictions.has_output_bias)
 
 
 def _embedding(name: str, stack: Stack, model: Description, weights: Weights) -> Expected:

@@ -8,6 +8,7 @@ from export.errors import ImportFailedError
 from export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
 from export.families.causal_encoders import as_reranker
 from export.families.description import Description
+from export.families.predictions import prediction_modules, with_predictions
 from export.families.refused import REASONS
 from export.families.shapes import check_shapes
 from export.families.token_types import type_separator
@@ -110,7 +111,8 @@ def describe(
         separator = type_separator(tokenizer, input_names)
         stack = replace(stack, embedding=replace(stack.embedding, type_separator=separator))
     limited = replace(model, encoder=stack, max_positions=_positions(model, max_tokens))
-    weights = Weights(tensors, family.modules(limited, tensors))
+    modules = family.modules(limited, tensors)
+    weights = Weights(tensors, {**modules, **prediction_modules(limited, modules, tensors)})
     check_shapes(model, weights)
     _check_tables(limited)
     return limited, weights
@@ -125,7 +127,7 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
     config.ignore(*_HARMLESS, *GENERATION_KEYS)
     packed_format(config)
     try:
-        return family.describe(config, tensors)
+        return with_predictions(family.describe(config, tensors), config, tensors)
     except ImportFailedError:
         raise
     except ValueError as error:

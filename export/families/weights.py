@@ -19,6 +19,7 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 - `encoder.projection.{}` (k, P), where `{}` is the number of the matrix
 - `output`: projection to the vocabulary (V, M); `embedding` if there is none
 - `head.dense`, `head.norm`, `head.output`
+- `prediction.dense`, `prediction.norm`, `prediction.output` of a masked language model
 """
 
 import re

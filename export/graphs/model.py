@@ -10,6 +10,7 @@ from export.families.weights import Weights
 from export.graphs.builder import WeightFile
 from export.graphs.decoder import decoder_graph, states
 from export.graphs.encoder import encoder_graph
+from export.graphs.predict import predict_graph
 from export.graphs.similar import similar_graph
 from service.bundle import Attention, LabelKind, Ops, State, Task
 
@@ -29,6 +30,7 @@ class Graphs:
     decoder_start: Literal["start_token", "source"] = "start_token"
     labels: tuple[str, ...] = ()
     label_kind: LabelKind = "classes"
+    predict: onnx.ModelProto | None = None  # only of masked language models
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -42,6 +44,8 @@ class Graphs:
             "rerank": kind == "score",
             "tag": kind == "tokens",
             "answer": kind == "span",
+            "fill-mask": self.predict is not None,
+            "sparse": self.predict is not None,
             "similar": self.similar is not None,
         }
         return tuple(task for task, is_possible in can_do.items() if is_possible)
@@ -62,6 +66,7 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile, ops: Op
         "source" if model.is_decoder_only else "start_token",
         model.labels,
         "classes" if model.head is None else model.head.label_kind,
+        predict_graph(model, weights, file, ops),
     )
 
 

@@ -10,8 +10,16 @@ from typing_extensions import TypedDict
 from service import __version__
 from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
 from service.bundle import Manifest, Task
-from service.compat.common import manifest_of_query
-from service.compat.tasks import QuestionBody, QuestionParameters, answer_question
+from service.compat.common import manifest_of_query, model_of_query
+from service.compat.tasks import (
+    Filled,
+    FillMaskParameters,
+    FillMaskTaskBody,
+    QuestionBody,
+    QuestionParameters,
+    answer_question,
+    fill_masks,
+)
 from service.compat.tei import embed, predict, rerank_texts, tag_tokens, zero_shot
 from service.compat.tei_schemas import (
     EmbedBody,
@@ -37,16 +45,18 @@ PipelineTag = Literal[
     "text-ranking",
     "token-classification",
     "question-answering",
+    "fill-mask",
     "feature-extraction",
 ]
 # A model with several of these tasks does the first of them at the base URL.
-MAIN_TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "answer", "encode")
+MAIN_TASKS: tuple[Task, ...] = ("generate", "classify", "rerank", "tag", "answer", "fill-mask", "encode")
 PIPELINE_TAGS: dict[Task, PipelineTag] = {
     "generate": "text2text-generation",
     "classify": "text-classification",
     "rerank": "text-ranking",
     "tag": "token-classification",
     "answer": "question-answering",
+    "fill-mask": "fill-mask",
     "encode": "feature-extraction",
 }
 # Fields that only bodies of one task have.
@@ -60,6 +70,7 @@ TASK_FIELDS: dict[Task, frozenset[str]] = {
     "tag": frozenset({"aggregation_strategy", "ignore_labels"}),
     "answer": frozenset({"question", *(field.alias or name for name, field in QuestionParameters.model_fields.items())})
     - {"top_k"},
+    "fill-mask": frozenset(FillMaskParameters.model_fields) - {"top_k"},
     "encode": frozenset({"normalize", "prompt_name", "dimensions"}),
 }
 # TEI's name of each pooling.
@@ -73,7 +84,14 @@ POOLINGS: dict[str, Literal["mean", "cls", "last_token", "max"]] = {
 
 Body = TypeVar("Body", bound=BaseModel)
 AnyBody = (
-    TextGenerationBody | PredictBody | ZeroShotBody | EmbedBody | TeiRerankBody | TokenClassificationBody | QuestionBody
+    TextGenerationBody
+    | PredictBody
+    | ZeroShotBody
+    | EmbedBody
+    | TeiRerankBody
+    | TokenClassificationBody
+    | QuestionBody
+    | FillMaskTaskBody
 )
 
 
@@ -90,13 +108,14 @@ class TranslationResponse(TextGenerationResponse):
 
 
 async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
-    """Do the model's main task: generate, classify, rerank, classify tokens, answer questions, or
-    encode.
+    """Do the model's main task: generate, classify, rerank, classify tokens, answer questions, fill
+    masks, or encode.
 
     A model with several tasks does the first of these. The body and the response are those of
-    `/generate`, `/predict`, `/rerank`, Hugging Face's token classification and question answering,
-    or `/embed`; the response of `/generate` is in a list. Without `?model=`, the fields of the body
-    must tell the task: clients send `inputs` alone for several tasks.
+    `/generate`, `/predict`, `/rerank`, Hugging Face's token classification, question answering
+    and fill-mask, or `/embed`; the response of `/generate` is in a list. Without `?model=`, the
+    fields of the body must tell the task: clients send `inputs` alone for several tasks. A model
+    that fills masks encodes texts without its mask token, unless the body has `parameters`.
     """
     if model is None and _names_labels(body.root):
         manifest = manifest_of_query(call, None, default_for="zero-shot")
@@ -119,6 +138,8 @@ async def do_task(call: Call, body: TaskBody, model: ModelInQuery) -> Any:
         return await tag_tokens(call, _read(call, body, TokenClassificationBody), model)
     if "answer" in manifest.tasks:
         return await answer_question(call, _read(call, body, QuestionBody), model)
+    if "fill-mask" in manifest.tasks and await _has_masks(call, body.root, model):
+        return await fill_masks(call, _read(call, body, FillMaskTaskBody), model)
     return await embed(call, _read(call, body, EmbedBody), model)
 
 
@@ -126,6 +147,17 @@ def _names_labels(body: Mapping[str, Any]) -> bool:
     """Return True for the body of a zero-shot classification."""
     parameters = body.get("parameters")
     return isinstance(parameters, dict) and parameters.get("candidate_labels") is not None
+
+
+async def _has_masks(call: Call, body: Mapping[str, Any], name: str) -> bool:
+    """Return True if a body has options of a model that fills masks, or texts with masks."""
+    if "parameters" in body:
+        return True
+    model = await model_of_query(call, name, "fill-mask")
+    mask_id, inputs = model.manifest.tokens.mask_id, body.get("inputs")
+    assert mask_id is not None, "a model with this task has a mask token"
+    mask, texts = model.source_tokenizer.name(mask_id), inputs if isinstance(inputs, list) else [inputs]
+    return any(isinstance(text, str) and mask in text for text in texts)
 
 
 def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
@@ -264,6 +296,9 @@ ENDPOINTS = (
         | list[list[TokenEntity]]
         | Answer
         | list[Answer]
+        | list[Filled]
+        | list[list[Filled]]
+        | list[list[list[Filled]]]
         | list[list[float]],
         errors=OUTPUT_ERRORS,
         media_types=(JSON, EVENTS),

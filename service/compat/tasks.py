@@ -1,14 +1,17 @@
 """Tasks of Hugging Face's inference API that neither TGI nor TEI has."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
+from service.api import fill_mask as fill_mask_api
 from service.api.answer import CanBeEmpty, MaxAnswerTokens, MaxQuestionTokens, MaxTokens, Overlap, TopK, WholeWords
 from service.api.endpoint import Call
 from service.compat.common import model_of_query
-from service.fields import RequestBody, Text
+from service.fields import RequestBody, Text, TextOrTexts
 from service.inference.answer import Answer, AnswerOptions, answer
+from service.inference.fill_mask import fill_mask
 
 
 class QuestionInputs(RequestBody):
@@ -44,3 +47,41 @@ async def answer_question(call: Call, body: QuestionBody, model: str | None) -> 
     options = AnswerOptions(**given)
     result = await answer(call, served, body.inputs.question, body.inputs.context, options, "inputs.context")
     return result.answers[0] if len(result.answers) == 1 else result.answers
+
+
+class FillMaskParameters(RequestBody):
+    top_k: fill_mask_api.TopK | None = None
+    targets: fill_mask_api.Targets | None = None
+
+
+class FillMaskTaskBody(RequestBody):
+    inputs: Annotated[TextOrTexts, Field(description="A text with masks, or a list of them.")]
+    parameters: Annotated[FillMaskParameters | None, Field(description="Options of the search.")] = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog [MASK] in the park."}]})
+
+
+class Filled(TypedDict):
+    """A token for a mask."""
+
+    score: Annotated[float, Field(description="Its probability among all tokens.")]
+    token: Annotated[int, Field(description="Token id.")]
+    token_str: Annotated[str, Field(description="Text of the token.")]
+    sequence: Annotated[str, Field(description="The input with this token.")]
+
+
+async def fill_masks(call: Call, body: FillMaskTaskBody, model: str | None) -> list[Any]:
+    """Find the tokens for the masks of texts: lists of them, of masks if a text has several, and of
+    texts if there are several.
+    """
+    served = await model_of_query(call, model, "fill-mask")
+    given = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
+    result = await fill_mask(call, served, body.inputs, **given)
+    outputs = []
+    for output in result.outputs:
+        masks: list[list[Filled]] = [
+            [{"score": one.score, "token": one.id, "token_str": one.text, "sequence": one.sequence} for one in mask]
+            for mask in output.masks
+        ]
+        outputs.append(masks[0] if len(masks) == 1 else masks)
+    return outputs[0] if len(outputs) == 1 else outputs

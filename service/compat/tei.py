@@ -20,6 +20,7 @@ from service.compat.tei_schemas import (
     ReadingOptions,
     SimilarityBody,
     SimpleToken,
+    SparseValue,
     TeiRerankBody,
     TokenClassificationBody,
     TokenClassificationParameters,
@@ -33,6 +34,7 @@ from service.inference.classify import classify, function_of
 from service.inference.encode import EncodeResult, encode
 from service.inference.rerank import rerank
 from service.inference.service import models_by_task
+from service.inference.sparse import embed_sparse
 from service.inference.tag import OUTSIDE, Aggregation, Entity, tag
 from service.inference.tokens import InputToken, detokenize, tokenize
 from service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
@@ -57,6 +59,19 @@ async def embed_all(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list
     result = await _encode(call, model, body.inputs, body, pooling="none")
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
+
+
+async def sparse_vectors(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list[list[SparseValue]]:
+    """Encode each input to weights of tokens, without those that are 0.
+
+    Only models that were trained for them, such as SPLADE, have useful sparse vectors.
+    """
+    served, truncate = await model_of_query(call, model, "sparse"), bool(body.truncate)
+    vectors = await embed_sparse(call, served, body.inputs, truncate=truncate, prompt_name=body.prompt_name)
+    return [
+        [{"index": id_, "value": weight} for id_, weight in zip(ids.tolist(), weights.tolist(), strict=True)]
+        for ids, weights in vectors
+    ]
 
 
 async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> Any:
@@ -204,6 +219,9 @@ _PREDICTIONS = list[Prediction] | list[list[Prediction]]
 ENDPOINTS = (
     Endpoint("POST", "/embed", embed, list[list[float]], errors=OUTPUT_ERRORS, error_format=ERRORS),
     Endpoint("POST", "/embed_all", embed_all, list[list[list[float]]], errors=OUTPUT_ERRORS, error_format=ERRORS),
+    Endpoint(
+        "POST", "/embed_sparse", sparse_vectors, list[list[SparseValue]], errors=PARAMETER_ERRORS, error_format=ERRORS
+    ),
     Endpoint("POST", "/similarity", similarity, list[float], errors=OUTPUT_ERRORS, error_format=ERRORS),
     Endpoint("POST", "/predict", predict, _PREDICTIONS, errors=PARAMETER_ERRORS, error_format=ERRORS),
     Endpoint("POST", "/rerank", rerank_texts, list[Rank], errors=PARAMETER_ERRORS, error_format=ERRORS),

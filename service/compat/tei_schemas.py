@@ -90,6 +90,13 @@ class EmbedBody(EmbedAllBody):
     )
 
 
+class SparseValue(TypedDict):
+    """The weight of a token."""
+
+    index: Annotated[int, Field(description="Token id.")]
+    value: Annotated[float, Field(description="Its weight, above 0.")]
+
+
 class Sentences(RequestBody):
     source_sentence: Annotated[Text, Field(description="Text to compare with the others.")]
     sentences: list[Text] = Field(

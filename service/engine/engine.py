@@ -65,6 +65,8 @@ EXTRA_STEPS = 3  # extra steps for small calls, per 16 running rows
 # Time of extra steps for callers with one row, as a multiple of that of a step over all rows.
 CALLER_TIME = 2
 MAX_EXTRA_STEPS = 64  # of one caller, within this time
+# Positions whose logits are computed at a time for the largest logit of each token.
+PREDICTED_ROWS = 64
 # Consecutive failures of one graph, from distinct calls, before the test input is run.
 MAX_FAILURES = 8
 # Parts of messages about failures.
@@ -186,6 +188,11 @@ class Engine:
             self._check_generation(request)
             return
         assert manifest.labels or not request.return_labels, f"{manifest.name} has no labels"
+        if request.predicted or request.return_largest:
+            assert manifest.predict is not None, f"{manifest.name} does not predict tokens"
+            assert all(0 <= one < num_source_tokens for one in request.predicted), (
+                f"predicted positions must be from 0 to {num_source_tokens - 1}, got {request.predicted}"
+            )
         assert request.attention.issubset(ENCODER_KINDS), (
             f"encode requests have maps of kind {' and '.join(ENCODER_KINDS)} only"
         )
@@ -445,11 +452,36 @@ class Engine:
         # Copy: a view would keep the results of the whole batch in memory.
         hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
         labels = self._label_scores(request, encoded, index)
-        if np.isfinite(hidden).all() and (labels is None or np.isfinite(labels).all()):
+        try:
+            predictions, largest = self._predict(request, hidden)
+        except Exception:
+            logger.exception("the prediction of tokens failed")
+            self._finish(active, Failed("internal"))
+            return
+        if request.predicted or request.return_largest:
+            active.encode_ended = self._clock()
+        results = (hidden, labels, predictions, largest)
+        if all(array is None or np.isfinite(array).all() for array in results):
             maps = encoder_maps(self._manifest, encoded, index, request)
-            self._finish(active, Encoded(hidden, active.timings(active.encode_ended), labels, maps))
+            timings = active.timings(active.encode_ended)
+            self._finish(active, Encoded(hidden, timings, labels, maps, predictions, largest))
         else:
             self._fail_not_finite(active)
+
+    def _predict(self, request: EncodeRequest, hidden: Array) -> tuple[Array | None, Array | None]:
+        """Return the logits (N, V) and the largest logits (V,) that a request needs.
+
+        The logits of a whole text would need much memory: only those of a few positions exist at a
+        time.
+        """
+        predictions: Array | None = None
+        largest: Array | None = None
+        if request.predicted:
+            predictions = self._runner.predict(hidden[list(request.predicted)]).astype(np.float32)
+        for start in range(0, len(hidden) if request.return_largest else 0, PREDICTED_ROWS):
+            found = self._runner.predict(hidden[start : start + PREDICTED_ROWS]).max(axis=0).astype(np.float32)
+            largest = found if largest is None else np.maximum(largest, found)
+        return predictions, largest
 
     def _label_output(self, request: EncodeRequest) -> str | None:
         """Return the encoder output with the labels that a request needs, None if it needs none."""

@@ -126,6 +126,8 @@ class EncodeRequest:
     attention: frozenset[str] = frozenset()  # kinds of encoder maps to return
     caller: str = ""  # see `GenerateRequest`
     return_logits: bool = False  # of the labels, see `LABEL_LOGITS`
+    predicted: tuple[int, ...] = ()  # positions whose logits of all tokens are returned
+    return_largest: bool = False  # return the largest logit of each token over all positions
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,8 @@ class Encoded:
     # for "tokens" and "span".
     label_scores: NDArray[np.float32] | None = None
     attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, S, columns)
+    predictions: NDArray[np.float32] | None = None  # logits at the predicted positions, (N, V)
+    largest: NDArray[np.float32] | None = None  # largest logit of each token over all positions, (V,)
 
 
 @dataclass(frozen=True)

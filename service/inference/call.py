@@ -297,6 +297,7 @@ def encode_texts(
     cuts_first: bool = False,
     add_special_tokens: bool = True,
     pair_template: PairTemplate | None = None,
+    mask_id: int | None = None,
 ) -> list[Ids]:
     """Tokenize texts, each with its own maximum number of tokens.
 
@@ -310,6 +311,7 @@ def encode_texts(
         cuts_first: truncate only the first text of a pair; the longer one otherwise.
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
         pair_template: formats a pair of texts; None if the tokenizer does.
+        mask_id: special token whose name in a text stands for it; not with `truncate`.
 
     Raises:
         ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
@@ -342,7 +344,9 @@ def encode_texts(
             least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
             if least > max_tokens:
                 raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
-        if second is None:
+        if mask_id is not None:
+            ids = tokenizer.encode_masked(text, mask_id)
+        elif second is None:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         else:
             ids = encode_pair(text, second, None)

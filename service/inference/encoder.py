@@ -25,6 +25,7 @@ async def read_sources(
     truncate: bool = False,
     instruction: str | None = None,
     cuts_first: bool = False,
+    mask_id: int | None = None,
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -38,6 +39,7 @@ async def read_sources(
         truncate: truncate inputs that are too long.
         instruction: task of a reranker with a template; that of the template if None.
         cuts_first: truncate only the first text of a pair.
+        mask_id: special token that texts can contain.
 
     Raises:
         ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
@@ -55,7 +57,12 @@ async def read_sources(
     before, after = languages.source_prefix, languages.source_suffix
     limits = [model.manifest.limits.max_source_tokens - len(before) - len(after)] * count
     tokenizer, deadline = model.source_tokenizer, call.deadline
-    options: dict[str, Any] = {"truncate": truncate, "cuts_first": cuts_first, "pair_template": template}
+    options: dict[str, Any] = {
+        "truncate": truncate,
+        "cuts_first": cuts_first,
+        "pair_template": template,
+        "mask_id": mask_id,
+    }
     work = partial(encode_texts, tokenizer, inputs, field, limits, deadline, **options)
     second_texts = [text for text in inputs.second_texts or () if text]
     sources = await call.tokenize(work, (*inputs.texts, *second_texts))
@@ -75,6 +82,8 @@ async def run_encoder(
     return_labels: bool = False,
     return_logits: bool = False,
     maps: MapWriter | None = None,
+    predicted: Sequence[tuple[int, ...]] | None = None,
+    return_largest: bool = False,
 ) -> tuple[list[T], Usage, TimingsMs]:
     """Run the encoder over each source, and record the usage of the call.
 
@@ -86,6 +95,8 @@ async def run_encoder(
         return_labels: return the scores of labels.
         return_logits: return the logits of labels in place of their scores.
         maps: the attention maps of the response, after `MapWriter.read_offsets`.
+        predicted: for each input, the positions whose logits of tokens are returned.
+        return_largest: return the largest logit of each token over all positions.
 
     Returns:
         The outputs in the order of the inputs, the token counts, and the durations.
@@ -96,8 +107,18 @@ async def run_encoder(
     """
     kinds = maps.kinds if maps else frozenset[str]()
     requests = [
-        EncodeRequest(call.request_id, source, call.deadline, return_labels, kinds, call.caller, return_logits)
-        for source in sources
+        EncodeRequest(
+            call.request_id,
+            source,
+            call.deadline,
+            return_labels,
+            kinds,
+            call.caller,
+            return_logits,
+            positions,
+            return_largest,
+        )
+        for source, positions in zip(sources, predicted or [()] * len(sources), strict=True)
     ]
     if maps:
         maps.check(requests)

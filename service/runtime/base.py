@@ -191,9 +191,10 @@ class SessionRunner(ABC):
         self._decoder = load_optional_session(folder, manifest.decoder, options, provider)
         # A packed copy of the embeddings would need as much memory as their file. Kernels for
         # quantized weights need the packed form.
-        self._packs_similar = manifest.dtype != "float32"
-        similar_options = session_options(num_threads, prepack=self._packs_similar)
-        self._similar = load_optional_session(folder, manifest.similar, similar_options, provider)
+        self._packs_table = manifest.dtype != "float32"
+        table_options = session_options(num_threads, prepack=self._packs_table)
+        self._similar = load_optional_session(folder, manifest.similar, table_options, provider)
+        self._predict = load_optional_session(folder, manifest.predict, table_options, provider)
         graphs = {"encoder": manifest.encoder, "decoder": manifest.decoder}
         self.threads = {name: num_threads for name, graph in graphs.items() if graph is not None}
         self.threads_alone = 1  # number of threads while the other workers are idle, if it is more
@@ -281,11 +282,18 @@ class SessionRunner(ABC):
         return next(int(node.shape[-1]) for node in session.get_outputs() if node.name == "hidden")
 
     def compare(self, token_ids: Int64) -> Array:
+        return self._run_with_table(self._similar, "cosines", "token_ids", token_ids)
+
+    def predict(self, hidden: Array) -> Array:
+        return self._run_with_table(self._predict, "logits", "hidden", hidden)
+
+    def _run_with_table(self, session: Any, output: str, name: str, rows: Array) -> Array:
+        """Run a graph that multiplies rows by the table of embeddings, and return its output."""
         # Without packing, a single row has another kernel, which rounds differently.
-        is_doubled = len(token_ids) == 1 and not self._packs_similar
-        ids = np.repeat(token_ids, 2) if is_doubled else token_ids
-        (cosines,) = self._similar.run(["cosines"], {"token_ids": ids}, self._options)
-        return np.asarray(cosines)[: len(token_ids)]
+        is_doubled = len(rows) == 1 and not self._packs_table
+        given = np.repeat(rows, 2, axis=0) if is_doubled else rows
+        (results,) = session.run([output], {name: given}, self._options)
+        return np.asarray(results)[: len(rows)]
 
     def init_rows(
         self,

@@ -75,6 +75,17 @@ class Runner(Protocol):
         """
         ...
 
+    def predict(self, hidden: Array) -> Array:
+        """Return the logits of all tokens at some positions. The bundle needs the graph `predict`.
+
+        Args:
+            hidden: (N, M), float32 hidden states of the positions.
+
+        Returns:
+            (N, V). A row does not depend on the others.
+        """
+        ...
+
     def init_rows(
         self,
         first: int,

@@ -88,6 +88,7 @@ class TextTokenizer:
         _split_special_tokens(tokenizer, special_ids)
         self._tokenizer = tokenizer
         self._continuing = _without_first_space(tokenizer)
+        self._with_mask: dict[int, Tokenizer] = {}  # made when they are needed, see `encode_masked`
         self._special_ids = frozenset(special_ids)
         special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         self._id_of_special = {added.content: id_ for id_, added in special.items()}
@@ -141,6 +142,24 @@ class TextTokenizer:
         tokenizer = self._tokenizer if is_start else self._continuing
         ids: list[int] = _encode(tokenizer, text, add_special_tokens).ids
         return ids
+
+    def encode_masked(self, text: str, mask_id: int) -> list[int]:
+        """Tokenize a text in which the name of one special token stands for it; others are text."""
+        if mask_id not in self._with_mask:
+            document = json.loads(self._tokenizer.to_str())
+            for token in document["added_tokens"]:
+                if token["id"] == mask_id:
+                    token["special"] = False  # only special tokens are read as plain text
+            copied = Tokenizer.from_str(json.dumps(document))
+            copied.encode_special_tokens = True
+            self._with_mask[mask_id] = copied
+        ids: list[int] = _encode(self._with_mask[mask_id], text).ids
+        return ids
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a token of the vocabulary by its name there, such as `##s` or `Ġdog`."""
+        id_: int | None = self._tokenizer.token_to_id(name)
+        return id_
 
     def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
         """Tokenize a pair of texts with the special tokens of the model's template for pairs.

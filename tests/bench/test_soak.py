@@ -25,7 +25,12 @@ CARDS = [
         "languages": {"source": "en"},
     },
     {"id": "b", "tasks": ["encode", "classify"], "chat": False, "languages": None},
-    {"id": "c", "tasks": ["encode", "rerank", "tag", "answer"], "chat": False, "languages": None},
+    {
+        "id": "c",
+        "tasks": ["encode", "rerank", "tag", "answer", "fill-mask", "sparse"],
+        "chat": False,
+        "languages": None,
+    },
 ]
 
 

@@ -23,12 +23,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     BartConfig,
     BertConfig,
     DebertaV2Config,
+    FillMaskPipeline,
     LlamaConfig,
     M2M100Config,
     MarianConfig,
@@ -98,6 +100,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     made |= {
         "ranker": _ranker(),
         "reader": _reader(),
+        "masked": _masked(),
         "deberta-ranker": _deberta_ranker(),
         "chat": _chat(),
         "t5": random_t5(),
@@ -162,6 +165,13 @@ def _ranker() -> tuple[Any, Tokenizer, str]:
 def _reader() -> tuple[Any, Tokenizer, str]:
     model = AutoModelForQuestionAnswering.from_config(_bert(), attn_implementation="eager")
     return _random(model, 1), word_tokenizer(64), ""
+
+
+def _masked() -> tuple[Any, Tokenizer, str]:
+    model = AutoModelForMaskedLM.from_config(_bert(), attn_implementation="eager")
+    tokenizer = word_tokenizer(63)
+    tokenizer.add_special_tokens(["[MASK]"])
+    return _random(model, 15), tokenizer, ""
 
 
 def _deberta(seed: int, **options: Any) -> Any:
@@ -780,6 +790,79 @@ def test_an_answer_is_that_of_the_logits_of_transformers(served: Served) -> None
     several: Any = client.question_answering(question=question, context=context, max_answer_len=3, top_k=3)
     assert [one.score for one in several] == pytest.approx(products.flatten().topk(3).values.tolist(), abs=TOLERANCE)
     close_session()
+
+
+def test_masks_are_filled_as_by_the_pipeline_of_transformers(served: Served) -> None:
+    hf, tokenizer = served.models["masked"], served.tokenizers["masked"]
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, mask_token="[MASK]", pad_token="[PAD]", model_input_names=["input_ids"]
+    )
+    pipeline = FillMaskPipeline(model=hf, tokenizer=fast)
+    client = InferenceClient(f"{served.server.url}/?model=masked")
+    one, two = "word1 [MASK] word3", "[MASK] word40 [MASK]word5"
+    options: dict[str, Any]
+    for text, options in (
+        (one, {}),
+        (one, {"top_k": 2}),
+        (two, {"top_k": 3}),
+        (one, {"targets": ["word9", "word3", "word9"], "top_k": 3}),
+    ):
+        expected = pipeline(text, **options)
+        given = post(served.server, "/?model=masked", {"inputs": text, **({"parameters": options} if options else {})})
+        native = post(served.server, "/v1/fill-mask", {"model": "masked", "inputs": [text], **options})
+        masks = native["outputs"][0]["masks"]
+        nested = [expected] if text == one else expected
+        for found, wanted in zip([given] if text == one else given, nested, strict=True):
+            assert [{**item, "score": 0} for item in found] == [{**item, "score": 0} for item in wanted]
+            assert [item["score"] for item in found] == pytest.approx([item["score"] for item in wanted], abs=1e-5)
+        names = {"token": "id", "token_str": "text", "score": "score", "sequence": "sequence"}
+        assert masks == [
+            [{names[key]: value for key, value in item.items()} for item in found]
+            for found in ([given] if text == one else given)
+        ]
+        if text == one:
+            elements = client.fill_mask(text, **options)
+            assert [(item.token, item.sequence) for item in elements] == [
+                (item["token"], item["sequence"]) for item in expected
+            ]
+    close_session()
+
+
+def test_sparse_vectors_are_largest_logits_of_transformers(served: Served) -> None:
+    tokenizer, hf = served.tokenizers["masked"], served.models["masked"]
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    given = post(served.server, "/embed_sparse?model=masked", {"inputs": TEXTS})
+    for text, vector in zip(TEXTS, given, strict=True):
+        with torch.no_grad():
+            logits = hf(torch.tensor([tokenizer.encode(text).ids])).logits[0]
+        weights = torch.log1p(torch.relu(logits)).max(dim=0).values.numpy()
+        assert {item["index"] for item in vector} == set(weights.nonzero()[0].tolist())
+        np.testing.assert_allclose([item["value"] for item in vector], weights[weights > 0], rtol=0, atol=TOLERANCE)
+        assert [item["index"] for item in vector] == sorted(item["index"] for item in vector)
+    # A text without masks is encoded, as by other encoders.
+    assert post(served.server, "/?model=masked", {"inputs": TEXTS[0]}) == post(
+        served.server, "/embed?model=masked", {"inputs": TEXTS[0]}
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"inputs": "word1"}, "inputs must have 1 to 16 masks, the token [MASK] of masked, got 0."),
+        (
+            {"inputs": ["[MASK]", "[MASK]" * 17]},
+            "inputs[1] must have 1 to 16 masks, the token [MASK] of masked, got 17.",
+        ),
+        ({"inputs": "[MASK]", "targets": ["word1 word2"]}, "targets[0] is 2 tokens of this model, and must be one."),
+    ],
+)
+def test_wrong_masks_and_targets_are_refused(served: Served, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(HTTPError) as raised:
+        post(served.server, "/v1/fill-mask", {"model": "masked", **fields})
+    assert message in json.loads(raised.value.read())["error"]["message"]
 
 
 def test_a_language_model_embeds_texts_by_its_last_token(served: Served) -> None:

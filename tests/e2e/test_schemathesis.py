@@ -16,8 +16,8 @@ import pytest
 from bench.server import RunningServer, serving
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # of each route; the few of every time where it is not set
-# No shipped model reranks, tags or answers, models are controlled only if a setting allows it, and
-# random names are no files of the page.
+# No shipped model reranks, tags, answers or predicts tokens, models are controlled only if a
+# setting allows it, and random names are no files of the page.
 NEVER_ACCEPTED = {
     "GET /page/{file}",
     "POST /v1/rerank",
@@ -25,6 +25,8 @@ NEVER_ACCEPTED = {
     "POST /rerank",
     "POST /v1/tag",
     "POST /v1/answer",
+    "POST /v1/fill-mask",
+    "POST /embed_sparse",
     "POST /v2/repository/models/{model_name}/load",
     "POST /v2/repository/models/{model_name}/unload",
 }

@@ -13,10 +13,12 @@ import transformers
 from numpy.typing import NDArray
 
 from export.check.reference import Reference
+from export.families import predictions
 from export.families.description import Description
 from export.families.table import describe, find_family
 from export.graphs.builder import WeightFile
 from export.graphs.encoder import encoder_graph
+from export.graphs.predict import predict_graph
 from export.sources.checkpoint import Tensors, open_folder
 from service.bundle import LABEL_OUTPUTS
 
@@ -176,6 +178,7 @@ TASKS: Mapping[str, Mapping[str, Any]] = {
     "ForSequenceClassification": {"num_labels": 5},
     "ForTokenClassification": {"num_labels": 3},
     "ForQuestionAnswering": {},
+    "ForMaskedLM": {},
 }
 # Without positions in the embeddings, as published models are.
 DEBERTA = BERT_LIKE | {"relative_attention": True, "position_biased_input": False}
@@ -245,6 +248,7 @@ class Imported:
     session: ort.InferenceSession
     reference: Reference
     weights_bytes: int
+    prediction: ort.InferenceSession | None  # of tokens
 
     def run(self, rows: list[list[int]]) -> dict[str, NDArray[Any]]:
         """Run rows as one batch with an even number of columns, up to the limit of the model."""
@@ -267,6 +271,8 @@ class Imported:
             labels = results[LABEL_OUTPUTS[self.model.head.label_kind]][row]
             part = "spans" if self.model.head.label_kind == "span" else "labels"
             found[part] = labels[:length] if self.model.head.pooling == "tokens" else labels
+        if self.prediction is not None:
+            (found["predictions"],) = self.prediction.run(None, {"hidden": found["hidden"]})
         return found
 
     @property
@@ -291,6 +297,7 @@ def import_folder(
         checkpoint.config.check_all_read()
     with WeightFile(out / "weights.bin") as file:
         graph = encoder_graph(model, weights, file)
+        prediction = predict_graph(model, weights, file)
     tensors.check_all_read()
     onnx.save_model(graph, out / "encoder.onnx")
     options = ort.SessionOptions()
@@ -298,8 +305,12 @@ def import_folder(
     options.log_severity_level = 3  # it warns that attention maps are larger than it inferred
     options.intra_op_num_threads = 2
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = ort.InferenceSession(out / "encoder.onnx", options, ["CPUExecutionProvider"])
-    return Imported(model, session, Reference(model, weights), (out / "weights.bin").stat().st_size)
+    sessions = [ort.InferenceSession(out / "encoder.onnx", options, ["CPUExecutionProvider"])]
+    if prediction is not None:
+        onnx.save_model(prediction, out / "predict.onnx")
+        sessions.append(ort.InferenceSession(out / "predict.onnx", options, ["CPUExecutionProvider"]))
+    size = (out / "weights.bin").stat().st_size
+    return Imported(model, sessions[0], Reference(model, weights), size, sessions[1] if prediction else None)
 
 
 def token_types(ids: list[int]) -> list[int]:
@@ -319,6 +330,9 @@ def compute(model: Any, ids: list[int], num_types: int) -> dict[str, NDArray[Any
     found = {"hidden": encoded[0].last_hidden_state[0], "maps": torch.stack(output.attentions)[:, 0]}
     if "start_logits" in output:
         found["spans"] = torch.stack([output.start_logits[0], output.end_logits[0]], dim=-1)
+    elif type(model).__name__.endswith("ForMaskedLM"):
+        if model.config.model_type in predictions.FAMILIES:
+            found["predictions"] = output.logits[0]
     elif "logits" in output:
         found["labels"] = output.logits[0]
     return {name: array.numpy() for name, array in found.items()}

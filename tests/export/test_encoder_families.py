@@ -64,7 +64,7 @@ def test_graph_and_numpy_equal_transformers(name: str, task: str, tmp_path: Path
         given = imported.row(results, index, len(ids))
         twin = imported.reference.encode(ids)
         doubles: dict[str, Any] = {"hidden": twin.hidden, "maps": twin.maps}
-        doubles |= {"labels": twin.labels, "spans": twin.labels}
+        doubles |= {"labels": twin.labels, "spans": twin.labels, "predictions": twin.predictions}
         assert given.keys() == expected.keys()
         for part, array in expected.items():
             assert 0.03 < np.abs(array).mean() < 10 or part == "maps"

@@ -100,6 +100,9 @@ class FaultyRunner:
         cosines = self._inner.compare(token_ids)
         return _poisoned({"cosines": cosines}, self._fault.row)["cosines"] if is_due else cosines
 
+    def predict(self, hidden: Array) -> Array:
+        return self._inner.predict(hidden)
+
     def init_rows(
         self,
         first: int,

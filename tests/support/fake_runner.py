@@ -141,6 +141,27 @@ def fake_classifier_manifest(
     )
 
 
+def fake_masked_manifest(name: str = "fake-masked", *, mask_id: int | None = 3, **sizes: Any) -> Manifest:
+    """Return the manifest of a FakeRunner that predicts masked tokens."""
+    whole = fake_classifier_manifest(name, **sizes)
+    tasks: tuple[Task, ...] = ("encode", "attention", "fill-mask", "sparse", "similar")
+    return whole.model_copy(
+        update={
+            "tasks": tasks if mask_id is not None else tuple(task for task in tasks if task != "fill-mask"),
+            "tokens": whole.tokens.model_copy(update={"mask_id": mask_id}),
+            "encoder": whole.encoder_graph.model_copy(update={"outputs": ("hidden", *whole.attention[0].outputs)}),
+            "labels": (),
+            "predict": Graph(file="predict.onnx", inputs=("hidden",), outputs=("logits",)),
+        }
+    )
+
+
+def fake_predictions(source_ids: Sequence[int], vocabulary: int) -> NDArray[np.float32]:
+    """Return the expected logits (S, V) of tokens of a FakeRunner for a source."""
+    hidden = np.array(source_ids, np.float32)[:, None] * np.arange(1, HIDDEN + 1, dtype=np.float32)
+    return np.asarray(hidden @ fake_table(vocabulary).T, np.float32)
+
+
 def fake_slots_manifest(name: str = "fake-slots", slots: int = 3, **sizes: Any) -> Manifest:
     """Return a manifest with additional Linformer maps; its encoder maps are not normalized."""
     whole = fake_manifest(name, **sizes)
@@ -292,6 +313,10 @@ class FakeRunner:
         cosines: Array = units[token_ids] @ units.T
         cosines[token_ids == self._faults.nan_id] = np.nan
         return cosines
+
+    def predict(self, hidden: Array) -> Array:
+        logits: Array = hidden @ fake_table(self._manifest.limits.vocabulary).T
+        return logits
 
     def init_rows(
         self,

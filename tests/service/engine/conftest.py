@@ -206,6 +206,9 @@ class CheckedRunner:
     def compare(self, token_ids: Int64) -> Array:
         return self.inner.compare(token_ids)
 
+    def predict(self, hidden: Array) -> Array:
+        return self.inner.predict(hidden)
+
     def init_rows(
         self,
         first: int,

@@ -35,6 +35,8 @@ ROUTES = {
     ("post", "/v2/rerank"),
     ("post", "/v1/tag"),
     ("post", "/v1/answer"),
+    ("post", "/v1/fill-mask"),
+    ("post", "/embed_sparse"),
     ("post", "/rerank"),
     ("post", "/v1/tokenize"),
     ("post", "/v1/detokenize"),

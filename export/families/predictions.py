@@ -1,0 +1,124 @@
+"""Heads that predict masked tokens, of models that were trained to (Devlin et al. 2019, section
+3.1).
+
+They score all tokens of the vocabulary at a position of the text: a dense layer, an activation, a
+normalization, and the product with the table of embeddings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from export.errors import ImportFailedError
+from export.families.description import Activation, Description, Predictions
+from export.families.values import activation
+from export.families.weights import Source
+from export.sources.checkpoint import Config, Tensors
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """Modules of the head of a family."""
+
+    dense: str
+    norm: str
+    output: str  # product with a table of tokens
+    bias: str = ""  # name of the bias in a module of its own, which is that of `output` if they are tied
+    activation: Activation | None = None  # None: that of the layers
+
+
+_BERT = _Modules(
+    "cls.predictions.transform.dense",
+    "cls.predictions.transform.LayerNorm",
+    "cls.predictions.decoder",
+    "cls.predictions.bias",
+)
+_ROBERTA = _Modules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias", "gelu")
+_MODULES: Mapping[str, _Modules] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "electra": _Modules(
+        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", activation="gelu"
+    ),
+    "distilbert": _Modules("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+    "albert": _Modules("predictions.dense", "predictions.LayerNorm", "predictions.decoder", "predictions.bias"),
+    "modernbert": _Modules("head.dense", "head.norm", "decoder"),
+}
+FAMILIES = tuple(_MODULES)  # names of the families whose masked language models predict tokens
+
+
+def with_predictions(model: Description, config: Config, tensors: Tensors) -> Description:
+    """Add the head of a masked language model, if the checkpoint has it.
+
+    A checkpoint without the tensors of the head was saved as one of the encoder alone.
+    """
+    architecture = next(iter(config.get("architectures", None) or ()), "")
+    modules = _MODULES.get(model.family)
+    if modules is None or not architecture.endswith("ForMaskedLM") or f"{modules.dense}.weight" not in tensors:
+        return model
+    stack = model.encoder
+    assert stack is not None, "a masked language model is an encoder"
+    predictions = Predictions(
+        size=stack.width if stack.embedding.projected_from is None else stack.embedding.projected_from,
+        activation=modules.activation or stack.feed_forward.activation,
+        is_tied=config.boolean("tie_word_embeddings", True),
+    )
+    if model.family == "modernbert":
+        predictions = replace(
+            predictions,
+            size=stack.width,
+            activation=activation(config.text("classifier_activation", "gelu")),
+            has_bias=config.boolean("classifier_bias", False),
+            has_output_bias=config.boolean("decoder_bias", True),
+        )
+    return replace(model, predictions=predictions)
+
+
+def prediction_modules(model: Description, modules: Mapping[str, Source], tensors: Tensors) -> dict[str, Source]:
+    """Return the modules of the head of a model.
+
+    Args:
+        model: the model.
+        modules: its other modules.
+        tensors: the checkpoint.
+
+    Raises:
+        ImportFailedError: tensors that should be one are stored twice with different values.
+    """
+    if model.predictions is None:
+        return {}
+    names = _MODULES[model.family]
+    found: dict[str, Source] = {
+        "prediction.dense": names.dense,
+        "prediction.norm": names.norm,
+        "prediction.output": names.output,
+    }
+    if f"{names.norm}.gamma" in tensors:  # names of TensorFlow
+        found |= {"prediction.norm.weight": f"{names.norm}.gamma", "prediction.norm.bias": f"{names.norm}.beta"}
+    if not model.predictions.is_tied:
+        return found
+    table, output_bias = modules["embedding"], f"{names.output}.bias"
+    assert isinstance(table, str), "the table of embeddings is stored as it is"
+    found["prediction.output.weight"] = f"{table}.weight"
+    _check_equal(tensors, f"{table}.weight", f"{names.output}.weight")
+    if names.bias in tensors:
+        found["prediction.output.bias"] = names.bias
+        _check_equal(tensors, names.bias, output_bias)
+    return found
+
+
+def _check_equal(tensors: Tensors, first: str, second: str) -> None:
+    """Check that a tensor that is stored a second time has the same values.
+
+    Raises:
+        ImportFailedError: it has not. Versions of Transformers then differ in the one they use.
+    """
+    if first in tensors and second in tensors and not np.array_equal(tensors.read(first), tensors.read(second)):
+        raise ImportFailedError(
+            f"the tensors {first!r} and {second!r} differ, although tie_word_embeddings in config.json says that they "
+            "are one; set it to false to use both, or remove one of them"
+        )

@@ -1,0 +1,36 @@
+"""The graph that predicts tokens from hidden states of an encoder."""
+
+import onnx
+
+from export.families.description import Description
+from export.families.weights import Weights
+from export.graphs.builder import GraphBuilder, WeightFile
+from export.graphs.layers import LayerBuilder, activation
+from export.graphs.nodes import FLOAT
+from service.bundle import Ops
+
+
+def predict_graph(
+    model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib"
+) -> onnx.ModelProto | None:
+    """Build the graph that maps `hidden` (N, M) to `logits` (N, V).
+
+    Returns:
+        None if the model does not predict tokens.
+    """
+    stack, options = model.encoder, model.predictions
+    if stack is None or options is None:
+        return None
+    graph = GraphBuilder("predict", file, ops)
+    layers = LayerBuilder(graph, weights, "encoder", stack)
+    x = layers.linear(graph.input("hidden", FLOAT, ("tokens", stack.width)), "prediction.dense")
+    x = layers.norm(activation(graph, x, options.activation), "prediction.norm")
+    # A tied table has the name that it has in the other graphs, so that all are quantized together.
+    table = graph.weight(
+        "embedding" if options.is_tied else "prediction.output.weight", weights.read("prediction.output.weight")
+    )
+    factors = [x, table]
+    if options.has_output_bias:
+        factors.append(graph.weight("prediction.output.bias", weights.read("prediction.output.bias")))
+    graph.add("Gemm", *factors, output=graph.output("logits", FLOAT, ("tokens", model.vocabulary)), transB=1)
+    return graph.build()

@@ -1,0 +1,151 @@
+"""Filling masks: the most probable tokens at the places that a text leaves open."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from service.engine.request import Encoded
+from service.errors import ApiError
+from service.fields import Texts
+from service.inference.call import Call, Ids
+from service.inference.classify import apply_function
+from service.inference.encoder import read_sources, run_encoder
+from service.inference.results import BYTES_PER_TOKEN, FLOAT_BYTES, Outputs
+from service.inference.service import ServedModel
+from service.text.tokenizer import TextTokenizer
+
+MAX_MASKS = 16  # of one input
+BYTES_PER_SCORE = 3 * FLOAT_BYTES  # a logit, and its probability in float64
+BYTES_PER_CHARACTER = 8  # of a text in a response, and of its JSON
+
+
+@dataclass(frozen=True)
+class FilledToken:
+    """A token for a mask."""
+
+    id: Annotated[int, Field(description="Token id.")]
+    text: Annotated[str, Field(description="Text of the token.")]
+    score: Annotated[float, Field(description="Its probability among all tokens.")]
+    sequence: Annotated[str, Field(description="The input with this token, as its tokens read.")]
+
+
+@dataclass(frozen=True)
+class FillMaskOutput:
+    """The tokens for the masks of one input."""
+
+    index: Annotated[int, Field(description="Index of the input.")]
+    masks: Annotated[list[list[FilledToken]], Field(description="For each mask, the most probable tokens first.")]
+
+
+@dataclass(frozen=True)
+class FillMaskResult(Outputs):
+    """The tokens for the masks of a call's inputs."""
+
+    outputs: Annotated[list[FillMaskOutput], Field(description="One output for each input, in order.")]
+
+
+async def fill_mask(
+    call: Call, model: ServedModel, inputs: Texts, *, top_k: int = 5, targets: Sequence[str] | None = None
+) -> FillMaskResult:
+    """Return the most probable tokens for each mask, as the pipeline of Transformers does.
+
+    A mask is the name of the model's mask token in a text.
+
+    Args:
+        call: the call.
+        model: a model with the task "fill-mask".
+        inputs: the texts.
+        top_k: number of tokens for each mask.
+        targets: tokens to choose from; None: all.
+
+    Raises:
+        ApiError: the request is invalid, is rejected, or fails.
+        ClientGoneError: the client closed the connection.
+    """
+    manifest, tokenizer = model.manifest, model.source_tokenizer
+    mask_id = manifest.tokens.mask_id
+    assert mask_id is not None, "a model with this task has a mask token"
+    allowed = None if targets is None else _read_targets(tokenizer, targets)
+    sources = await read_sources(call, model, inputs, mask_id=mask_id)
+    places = [tuple(index for index, id_ in enumerate(source) if id_ == mask_id) for source in sources]
+    vocabulary = min(len(tokenizer), manifest.limits.vocabulary)
+    num_found = min(top_k, vocabulary if allowed is None else len(allowed))
+    for index, (text, found) in enumerate(zip(inputs.texts, places, strict=True)):
+        if not 1 <= len(found) <= MAX_MASKS:
+            message = (
+                f"It must have 1 to {MAX_MASKS} masks, the token {tokenizer.name(mask_id)} of {model.name}, got "
+                f"{len(found)}."
+            )
+            raise ApiError("invalid_parameter", message, field="inputs", index=inputs.index(index))
+        num_bytes = BYTES_PER_TOKEN + BYTES_PER_CHARACTER * len(text)
+        call.response_memory.reserve(
+            len(found) * (num_found * num_bytes + BYTES_PER_SCORE * manifest.limits.vocabulary)
+        )
+
+    def convert(index: int, result: Encoded) -> FillMaskOutput:
+        assert result.predictions is not None
+        return FillMaskOutput(
+            index,
+            fill(
+                tokenizer, sources[index], places[index], result.predictions, num_found, allowed, manifest.tokens.pad_id
+            ),
+        )
+
+    return FillMaskResult(model.name, *await run_encoder(call, model, sources, convert, predicted=places))
+
+
+def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]:
+    """Return the ids of words that are one token each, or of names of tokens, in ascending order.
+
+    Raises:
+        ApiError: a word is not one token.
+    """
+    found = set()
+    for index, target in enumerate(targets):
+        id_ = tokenizer.token_id(target)
+        ids = tokenizer.encode(target, add_special_tokens=False) if id_ is None else [id_]
+        if len(ids) != 1:
+            message = f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens."
+            raise ApiError("invalid_parameter", message, field="targets", index=index)
+        found.add(ids[0])
+    return sorted(found)
+
+
+def fill(
+    tokenizer: TextTokenizer,
+    ids: Ids,
+    places: Sequence[int],
+    logits: NDArray[np.float32],
+    count: int,
+    allowed: Sequence[int] | None,
+    pad_id: int,
+) -> list[list[FilledToken]]:
+    """Return the most probable tokens for each mask of a text.
+
+    The other masks of a text stay masks in the sequences.
+
+    Args:
+        tokenizer: the tokenizer.
+        ids: the text.
+        places: positions of its masks.
+        logits: (masks, V).
+        count: number of tokens for each mask.
+        allowed: ids of the tokens to choose from; None: all.
+        pad_id: id of the token for padding, which no sequence shows.
+    """
+    found = []
+    for place, scores in zip(places, apply_function(logits, "softmax"), strict=True):
+        candidates = np.arange(min(len(scores), len(tokenizer))) if allowed is None else np.array(allowed)
+        best = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
+        tokens = []
+        for id_ in best.tolist():
+            filled = [one for one in (*ids[:place], id_, *ids[place + 1 :]) if one != pad_id]
+            sequence = tokenizer.decode(filled, skip_special_tokens=len(places) == 1)
+            text = tokenizer.decode([id_], skip_special_tokens=False)
+            tokens.append(FilledToken(id_, text, float(scores[id_]), sequence))
+        found.append(tokens)
+    return found

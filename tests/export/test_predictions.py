@@ -1,0 +1,198 @@
+"""Masked language models: import, verification, quantization, and the runner of the service."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from export import pipeline
+from export.check import verify as verification
+from export.convert.bundles import quantize_bundle
+from export.errors import ImportFailedError, VerificationError
+from export.options import BundleMetadata, Recipe
+from export.pipeline import export_checkpoint
+from service.bundle import Manifest, read_bundle
+from service.runtime.ort import OnnxRunner
+from tests.export.encoder_models import FAMILIES, import_folder, make_model
+from tests.export.folders_of_others import word_tokenizer
+
+DECODER = {
+    "bert": ("cls.predictions.decoder", "cls.predictions.bias", "bert.embeddings.word_embeddings.weight"),
+    "roberta": ("lm_head.decoder", "lm_head.bias", "roberta.embeddings.word_embeddings.weight"),
+    "distilbert": ("vocab_projector", "vocab_projector.bias", "distilbert.embeddings.word_embeddings.weight"),
+}
+
+
+def write_folder(folder: Path, name: str = "bert", mask: str | None = "[MASK]", **options: Any) -> Any:
+    """Write a folder of a masked language model, and return its model."""
+    model = make_model(FAMILIES[name], "ForMaskedLM", **options)
+    model.save_pretrained(folder)
+    tokenizer = word_tokenizer(200)
+    if mask is not None:
+        tokenizer.add_special_tokens([mask])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return model
+
+
+def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / "model.safetensors") | {
+        name.replace("__", "."): tensor for name, tensor in changes.items()
+    }
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+@pytest.fixture
+def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return a function that exports a folder in this process, with the verification."""
+    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+
+    def run(folder: Path) -> tuple[Path, Manifest]:
+        bundle = tmp_path / f"bundle-{folder.name}"
+        return bundle, export_checkpoint(folder, bundle, BundleMetadata("masked")).manifest
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["bert", "electra", "albert", "modernbert with biases"])
+def test_a_bundle_is_verified_with_its_predictions(
+    name: str, export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "model", name)
+    compared: list[str] = []
+    differences = verification.differences_of
+
+    def record(given: Any, exact: Any) -> Any:
+        compared.extend(given)
+        return differences(given, exact)
+
+    monkeypatch.setattr(verification, "differences_of", record)
+    bundle, manifest = export(tmp_path / "model")
+    assert {"predictions.0", "predictions.1"} <= set(compared)
+    assert manifest.tasks == ("encode", "attention", "fill-mask", "sparse", "similar")
+    assert manifest.tokens.mask_id == 200
+    assert manifest.verification is not None and manifest.verification.max_logit_difference > 0
+    model = onnx.load_model(bundle / "predict.onnx", load_external_data=False)
+    table = {tensor.name: tensor for tensor in model.graph.initializer}["embedding"]
+    encoder = onnx.load_model(bundle / "encoder.onnx", load_external_data=False)
+    shared = {tensor.name: tensor for tensor in encoder.graph.initializer}["embedding"]
+    assert list(table.external_data) == list(shared.external_data)  # stored once
+
+
+def test_a_wrong_prediction_is_found(export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from export.graphs import predict
+
+    monkeypatch.setattr(predict, "activation", lambda graph, x, kind: graph.add("Tanh", x))
+    write_folder(tmp_path / "model")
+    with pytest.raises(VerificationError, match="predictions of tokens differ by"):
+        export(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("mask", "config", "mask_id"),
+    [
+        ("<mask>", None, 200),
+        ("<hide>", {"mask_token": "<hide>"}, 200),
+        ("<hide>", {"mask_token": {"content": "<hide>"}}, 200),
+        ("<hide>", None, None),
+        (None, {"mask_token": "[MASK]"}, None),
+    ],
+)
+def test_mask_token(
+    mask: str | None, config: dict[str, Any] | None, mask_id: int | None, export: Any, tmp_path: Path
+) -> None:
+    write_folder(tmp_path / "model", mask=mask)
+    if config is not None:
+        (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    _, manifest = export(tmp_path / "model")
+    assert manifest.tokens.mask_id == mask_id
+    assert ("fill-mask" in manifest.tasks) == (mask_id is not None)
+    assert "sparse" in manifest.tasks
+
+
+@pytest.mark.parametrize("name", DECODER)
+def test_a_table_of_its_own_is_used(name: str, tmp_path: Path) -> None:
+    model = make_model(FAMILIES[name], "ForMaskedLM", tie_word_embeddings=False)
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    assert imported.model.predictions is not None and not imported.model.predictions.is_tied
+    ids = [101, 150, 160, 102]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([ids])).logits[0].numpy()
+    if name != "bert":  # its separators change the token types
+        given = imported.row(imported.run([ids]), 0, len(ids))["predictions"]
+        np.testing.assert_allclose(given, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", DECODER)
+def test_a_table_that_is_stored_twice_must_have_the_same_values(name: str, tmp_path: Path) -> None:
+    make_model(FAMILIES[name], "ForMaskedLM").save_pretrained(tmp_path)
+    decoder, bias, table = DECODER[name]
+    copied = load_file(tmp_path / "model.safetensors")[table].clone()
+    change_tensors(tmp_path, **{f"{decoder}.weight": copied})
+    assert import_folder(tmp_path, tmp_path).prediction is not None
+    copied[3, 4] += 1
+    change_tensors(tmp_path, **{f"{decoder}.weight": copied})
+    with pytest.raises(ImportFailedError, match=f"{decoder}.weight' differ, although tie_word_embeddings"):
+        import_folder(tmp_path, tmp_path)
+    change_tensors(tmp_path, **{f"{decoder}.weight": None})
+    if bias == f"{decoder}.bias":
+        return
+    stored = load_file(tmp_path / "model.safetensors")[bias]
+    change_tensors(tmp_path, **{bias: None, f"{decoder}.bias": stored})  # names of other versions
+    assert import_folder(tmp_path, tmp_path).prediction is not None
+    change_tensors(tmp_path, **{bias: stored + 1})
+    with pytest.raises(ImportFailedError, match=f"{decoder}.bias' differ, although tie_word_embeddings"):
+        import_folder(tmp_path, tmp_path)
+
+
+def test_old_names_of_the_normalization(tmp_path: Path) -> None:
+    make_model(FAMILIES["bert"], "ForMaskedLM").save_pretrained(tmp_path)
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert import_folder(tmp_path, tmp_path).prediction is not None
+
+
+def test_a_checkpoint_without_the_head_or_with_a_part_of_it(tmp_path: Path) -> None:
+    make_model(FAMILIES["bert"], "ForMaskedLM").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = [name for name in tensors if name.startswith("cls.")]
+    save_file({name: one for name, one in tensors.items() if name not in head}, tmp_path / "model.safetensors")
+    assert import_folder(tmp_path, tmp_path).prediction is None
+    for name in ("cls.predictions.bias", "cls.predictions.transform.LayerNorm.weight"):
+        save_file({key: one for key, one in tensors.items() if key != name}, tmp_path / "model.safetensors")
+        with pytest.raises(ImportFailedError, match="has no tensor"):
+            import_folder(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 32])
+def test_quantized_predictions_and_rows_that_depend_on_no_others(bits: Any, export: Any, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", "electra")
+    bundle, manifest = export(tmp_path / "model")
+    if bits != 32:
+        recipe = replace(Recipe(bits), encoder="group-wise")
+        quantize_bundle(bundle, tmp_path / "quantized", recipe, None, force=True)
+        graph = onnx.load_model(tmp_path / "quantized" / "predict.onnx", load_external_data=False).graph
+        assert [node.op_type for node in graph.node].count("MatMulNBits") == 2
+        exact = OnnxRunner(bundle, manifest, num_threads=1, max_rows=1)
+        bundle = tmp_path / "quantized"
+    runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=2, max_rows=1)
+    if bits == 32:  # a packed copy of the table would need as much memory as the table
+        options = runner._predict.get_session_options()
+        assert options.get_session_config_entry("session.disable_prepacking") == "1"
+    hidden = np.random.default_rng(0).standard_normal((67, runner.hidden_size)).astype(np.float32)
+    whole = runner.predict(hidden)
+    assert whole.shape == (67, 211)
+    for rows in ([3], [66, 0], range(5, 38), range(64)):
+        np.testing.assert_array_equal(runner.predict(hidden[list(rows)]), whole[list(rows)])
+    if bits != 32:
+        error = np.abs(whole - exact.predict(hidden)).mean() / np.abs(whole).mean()
+        assert 0 < error < (0.05 if bits == 8 else 0.5)
