@@ -266,8 +266,12 @@ def _check_modules(model: Description, sentences: SentenceOptions) -> None:
     Raises:
         ImportFailedError: it does not.
     """
-    expected = "scores pairs of texts" if sentences.is_cross_encoder else "computes embeddings"
-    if model.decoder is not None or (sentences.is_cross_encoder and model.head is None):
+    expected, is_complete = "computes embeddings", True
+    if sentences.is_cross_encoder:
+        expected, is_complete = "scores pairs of texts", model.head is not None
+    elif sentences.is_sparse:
+        expected, is_complete = "computes sparse vectors", model.predictions is not None
+    if model.decoder is not None or not is_complete:
         raise ImportFailedError(
             f"modules.json describes a model that {expected}, but the architecture in config.json does not; remove "
             "modules.json to import the architecture as it is"

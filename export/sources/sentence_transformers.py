@@ -66,6 +66,7 @@ class SentenceOptions:
     answers: tuple[int, int | None] | None = None
     has_template: bool = False  # the chat template formats pairs of texts for a CrossEncoder
     instruction: str = ""  # system message of this template
+    is_sparse: bool = False  # the model was trained for sparse vectors
 
 
 def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
@@ -84,13 +85,15 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     kinds = [kind for kind, _ in steps]
     if kinds in (["Transformer"], ["Transformer", "LogitScore"]):
         return _cross_encoder(read_json, steps)
+    if kinds in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
+        return _sparse_encoder(read_json, steps)
     normalize = kinds[-1:] == ["Normalize"]
     optional = kinds[2:-1] if normalize else kinds[2:]
     if kinds[:2] != ["Transformer", "Pooling"] or any(kind != "Dense" for kind in optional):
         raise ImportFailedError(
             f"modules.json: the modules {', '.join(kinds)} are not supported; supported are Transformer, Pooling and, "
-            "optionally, Dense and Normalize, in this order, and those of a CrossEncoder: Transformer and, optionally, "
-            "LogitScore"
+            "optionally, Dense and Normalize, in this order, those of a CrossEncoder: Transformer and, optionally, "
+            "LogitScore, and those of a SparseEncoder: Transformer or MLMTransformer, and SpladePooling"
         )
     folder = steps[0][1]
     dense = tuple(_dense(read_json, path) for kind, path in steps if kind == "Dense")
@@ -143,6 +146,34 @@ def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Sen
         has_template=has_template,
         instruction=instruction,
     )
+
+
+def _sparse_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> SentenceOptions:
+    """Read the options of a SparseEncoder, whose sparse vectors are those of SPLADE."""
+    (kind, folder), (_, pooling_folder) = steps
+    file = f"{pooling_folder}config.json"
+    config = _config(read_json, file)
+    if config is None:
+        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    config.neutral("pooling_strategy", "max")
+    config.neutral("activation_function", "relu")
+    config.ignore("word_embedding_dimension", "embedding_dimension", "chunk_size")
+    config.check_all_read()
+    options = _config(read_json, f"{folder}{_TRANSFORMER_FILES[0]}")
+    if kind == "Transformer" and (options is None or options.get("transformer_task", None) != "fill-mask"):
+        raise ImportFailedError(
+            f"{folder}{_TRANSFORMER_FILES[0]}: transformer_task must be fill-mask before the module SpladePooling"
+        )
+    prompts, default = _prompts(read_json)
+    max_tokens, has_template = _max_tokens(read_json, folder, "fill-mask")
+    if has_template:
+        raise ImportFailedError(
+            f"{folder}{_TRANSFORMER_FILES[0]}: modality_config has 'message', so that sentence-transformers puts each "
+            "text into the chat template; this is not supported for sparse vectors"
+        )
+    max_tokens = read_tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
+    embedding = Embedding(pooling="mean", normalize=False, prompts=prompts, default_prompt=default)
+    return SentenceOptions(embedding, max_tokens, is_sparse=True)
 
 
 def _modules(modules: Any) -> list[tuple[str, str]]:

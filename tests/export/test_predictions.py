@@ -1,6 +1,7 @@
 """Masked language models: import, verification, quantization, and the runner of the service."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,100 @@ def test_quantized_predictions_and_rows_that_depend_on_no_others(bits: Any, expo
     if bits != 32:
         error = np.abs(whole - exact.predict(hidden)).mean() / np.abs(whole).mean()
         assert 0 < error < (0.05 if bits == 8 else 0.5)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "products"),
+    [({}, 2), ({"layers": "float32"}, 2), ({"encoder": "float32"}, 1), ({"projection": "float32"}, 1)],
+)
+def test_schemes_of_the_products(schemes: dict[str, Any], products: int, export: Any, tmp_path: Path) -> None:
+    write_folder(tmp_path / "model")
+    bundle, _ = export(tmp_path / "model")
+    quantize_bundle(bundle, tmp_path / "quantized", replace(Recipe(8), **schemes), None, force=True)
+    graph = onnx.load_model(tmp_path / "quantized" / "predict.onnx", load_external_data=False).graph
+    assert [node.op_type for node in graph.node].count("MatMulNBits") == products
+
+
+def sparse_files(kind: str = "sparse_encoder.modules.mlm_transformer.MLMTransformer") -> dict[str, Any]:
+    """Return the files of a SparseEncoder by name, as sentence-transformers writes them."""
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"sentence_transformers.{kind}"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_SpladePooling",
+            "type": "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling",
+        },
+    ]
+    text = {"method": "forward", "method_output_name": "logits"}
+    return {
+        "modules.json": modules,
+        "1_SpladePooling/config.json": {
+            "pooling_strategy": "max",
+            "activation_function": "relu",
+            "embedding_dimension": None,
+        },
+        "sentence_bert_config.json": {
+            "transformer_task": "fill-mask",
+            "modality_config": {"text": text},
+            "module_output_name": "token_embeddings",
+            "max_seq_length": 17,
+        },
+        "config_sentence_transformers.json": {
+            "__version__": {"sentence_transformers": "6.2.0"},
+            "default_prompt_name": None,
+            "model_type": "SparseEncoder",
+            "prompts": {"query": "word1 ", "document": ""},
+            "similarity_fn_name": None,
+        },
+    }
+
+
+def write_sparse(folder: Path, kind: str = "MLMTransformer", **changes: Any) -> None:
+    """Write a SparseEncoder; `changes` are keys of its configurations."""
+    write_folder(folder)
+    whole = "sparse_encoder.modules.mlm_transformer.MLMTransformer"
+    for name, content in sparse_files(
+        whole if kind == "MLMTransformer" else f"base.modules.transformer.{kind}"
+    ).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, dict):
+            content |= {key: value for key, value in changes.items() if key in content}
+            content = {key: value for key, value in content.items() if value != "absent"}
+        path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("kind", ["MLMTransformer", "Transformer"])
+def test_a_sparse_encoder_is_imported_with_its_prompts_and_its_limit(kind: str, export: Any, tmp_path: Path) -> None:
+    write_sparse(tmp_path / "model", kind)
+    _, manifest = export(tmp_path / "model")
+    assert "sparse" in manifest.tasks
+    assert manifest.limits.max_source_tokens == 17
+    assert manifest.embedding is not None and manifest.embedding.prompts == {"query": "word1 ", "document": ""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("MLMTransformer", {"pooling_strategy": "sum"}, '1_SpladePooling/config.json: pooling_strategy is "sum"'),
+        ("MLMTransformer", {"activation_function": "log1p_relu"}, 'activation_function is "log1p_relu"'),
+        ("MLMTransformer", {"transformer_task": "feature-extraction"}, 'transformer_task is "feature-extraction"'),
+        ("Transformer", {"transformer_task": "absent"}, "transformer_task must be fill-mask before the module Splade"),
+        ("Router", {}, "the modules Router, SpladePooling are not supported"),
+    ],
+)
+def test_other_sparse_encoders_are_refused(
+    kind: str, changes: dict[str, Any], message: str, export: Any, tmp_path: Path
+) -> None:
+    write_sparse(tmp_path / "model", kind, **changes)
+    with pytest.raises(ImportFailedError, match=re.escape(message)):
+        export(tmp_path / "model")
+
+
+def test_a_sparse_encoder_without_the_head_is_refused(export: Any, tmp_path: Path) -> None:
+    write_sparse(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    with pytest.raises(ImportFailedError, match="describes a model that computes sparse vectors, but the architecture"):
+        export(tmp_path / "model")

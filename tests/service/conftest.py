@@ -40,6 +40,9 @@ MERGES = [("Ġ", "d"), ("o", "g"), ("Ġd", "og"), ("Ġ", "H"), ("u", "n"), ("Ġ"
 EXAMPLE_MERGES = [("Ġ", "b"), ("o", "y"), ("Ġb", "oy"), ("Ġboy", "s")]
 
 
+MASK = "[MASK]"  # of the examples in the documentation
+
+
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
     """Return a tokenizer like those of `model.data.tokenizer` with a tiny vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -162,7 +165,10 @@ def make_backend(tokenizer: TextTokenizer) -> MakeBackend:
 
 def reading_examples(backend: FakeBackend) -> FakeBackend:
     """Return the backend with languages and words of the examples in the documentation."""
-    backend.tokenizer = TextTokenizer(byte_level_tokenizer([*MERGES, *EXAMPLE_MERGES]))
+    tokenizer = byte_level_tokenizer([*MERGES, *EXAMPLE_MERGES])
+    tokenizer.add_tokens(["runs", "sleeps"])
+    tokenizer.add_special_tokens([MASK])
+    backend.tokenizer = TextTokenizer(tokenizer)
     languages = Languages(sources=("en",), targets=("de",))
     backend.manifests = tuple(
         one.model_copy(

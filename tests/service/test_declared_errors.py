@@ -28,11 +28,11 @@ from service.inference import results, submission, tokens
 from service.loading import load_backend
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
-from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_manifest
+from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_manifest, fake_masked_manifest
 
 pytestmark = pytest.mark.anyio
 
-MODELS = ("fake", "judge", "chat", "encoder", "ranker", "tagger")  # together they have every task
+MODELS = ("fake", "judge", "chat", "encoder", "ranker", "tagger", "reader", "masked")  # together they have every task
 # Fields that make an example exceed the abilities of a model or a route.
 BEYOND: tuple[Mapping[str, Any], ...] = (
     {"stream": True, "parameters": {"num_beams": 2}},
@@ -328,6 +328,8 @@ async def caused(start: Start, make_backend: MakeBackend, cause: Cause) -> Async
         judge.model_copy(update={"name": "encoder", "tasks": ("encode",)}),
         fake_classifier_manifest("ranker", "score", ["LABEL_0"], **sizes),
         fake_classifier_manifest("tagger", "tokens", **sizes),
+        fake_classifier_manifest("reader", "span", ["start", "end"], **sizes),
+        fake_masked_manifest("masked", mask_id=len(backend.tokenizer) - 1, **sizes),
         fake.model_copy(update={"name": "idle", "tasks": (), "languages": None}),
     )
     async with start(backend, **cause.settings) as running:

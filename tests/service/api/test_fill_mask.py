@@ -69,6 +69,7 @@ async def test_only_the_mask_is_no_plain_text(running: Running) -> None:
     assert 2 not in before
     ids = [*before, 1, 2]
     assert mask[0]["id"] == expected(ids, len(before), 1)[0][0]
+    assert END in mask[0]["sequence"]  # the sequence leaves out special tokens
     # Elsewhere, the mask is plain text, too.
     for path, body in (("/v1/tokenize", {"model": "masked", "inputs": MASK}),):
         tokens = (await running.post(path, body)).json()["outputs"][0]
