@@ -106,6 +106,11 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
             f"num_beams is {num_beams}, but the service searches with at most {MAX_BEAMS} beams: it uses these"
         )
         num_beams = MAX_BEAMS
+    if (num_beams or 1) > 1 and source.get("do_sample", None):
+        notes.append(
+            "do_sample is true and num_beams is above 1, but the service does not sample in beam search: its default "
+            "is beam search without sampling, and results differ from those of Transformers"
+        )
     settings: dict[str, Any] = {
         "suppress_tokens": suppressed,
         "bad_words": bad_words,

@@ -110,6 +110,12 @@ def test_more_beams_than_the_service_has_are_its_maximum() -> None:
     assert generation.notes == ("num_beams is 20, but the service searches with at most 8 beams: it uses these",)
 
 
+def test_sampling_in_beam_search_is_a_note() -> None:
+    (note,) = read({"num_beams": 4, "do_sample": True}).notes
+    assert note.startswith("do_sample is true and num_beams is above 1, but the service does not sample")
+    assert read({"num_beams": 4}).notes == read({"do_sample": True}).notes == ()
+
+
 def test_bad_words_may_have_several_tokens_and_are_never_an_end_token() -> None:
     defaults = read({"bad_words_ids": [[9], [3, 4], [2], [2, 5]]}).defaults  # 2 is the end token
     assert (defaults.suppress_tokens, defaults.bad_words) == ((9,), ((2, 5), (3, 4)))
