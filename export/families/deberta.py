@@ -9,15 +9,15 @@ from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import Convolution, Description, Disentangled, Embedding, FeedForward, Norm, Stack
 from export.families.encoders import (
-    _add_head,
-    _check_common,
-    _classes,
-    _embedding_modules,
-    _head_modules,
-    _HeadModules,
-    _layer_modules,
-    _prefix,
-    _with_old_names,
+    HeadModules,
+    add_head,
+    check_common,
+    classes_of,
+    embedding_modules,
+    head_modules,
+    layer_modules,
+    prefix_of,
+    with_old_names,
 )
 from export.families.values import activation, count, equal_heads
 from export.families.weights import Source
@@ -26,11 +26,11 @@ from export.sources.checkpoint import Config, Tensors
 # A head above this size would be summed in parts whose number depends on the batch.
 _MAX_HEAD_SIZE = 128
 _MAX_KERNEL = 99  # positions of a convolution
-_HEAD = _HeadModules("pooler.dense", "gelu", "classifier")
+_HEAD = HeadModules("pooler.dense", "gelu", "classifier")
 
 
 def _deberta(config: Config, tensors: Tensors) -> Description:
-    _check_common(config)
+    check_common(config)
     config.ignore("legacy", "pos_ebd_type")  # heads of pre-training; a name without an effect
     width, positions = config.integer("hidden_size"), config.integer("max_position_embeddings", 512)
     for key in ("embedding_size", "pooler_hidden_size"):
@@ -61,7 +61,7 @@ def _deberta(config: Config, tensors: Tensors) -> Description:
         )
     model = Description("deberta-v2", config.integer("vocab_size"), positions, stack)
     head = replace(_HEAD, activation=activation(config.text("pooler_hidden_act", "gelu")))
-    return _add_head(model, config, head)
+    return add_head(model, config, head)
 
 
 def _kinds(config: Config) -> set[str]:
@@ -118,9 +118,9 @@ def _convolution(config: Config) -> Convolution | None:
 
 def _deberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     assert model.encoder is not None, "an encoder was described"
-    prefix = _prefix(tensors, "deberta.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "deberta.", "embeddings.word_embeddings")
     layer = f"{prefix}encoder.layer.{{}}"
-    modules = _embedding_modules(f"{prefix}embeddings") | _layer_modules(layer)
+    modules = embedding_modules(f"{prefix}embeddings") | layer_modules(layer)
     modules["encoder.relative"] = f"{prefix}encoder.rel_embeddings"
     modules["encoder.relative_norm"] = f"{prefix}encoder.LayerNorm"
     modules["encoder.convolution"] = f"{prefix}encoder.conv.conv"
@@ -131,12 +131,12 @@ def _deberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Sourc
         modules[f"encoder.{{}}.self_attention.{part}"] = name
         relative = name if is_shared else f"{layer}.attention.self.pos_{part}_proj"
         modules[f"encoder.{{}}.self_attention.relative_{part}"] = relative
-    return _with_old_names(modules | _head_modules(model, _HEAD), tensors)
+    return with_old_names(modules | head_modules(model, _HEAD), tensors)
 
 
 DEBERTA_V2 = Family(
     "deberta-v2",
-    _classes("DebertaV2"),
+    classes_of("DebertaV2"),
     _deberta,
     _deberta_modules,
     # Positions, and heads of pre-training.

@@ -32,7 +32,7 @@ _HARMLESS = ("pooler_*", "sbert_ce_default_activation_function", "sentence_trans
 DEFAULT_LABELS = 2  # number of labels of a configuration without id2label
 
 
-def _check_common(config: Config, positions: str = "absolute") -> None:
+def check_common(config: Config, positions: str = "absolute") -> None:
     """Check the keys that all encoders share; `positions` is the kind of their positions."""
     config.ignore(*_HARMLESS)
     for key in ("is_decoder", "add_cross_attention", "is_encoder_decoder", "is_causal"):
@@ -43,12 +43,12 @@ def _check_common(config: Config, positions: str = "absolute") -> None:
     config.neutral("directionality", "bidi")
 
 
-def _prefix(tensors: Tensors, prefix: str, embedding: str) -> str:
+def prefix_of(tensors: Tensors, prefix: str, embedding: str) -> str:
     """Return the start of all names of the encoder: classes with a head add a prefix."""
     return prefix if f"{prefix}{embedding}.weight" in tensors else ""
 
 
-def _classes(start: str, *others: str) -> tuple[str, ...]:
+def classes_of(start: str, *others: str) -> tuple[str, ...]:
     """Return the supported classes of a family: the encoder, and others that contain it."""
     supported = (
         "Model",
@@ -65,7 +65,7 @@ def _classes(start: str, *others: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _HeadModules:
+class HeadModules:
     """Modules of the heads of a family."""
 
     dense: str  # between the hidden state of the first token and the scores of a text
@@ -75,8 +75,8 @@ class _HeadModules:
     before_tokens: bool = False  # scores of tokens, too, have the dense layer
 
 
-def _add_head(
-    model: Description, config: Config, modules: _HeadModules, pooling: Literal["first", "mean"] = "first"
+def add_head(
+    model: Description, config: Config, modules: HeadModules, pooling: Literal["first", "mean"] = "first"
 ) -> Description:
     """Add the head of the class that saved the checkpoint, if that class has one."""
     architecture = next(iter(config.get("architectures", None) or ()), "")
@@ -137,7 +137,7 @@ def label_kind(config: Config, num_labels: int) -> Literal["classes", "independe
     return "classes"
 
 
-def _head_modules(model: Description, modules: _HeadModules) -> dict[str, Source]:
+def head_modules(model: Description, modules: HeadModules) -> dict[str, Source]:
     """Return the modules of the head of a model."""
     if model.head is None:
         return {}
@@ -154,16 +154,16 @@ def _head_modules(model: Description, modules: _HeadModules) -> dict[str, Source
 
 # BERT, RoBERTa, XLM-R, ELECTRA, MPNet: the same keys of config.json
 
-_BERT_HEAD = _HeadModules("bert.pooler.dense", "tanh", "classifier")
-_ROBERTA_HEAD = _HeadModules("classifier.dense", "tanh", "classifier.out_proj")
-_ELECTRA_HEAD = _HeadModules("classifier.dense", "gelu", "classifier.out_proj")
+_BERT_HEAD = HeadModules("bert.pooler.dense", "tanh", "classifier")
+_ROBERTA_HEAD = HeadModules("classifier.dense", "tanh", "classifier.out_proj")
+_ELECTRA_HEAD = HeadModules("classifier.dense", "gelu", "classifier.out_proj")
 
 
-def _describe(
+def describe_encoder(
     config: Config, family: str, embedding: Embedding, default_activation: str = "gelu", positions: str = "absolute"
 ) -> Description:
     """Describe a post-norm encoder with the configuration keys of BERT."""
-    _check_common(config, positions)
+    check_common(config, positions)
     width = config.integer("hidden_size")
     stack = Stack(
         width,
@@ -178,7 +178,7 @@ def _describe(
     return Description(family, config.integer("vocab_size"), longest, stack)
 
 
-def _layer_modules(layer: str) -> dict[str, Source]:
+def layer_modules(layer: str) -> dict[str, Source]:
     """Return the modules of a layer with BERT's names."""
     return {
         "encoder.{}.self_attention.query": f"{layer}.attention.self.query",
@@ -192,7 +192,7 @@ def _layer_modules(layer: str) -> dict[str, Source]:
     }
 
 
-def _embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
+def embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
     """Return the modules of embeddings with BERT's names.
 
     Args:
@@ -207,7 +207,7 @@ def _embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
     }
 
 
-def _with_old_names(modules: Mapping[str, Source], tensors: Tensors) -> Mapping[str, Source]:
+def with_old_names(modules: Mapping[str, Source], tensors: Tensors) -> Mapping[str, Source]:
     """Rename parameters of normalizations if the checkpoint has the names of TensorFlow.
 
     Old checkpoints such as bert-base-uncased have `LayerNorm.gamma` and `LayerNorm.beta`.
@@ -223,20 +223,20 @@ def _with_old_names(modules: Mapping[str, Source], tensors: Tensors) -> Mapping[
 
 def _bert(config: Config, tensors: Tensors) -> Description:
     embedding = Embedding(has_positions=True, types=config.integer("type_vocab_size", 2), has_norm=True)
-    return _add_head(_describe(config, "bert", embedding), config, _BERT_HEAD)
+    return add_head(describe_encoder(config, "bert", embedding), config, _BERT_HEAD)
 
 
 def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "bert.", "embeddings.word_embeddings")
-    modules = _embedding_modules(f"{prefix}embeddings") | _layer_modules(f"{prefix}encoder.layer.{{}}")
-    return _with_old_names(modules | _head_modules(model, _BERT_HEAD), tensors)
+    prefix = prefix_of(tensors, "bert.", "embeddings.word_embeddings")
+    modules = embedding_modules(f"{prefix}embeddings") | layer_modules(f"{prefix}encoder.layer.{{}}")
+    return with_old_names(modules | head_modules(model, _BERT_HEAD), tensors)
 
 
 def _roberta(config: Config, tensors: Tensors, family: str = "roberta") -> Description:
     # The position of padding is the id of the padding token, and those of tokens follow it.
     padding, types = config.integer("pad_token_id", 1, least=0), config.integer("type_vocab_size", 2)
     embedding = Embedding(has_positions=True, skipped_positions=padding, padding=padding, types=types, has_norm=True)
-    return _add_head(_describe(config, family, embedding), config, _ROBERTA_HEAD)
+    return add_head(describe_encoder(config, family, embedding), config, _ROBERTA_HEAD)
 
 
 def _xlm_roberta(config: Config, tensors: Tensors) -> Description:
@@ -248,25 +248,25 @@ def _camembert(config: Config, tensors: Tensors) -> Description:
 
 
 def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "roberta.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "roberta.", "embeddings.word_embeddings")
     assert model.encoder is not None, "an encoder was described"
     skipped = model.encoder.embedding.skipped_positions
-    modules = _embedding_modules(f"{prefix}embeddings", skipped) | _layer_modules(f"{prefix}encoder.layer.{{}}")
-    return _with_old_names(modules | _head_modules(model, _ROBERTA_HEAD), tensors)
+    modules = embedding_modules(f"{prefix}embeddings", skipped) | layer_modules(f"{prefix}encoder.layer.{{}}")
+    return with_old_names(modules | head_modules(model, _ROBERTA_HEAD), tensors)
 
 
 def _electra(config: Config, tensors: Tensors) -> Description:
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
     projected_from = None if size == config.integer("hidden_size") else size
     embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=projected_from)
-    return _add_head(_describe(config, "electra", embedding), config, _ELECTRA_HEAD)
+    return add_head(describe_encoder(config, "electra", embedding), config, _ELECTRA_HEAD)
 
 
 def _electra_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "electra.", "embeddings.word_embeddings")
-    modules = _embedding_modules(f"{prefix}embeddings") | _layer_modules(f"{prefix}encoder.layer.{{}}")
+    prefix = prefix_of(tensors, "electra.", "embeddings.word_embeddings")
+    modules = embedding_modules(f"{prefix}embeddings") | layer_modules(f"{prefix}encoder.layer.{{}}")
     modules["encoder.embedding_projection"] = f"{prefix}embeddings_project"
-    return _with_old_names(modules | _head_modules(model, _ELECTRA_HEAD), tensors)
+    return with_old_names(modules | head_modules(model, _ELECTRA_HEAD), tensors)
 
 
 # MPNet has a relative bias in all layers. The id of its padding token, after which positions start,
@@ -277,31 +277,31 @@ _MPNET_BIAS = RelativeBias(buckets=32, max_distance=128, bidirectional=True)
 
 def _mpnet(config: Config, tensors: Tensors) -> Description:
     embedding = Embedding(has_positions=True, skipped_positions=_MPNET_PADDING, padding=_MPNET_PADDING, has_norm=True)
-    model = _describe(config, "mpnet", embedding)
+    model = describe_encoder(config, "mpnet", embedding)
     config.neutral("relative_attention_num_buckets", _MPNET_BIAS.buckets)
     assert model.encoder is not None, "an encoder was described"
     model = replace(model, encoder=replace(model.encoder, relative_bias=_MPNET_BIAS))
-    return _add_head(model, config, _ROBERTA_HEAD)
+    return add_head(model, config, _ROBERTA_HEAD)
 
 
 def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "mpnet.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "mpnet.", "embeddings.word_embeddings")
     layer = f"{prefix}encoder.layer.{{}}"
-    modules = _embedding_modules(f"{prefix}embeddings", _MPNET_PADDING) | _layer_modules(layer)
+    modules = embedding_modules(f"{prefix}embeddings", _MPNET_PADDING) | layer_modules(layer)
     for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
         modules[f"encoder.{{}}.self_attention.{part}"] = f"{layer}.attention.attn.{name}"
     modules["encoder.{}.self_attention_norm"] = f"{layer}.attention.LayerNorm"
     modules["encoder.relative_bias"] = f"{prefix}encoder.relative_attention_bias"
-    return modules | _head_modules(model, _ROBERTA_HEAD)
+    return modules | head_modules(model, _ROBERTA_HEAD)
 
 
 # DistilBERT
 
-_DISTILBERT_HEAD = _HeadModules("pre_classifier", "relu", "classifier")
+_DISTILBERT_HEAD = HeadModules("pre_classifier", "relu", "classifier")
 
 
 def _distilbert(config: Config, tensors: Tensors) -> Description:
-    _check_common(config)
+    check_common(config)
     config.ignore("sinusoidal_pos_embds")  # the table of positions is stored in both cases
     width, positions = config.integer("dim"), config.integer("max_position_embeddings", 512)
     stack = Stack(
@@ -313,11 +313,11 @@ def _distilbert(config: Config, tensors: Tensors) -> Description:
         Embedding(has_positions=True, has_norm=True),
     )
     model = Description("distilbert", config.integer("vocab_size"), positions, stack)
-    return _add_head(model, config, _DISTILBERT_HEAD)
+    return add_head(model, config, _DISTILBERT_HEAD)
 
 
 def _distilbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "distilbert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "distilbert.", "embeddings.word_embeddings")
     layer = f"{prefix}transformer.layer.{{}}"
     modules: dict[str, Source] = {
         "encoder.{}.self_attention.query": f"{layer}.attention.q_lin",
@@ -329,12 +329,12 @@ def _distilbert_modules(model: Description, tensors: Tensors) -> Mapping[str, So
         "encoder.{}.feed_forward.outer": f"{layer}.ffn.lin2",
         "encoder.{}.feed_forward_norm": f"{layer}.output_layer_norm",
     }
-    return _embedding_modules(f"{prefix}embeddings") | modules | _head_modules(model, _DISTILBERT_HEAD)
+    return embedding_modules(f"{prefix}embeddings") | modules | head_modules(model, _DISTILBERT_HEAD)
 
 
 # ALBERT: layers share their weights (Lan et al. 2020)
 
-_ALBERT_HEAD = _HeadModules("albert.pooler", "tanh", "classifier")
+_ALBERT_HEAD = HeadModules("albert.pooler", "tanh", "classifier")
 
 
 def _albert(config: Config, tensors: Tensors) -> Description:
@@ -343,7 +343,7 @@ def _albert(config: Config, tensors: Tensors) -> Description:
     config.neutral("down_scale_factor", 1)
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
     embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=size)
-    model = _describe(config, "albert", embedding, default_activation="gelu_new")
+    model = describe_encoder(config, "albert", embedding, default_activation="gelu_new")
     assert model.encoder is not None, "an encoder was described"
     # Layers of a group share their weights, so that no shape shows the number of layers.
     groups, inner = count(config, "num_hidden_groups", 1), count(config, "inner_group_num", 1)
@@ -352,13 +352,13 @@ def _albert(config: Config, tensors: Tensors) -> Description:
         if number != one:
             raise ImportFailedError(f"config.json: {key} is {number}, but the checkpoint has {one}")
     stack = replace(model.encoder, attention=model.encoder.attention * inner)
-    return _add_head(replace(model, encoder=stack), config, _ALBERT_HEAD)
+    return add_head(replace(model, encoder=stack), config, _ALBERT_HEAD)
 
 
 def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     assert model.encoder is not None, "an encoder was described"
-    prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
-    modules = _embedding_modules(f"{prefix}embeddings")
+    prefix = prefix_of(tensors, "albert.", "embeddings.word_embeddings")
+    modules = embedding_modules(f"{prefix}embeddings")
     modules["encoder.embedding_projection"] = f"{prefix}encoder.embedding_hidden_mapping_in"
     groups, inner = _albert_groups(tensors)
     repeated = model.encoder.layers // inner
@@ -374,12 +374,12 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
             f"encoder.{number}.feed_forward.outer": f"{layer}.ffn_output",
             f"encoder.{number}.feed_forward_norm": f"{layer}.full_layer_layer_norm",
         }
-    return modules | _head_modules(model, _ALBERT_HEAD)
+    return modules | head_modules(model, _ALBERT_HEAD)
 
 
 def _albert_groups(tensors: Tensors) -> tuple[int, int]:
     """Return the number of groups of layers, and the number of different layers in each."""
-    prefix = _prefix(tensors, "albert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "albert.", "embeddings.word_embeddings")
     name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}.ffn.weight"
     groups = next(number for number in itertools.count() if name.format(number, 0) not in tensors)
     return groups, next(number for number in itertools.count() if name.format(0, number) not in tensors)
@@ -387,12 +387,12 @@ def _albert_groups(tensors: Tensors) -> tuple[int, int]:
 
 # ModernBERT
 
-_MODERNBERT_HEAD = _HeadModules("head.dense", "gelu", "classifier", norm="head.norm", before_tokens=True)
+_MODERNBERT_HEAD = HeadModules("head.dense", "gelu", "classifier", norm="head.norm", before_tokens=True)
 _GLOBAL_THETA, _LOCAL_THETA = 160_000.0, 10_000.0
 
 
 def _modernbert(config: Config, tensors: Tensors) -> Description:
-    _check_common(config)
+    check_common(config)
     config.ignore(
         "decoder_bias", "deterministic_flash_attn", "layer_norm_eps", "reference_compile", "repad_logits_with_grad",
         "sparse_pred*",
@@ -426,7 +426,7 @@ def _modernbert(config: Config, tensors: Tensors) -> Description:
     if pooling not in ("cls", "mean"):
         raise ImportFailedError(f"config.json: classifier_pooling must be cls or mean, got {pooling!r}")
     head = replace(_MODERNBERT_HEAD, activation=activation(config.text("classifier_activation", "gelu")))
-    model = _add_head(model, config, head, "mean" if pooling == "mean" else "first")
+    model = add_head(model, config, head, "mean" if pooling == "mean" else "first")
     has_head_bias = config.boolean("classifier_bias", False)
     return model if model.head is None else replace(model, head=replace(model.head, has_bias=has_head_bias))
 
@@ -466,7 +466,7 @@ def _rotary(config: Config, local: bool, head_size: int) -> Rotary:
 
 
 def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "model.", "embeddings.tok_embeddings")
+    prefix = prefix_of(tensors, "model.", "embeddings.tok_embeddings")
     layer = f"{prefix}layers.{{}}"
     modules: dict[str, Source] = {
         "embedding": f"{prefix}embeddings.tok_embeddings",
@@ -481,7 +481,7 @@ def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, So
     }
     for index, part in enumerate(("query", "key", "value")):
         modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attn.Wqkv", index=index, count=3)
-    return modules | _head_modules(model, _MODERNBERT_HEAD)
+    return modules | head_modules(model, _MODERNBERT_HEAD)
 
 
 # Patterns of tensors: numbers of positions, which old versions stored, and heads of pre-training.
@@ -489,40 +489,44 @@ _STORED_POSITIONS = ("*embeddings.position_ids", "*embeddings.token_type_ids")
 
 BERT = Family(
     "bert",
-    _classes("Bert", "ForPreTraining"),
+    classes_of("Bert", "ForPreTraining"),
     _bert,
     _bert_modules,
     (*_STORED_POSITIONS, "pooler.*", "bert.pooler.*", "cls.*"),
 )
 ROBERTA = Family(
     "roberta",
-    _classes("Roberta"),
+    classes_of("Roberta"),
     _roberta,
     _roberta_modules,
     (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
 )
-XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", architectures=_classes("XLMRoberta"), describe=_xlm_roberta)
-CAMEMBERT = replace(ROBERTA, name="camembert", architectures=_classes("Camembert"), describe=_camembert)
+XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", architectures=classes_of("XLMRoberta"), describe=_xlm_roberta)
+CAMEMBERT = replace(ROBERTA, name="camembert", architectures=classes_of("Camembert"), describe=_camembert)
 ELECTRA = Family(
     "electra",
-    _classes("Electra", "ForPreTraining"),
+    classes_of("Electra", "ForPreTraining"),
     _electra,
     _electra_modules,
     (*_STORED_POSITIONS, "generator_*", "discriminator_predictions.*"),
 )
 MPNET = Family(
-    "mpnet", _classes("MPNet"), _mpnet, _mpnet_modules, (*_STORED_POSITIONS, "pooler.*", "mpnet.pooler.*", "lm_head.*")
+    "mpnet",
+    classes_of("MPNet"),
+    _mpnet,
+    _mpnet_modules,
+    (*_STORED_POSITIONS, "pooler.*", "mpnet.pooler.*", "lm_head.*"),
 )
 DISTILBERT = Family(
-    "distilbert", _classes("DistilBert"), _distilbert, _distilbert_modules, (*_STORED_POSITIONS, "vocab_*")
+    "distilbert", classes_of("DistilBert"), _distilbert, _distilbert_modules, (*_STORED_POSITIONS, "vocab_*")
 )
 ALBERT = Family(
     "albert",
-    _classes("Albert", "ForPreTraining"),
+    classes_of("Albert", "ForPreTraining"),
     _albert,
     _albert_modules,
     (*_STORED_POSITIONS, "pooler.*", "albert.pooler.*", "predictions.*", "sop_classifier.*"),
 )
-MODERNBERT = Family("modernbert", _classes("ModernBert"), _modernbert, _modernbert_modules, ("head.*", "decoder.*"))
+MODERNBERT = Family("modernbert", classes_of("ModernBert"), _modernbert, _modernbert_modules, ("head.*", "decoder.*"))
 
 FAMILIES = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, MPNET, DISTILBERT, ALBERT, MODERNBERT)

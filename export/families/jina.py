@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from export.families import Family
 from export.families.description import Description, Embedding
-from export.families.encoders import _describe, _embedding_modules, _layer_modules, _prefix
+from export.families.encoders import describe_encoder, embedding_modules, layer_modules, prefix_of
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
 
@@ -29,7 +29,7 @@ def _jina(config: Config, tensors: Tensors) -> Description:
     types = config.integer("type_vocab_size", 2)
     config.neutral("feed_forward_type", "geglu")
     config.ignore("emb_pooler", "attn_implementation", "model_max_length")
-    model = _describe(config, "jina_bert", Embedding(types=types, has_norm=True), positions="alibi")
+    model = describe_encoder(config, "jina_bert", Embedding(types=types, has_norm=True), positions="alibi")
     assert model.encoder is not None, "an encoder was described"
     feed_forward = replace(model.encoder.feed_forward, gated=True, has_bias=False, has_output_bias=True)
     slopes = _slopes(model.encoder.attention[0].heads)
@@ -37,11 +37,11 @@ def _jina(config: Config, tensors: Tensors) -> Description:
 
 
 def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "bert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "bert.", "embeddings.word_embeddings")
     layer = f"{prefix}encoder.layer.{{}}"
     return (
-        _embedding_modules(f"{prefix}embeddings")
-        | _layer_modules(layer)
+        embedding_modules(f"{prefix}embeddings")
+        | layer_modules(layer)
         | {
             "encoder.{}.feed_forward.gate": Part(f"{layer}.mlp.gated_layers", index=0, count=2),
             "encoder.{}.feed_forward.inner": Part(f"{layer}.mlp.gated_layers", index=1, count=2),

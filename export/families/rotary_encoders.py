@@ -11,7 +11,7 @@ import numpy as np
 from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import Description, Embedding, FeedForward, Norm, Rotary, Stack
-from export.families.encoders import _add_head, _check_common, _classes, _head_modules, _HeadModules
+from export.families.encoders import HeadModules, add_head, check_common, classes_of, head_modules
 from export.families.values import MAX_HEAD_SIZE, activation, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
@@ -76,7 +76,7 @@ _NOMIC_IGNORED = (
 
 
 def _nomic(config: Config, tensors: Tensors) -> Description:
-    _check_common(config)
+    check_common(config)
     if "n_embd" in config:
         for key, values in _NOMIC_NEUTRAL.items():
             config.neutral(key, *values)
@@ -102,7 +102,7 @@ def _nomic(config: Config, tensors: Tensors) -> Description:
         Embedding(types=config.integer("type_vocab_size", 2, least=0), has_norm=True),
     )
     model = Description("nomic_bert", config.integer("vocab_size"), positions, stack)
-    return _add_head(model, config, _HeadModules("", "tanh", ""))
+    return add_head(model, config, HeadModules("", "tanh", ""))
 
 
 def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -121,14 +121,14 @@ def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]
     }
     for index, part in enumerate(("query", "key", "value")):
         modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attn.Wqkv", index=index, count=3)
-    return modules | _head_modules(model, _HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
+    return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
 
 
 # GTE from version 1.5 on: model_type "new" in its repositories, "gte" in Transformers
 
 
 def _gte(family: str, config: Config, tensors: Tensors) -> Description:
-    # `_check_common` expects absolute positions, and the code of GTE names rotary ones.
+    # `check_common` expects absolute positions, and the code of GTE names rotary ones.
     config.neutral("position_embedding_type", "rope")
     config.ignore("pooler_*", "tie_*", "sentence_transformers", "unpad_inputs", "use_memory_efficient_attention")
     config.neutral("layer_norm_type", "layer_norm")
@@ -155,7 +155,7 @@ def _gte(family: str, config: Config, tensors: Tensors) -> Description:
     )
     positions = config.integer("max_position_embeddings", 8192)
     model = Description(family, config.integer("vocab_size"), positions, stack)
-    return _add_head(model, config, _HeadModules("", "tanh", ""))
+    return add_head(model, config, HeadModules("", "tanh", ""))
 
 
 def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
@@ -174,7 +174,7 @@ def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     }
     for index, part in enumerate(("query", "key", "value")):
         modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attention.qkv_proj", index=index, count=3)
-    return modules | _head_modules(model, _HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
+    return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
 
 
 def _gte_native(config: Config, tensors: Tensors) -> Description:
@@ -186,7 +186,7 @@ def _gte_new(config: Config, tensors: Tensors) -> Description:
 
 
 _IGNORED = ("*position_ids", "*token_type_ids", "*inv_freq", "pooler.*", "*.pooler.*", "cls.*", "lm_head.*")
-NOMIC_BERT = Family("nomic_bert", _classes("NomicBert", "ForPreTraining"), _nomic, _nomic_modules, _IGNORED)
-GTE = Family("gte", _classes("Gte"), _gte_native, _gte_modules, _IGNORED)
-NEW = replace(GTE, name="new", architectures=_classes("New"), describe=_gte_new)
+NOMIC_BERT = Family("nomic_bert", classes_of("NomicBert", "ForPreTraining"), _nomic, _nomic_modules, _IGNORED)
+GTE = Family("gte", classes_of("Gte"), _gte_native, _gte_modules, _IGNORED)
+NEW = replace(GTE, name="new", architectures=classes_of("New"), describe=_gte_new)
 FAMILIES = (NOMIC_BERT, GTE, NEW)
