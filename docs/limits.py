@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from service.errors import ErrorCode, Limit
 from service.http.call import MAX_FORM_FIELDS
 from service.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from service.inference.fill_mask import MAX_MASKS
 from service.inference.results import MAX_NUMBERS
 from service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES
 
@@ -47,6 +48,8 @@ LIMITS = (
     LimitRow("sequences in progress of an API key", "`sightline keys add`", "rate_limit_exceeded", value="none"),
     LimitRow("inputs of a call", "max_inputs", "invalid_parameter"),
     LimitRow("inputs times `candidate_labels` of a call", "max_inputs", "invalid_parameter"),
+    LimitRow("windows that the context of a question is read in", "max_inputs", "invalid_parameter"),
+    LimitRow("masks of an input of `/v1/fill-mask`", "fixed", "invalid_parameter", value=str(MAX_MASKS)),
     LimitRow("tokens of an input, and of a target", "manifest of the model", "input_too_long", value="of the model"),
     LimitRow(
         "sequences of a model that wait, with those in its rows",
