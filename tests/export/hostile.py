@@ -63,6 +63,43 @@ CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "t5": ("T5ForConditionalGeneration", T5),
     "mt5": ("MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
 }
+CHECKPOINTS |= {
+    "camembert": ("CamembertForQuestionAnswering", ENCODER),
+    "deberta-v2": (
+        "DebertaV2ForMaskedLM",
+        ENCODER
+        | {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["p2c", "c2p"]}
+        | {"position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3},
+    ),
+    "nomic_bert": ("NomicBertModel", ENCODER),
+    "gte": ("GteModel", ENCODER),
+    "gemma": ("GemmaForCausalLM", DECODER),
+    "gemma2": ("Gemma2ForCausalLM", DECODER | {"sliding_window": 5, "query_pre_attn_scalar": 4}),
+    "gemma3_text": ("Gemma3ForCausalLM", DECODER | {"sliding_window": 5, "query_pre_attn_scalar": 4}),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {**DECODER, "original_max_position_embeddings": 10}
+        | {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 100.0,
+                "short_factor": [1.0, 2.0],
+                "long_factor": [2.0, 3.0],
+                "original_max_position_embeddings": 10,
+            }
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", DECODER),
+    "granite": ("GraniteForCausalLM", DECODER | {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
+    "gpt_neox": ("GPTNeoXForCausalLM", ENCODER | {"bos_token_id": 0, "eos_token_id": 2, "rotary_pct": 0.5}),
+    "opt": (
+        "OPTForCausalLM",
+        {"vocab_size": VOCABULARY, "hidden_size": 8, "ffn_dim": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+        | {"max_position_embeddings": 20, "word_embed_proj_dim": 8, "pad_token_id": 1}
+        | {"bos_token_id": 0, "eos_token_id": 2},
+    ),
+    "masked bert": ("BertForMaskedLM", ENCODER),
+}
 DEPTH = 4  # of nested values
 SIZES: tuple[Any, ...] = (0, -1, 10**9, 10**400 - 1, 1e300, "text", None, [], [1, -5, "x"], {}, True)
 

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from export import pipeline
-from export.errors import ImportFailedError
+from export.errors import ImportFailedError, VerificationError
 from export.limits import bounded_memory
 from export.options import BundleMetadata
 from export.pipeline import Exported, export_checkpoint
@@ -89,7 +89,7 @@ def try_changes(folder: Path, changes: Iterator[Change], copy_of: Callable[[str]
         try:
             import_folder(changed)
             accepted += 1
-        except (ImportFailedError, UsageError):
+        except (ImportFailedError, UsageError, VerificationError):
             refused += 1
         except BaseException as error:
             raise AssertionError(f"{folder.name}: {change} is {type(error).__name__}: {error}") from error
