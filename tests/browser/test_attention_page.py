@@ -343,6 +343,7 @@ def test_a_chat_continues_with_attention_to_earlier_turns(open_page: OpenPage, s
     page.get_by_role("button", name="Continue the dialogue").wait_for()
     assert page.locator(".dialogue li.assistant").count() == 1
     page.get_by_text("Attention of the reply to each message").wait_for()
+    page.locator(".shares li").nth(2).wait_for()
     shares = [float(text) for text in page.locator(".shares li span:last-child").all_text_contents()]
     assert len(shares) == 3
     assert all(share > 0 for share in shares) and sum(shares) < 1
