@@ -437,12 +437,12 @@ def _local_layers(config: Config, num_layers: int) -> list[bool]:
     kinds = config.get("layer_types", None)
     if kinds is None:
         return [number % every != 0 for number in range(num_layers)]
-    known = {"sliding_attention": True, "full_attention": False}
+    known = ("sliding_attention", "full_attention")
     if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
         raise ImportFailedError(
             f"config.json: layer_types must have {num_layers} values, each sliding_attention or full_attention"
         )
-    return [known[kind] for kind in kinds]
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def _rotary(config: Config, local: bool, head_size: int) -> Rotary:

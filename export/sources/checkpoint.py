@@ -33,6 +33,7 @@ SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.j
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAX_INTEGER = (1 << 31) - 1  # of a configuration: no size or count of a model is larger
 MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
+MAX_NUMBER = 1e38  # near the largest of float32
 NUM_NAMED = 5  # unknown keys or tensors that an error names
 
 Kind = Literal["huggingface", "firefox", "gguf", "training"]
@@ -284,7 +285,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
 
 
 def _is_same(value: Any, expected: Any) -> bool:

@@ -106,6 +106,21 @@ def test_a_changed_value_is_imported_or_refused_with_a_sentence(
     assert sum(try_changes(folder, iter(sample), copy_of)) == SAMPLE
 
 
+@pytest.mark.parametrize(
+    ("family", "keys", "value"),
+    [
+        ("gemma2", ("final_logit_softcapping",), 1e300),
+        ("granite", ("embedding_multiplier",), 1e300),
+        ("modernbert", ("layer_types", 0), []),
+    ],
+)
+def test_changed_values_that_were_tracebacks_are_refused(
+    family: str, keys: tuple[str | int, ...], value: Any, originals: Callable[[str], Path], copy_of: Callable[..., Path]
+) -> None:
+    change = Change("config.json", keys, value)
+    assert try_changes(originals(family), iter([change]), copy_of) == (0, 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CHECKPOINTS)
 def test_each_changed_value_is_imported_or_refused_with_a_sentence(
@@ -114,7 +129,7 @@ def test_each_changed_value_is_imported_or_refused_with_a_sentence(
     folder = originals(family)
     accepted, refused = try_changes(folder, changes_of(folder), copy_of)
     assert accepted > 50
-    assert refused > 500
+    assert refused > 400
 
 
 # Sizes of configurations
