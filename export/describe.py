@@ -367,7 +367,7 @@ def _mask_id(folder: Folder, tokenizer: Tokenizer) -> int | None:
     """Return the id of the token that stands for one to predict, None if there is none."""
     named = None
     for file in (TOKENIZER_CONFIG, "special_tokens_map.json"):
-        named = named or (folder.json(f"{folder.module}{file}") or {}).get("mask_token")
+        named = named or (folder.json_object(f"{folder.module}{file}") or {}).get("mask_token")
     if isinstance(named, dict):
         named = named.get("content")
     # The defaults of the tokenizers of these families.

@@ -95,7 +95,11 @@ def _ids(manifest: Manifest, source: int, target: int) -> Iterator[tuple[str, tu
     yield "the start token of the decoder or its forced_bos_token_id", tokens.start_ids, target
     yield "eos_token_id", tokens.end_ids, target
     yield "eos_token_id", tokens.end_ids[:1], source  # the service tests graphs with this source
-    yield "a token of suppress_tokens or bad_words_ids", manifest.generation.suppress_tokens, target
+    generation = manifest.generation
+    for ids in (generation.suppress_tokens, *generation.bad_words):
+        yield "a token of suppress_tokens or bad_words_ids", ids, target
+    if tokens.mask_id is not None:
+        yield "the id of the mask token", (tokens.mask_id,), target
     languages = manifest.languages
     if languages is not None:
         for ids in languages.target_prefix.values():

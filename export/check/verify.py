@@ -26,8 +26,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.check.reference import EXACT, Arithmetic, Reference, Rounded, log_softmax
+from export.check.reference import EXACT, Arithmetic, Rounded, log_softmax
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.reference_encoder import Reference
 from export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
 from export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
 from export.errors import VerificationError

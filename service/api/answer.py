@@ -56,15 +56,7 @@ class AnswerBody(RequestBody):
 async def answer_question(call: Call, body: AnswerBody) -> AnswerResult:
     """Find the parts of a text that answer a question, with their positions in the text."""
     model = await call.model(body.model, "answer")
-    options = AnswerOptions(
-        top_k=body.top_k,
-        max_answer_tokens=body.max_answer_tokens,
-        can_be_empty=body.can_be_empty,
-        whole_words=body.whole_words,
-        max_tokens=body.max_tokens,
-        overlap=body.overlap,
-        max_question_tokens=body.max_question_tokens,
-    )
+    options = AnswerOptions(**body.model_dump(exclude={"model", "question", "context"}))
     return await answer(call, model, body.question, body.context, options)
 
 

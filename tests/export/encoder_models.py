@@ -12,7 +12,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from export.check.reference import Reference
+from export.check.reference_encoder import Reference
 from export.families import predictions
 from export.families.description import Description
 from export.families.table import describe, find_family

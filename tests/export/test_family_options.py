@@ -18,8 +18,9 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from export.check.reference import Reference, log_softmax
+from export.check.reference import log_softmax
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.reference_encoder import Reference
 from export.errors import ImportFailedError
 from export.families.description import Description
 from export.families.table import FAMILIES, describe, find_family

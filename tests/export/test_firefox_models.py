@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.check.reference import Reference
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.reference_encoder import Reference
 from export.check.sessions import Sessions, onnx_steps
 from export.families import firefox
 from export.families.description import Description

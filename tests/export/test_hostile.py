@@ -204,6 +204,13 @@ def test_a_file_that_is_no_object_is_refused(file: str, content: Any, copy_of: C
             [30],
             "suppress_tokens or bad_words_ids is 30, but the mo",
         ),
+        (
+            "gpt2",
+            "generation_config.json",
+            "bad_words_ids",
+            [[3, 30]],
+            "suppress_tokens or bad_words_ids is 30, but the mo",
+        ),
         ("bert", "config.json", "pad_token_id", 30, "pad_token_id is 30, but the model has only 30 tokens; correct it"),
     ],
 )
@@ -213,6 +220,12 @@ def test_an_id_beyond_the_vocabulary_is_refused(
     folder = copy_of(family)
     Change(file, (key,), value).apply(folder)
     assert message in refusal_of(folder)
+
+
+def test_a_map_of_special_tokens_that_is_no_object_is_refused(copy_of: Callable[[str], Path]) -> None:
+    folder = copy_of("masked bert")
+    write_json(folder / "special_tokens_map.json", 5)
+    assert "special_tokens_map.json must be a JSON object" in refusal_of(folder)
 
 
 # Tokenizers

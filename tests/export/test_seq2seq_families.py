@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, processors
 
-from export.check.reference import Reference
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.reference_encoder import Reference
 from export.check.sessions import onnx_steps
 from export.errors import ImportFailedError
 from export.families import Family

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.check.reference import Reference
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.reference_encoder import Reference
 from export.errors import ImportFailedError
 from export.families import trained
 from export.families.values import sinusoids

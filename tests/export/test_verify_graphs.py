@@ -10,8 +10,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, T5Config, T5ForConditionalGeneration
 
-from export.check.reference import EXACT, Reference, Rounded
+from export.check.reference import EXACT, Rounded
 from export.check.reference_decoder import ReferenceDecoder
+from export.check.reference_encoder import Reference
 from export.check.sessions import DecoderSession, States
 from export.check.verify import (
     LEAST_LONG,
