@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from export.describe import Described, build, described
 from export.errors import ImportFailedError
@@ -34,7 +35,6 @@ from export.graphs.builder import WeightFile
 from export.limits import CHECK_SPEED, begin_step, end_step, end_with
 from export.manifest import write_model
 from export.options import BundleMetadata, ExportOptions
-from export.progress import ByteProgress
 from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
 from export.sources.opening import open_source
 from export.sources.training_run import TrainingRun
@@ -127,14 +127,14 @@ def export_checkpoint(
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
         begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED)
-        progress = ByteProgress("exporting", num_bytes, stream)
-        if model.tensors is not None:
-            model.tensors.on_read = progress.add
-        with WeightFile(folder / WEIGHTS, options.half_weights) as weights:
-            try:
-                graphs = build(model, weights, options.ops)
-            finally:
-                progress.close()
+        with (
+            WeightFile(folder / WEIGHTS, options.half_weights) as weights,
+            tqdm(desc="exporting", total=num_bytes, unit="B", unit_scale=True, disable=None, file=stream) as bar,
+        ):
+            if model.tensors is not None:
+                # A tensor may be read twice.
+                model.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
+            graphs = build(model, weights, options.ops)
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
             raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "

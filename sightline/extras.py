@@ -16,7 +16,6 @@ LIBRARIES = {
     "sacremoses": "Sacremoses",
     "safetensors": "safetensors",
     "torch": "PyTorch",
-    "tqdm": "tqdm",
 }
 # The only extra that has a library, for libraries that a part of the work of a command needs.
 EXTRA_OF = {
@@ -28,7 +27,6 @@ EXTRA_OF = {
     "sacreBLEU": "train",
     "Sacremoses": "train",
     "safetensors": "train",
-    "tqdm": "train",
 }
 CHECKOUT = Path(__file__).parents[1]
 

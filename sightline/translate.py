@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from tqdm import tqdm
+
 from service.bundle import MAX_BEAMS, BundleError, Manifest
 from service.errors import ApiError
 from service.fields import MAX_INPUTS, Texts
@@ -26,7 +28,6 @@ from sightline.bundles import add_bundle_option, choose_bundle, load_service
 from sightline.errors import UsageError, exit_status
 from sightline.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
 from sightline.parser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
-from sightline.progress import ProgressBar
 
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
@@ -187,15 +188,14 @@ def translate_into(
     except ApiError as error:
         raise UsageError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
     check_lengths(source, model, output.num_done, parameters)
-    bar = ProgressBar(len(source.lines), output.num_done, sys.stderr)
 
     async def drive() -> None:
         service.worker.start()
         try:
-            bar.update(output.num_done)
-            async for lines in translated(service, model, source.lines[output.num_done :], parameters):
-                output.write(lines)
-                bar.update(output.num_done)
+            with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
+                async for lines in translated(service, model, source.lines[output.num_done :], parameters):
+                    output.write(lines)
+                    bar.update(len(lines))
         finally:
             await service.worker.stop(0.0)
 
@@ -203,15 +203,12 @@ def translate_into(
     try:
         asyncio.run(drive())
     except ApiError as error:
-        bar.close()
         print(f"error: line {output.num_done + 1} of {source.name}: {error.message({})}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        bar.close()
         if isinstance(output, StreamOutput):
             print("error: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    bar.close()
     if sys.stderr.isatty():
         print(f"{num_left} lines in {time.monotonic() - started:.1f} s with {manifest.name}", file=sys.stderr)
     return 0

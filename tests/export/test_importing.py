@@ -22,7 +22,6 @@ from export.check.sessions import encode, open_sessions
 from export.errors import ImportFailedError, VerificationError
 from export.options import BundleMetadata, ExportOptions
 from export.pipeline import export_checkpoint
-from export.progress import ByteProgress, clock
 from export.sources.checkpoint import Provenance, detect_kind
 from model.errors import UsageError
 from service.bundle import BundleError, Verification, read_bundle, read_manifest
@@ -485,32 +484,3 @@ def test_an_import_loads_no_pytorch(folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert read_bundle(tmp_path / "bundle").verification is not None
-
-
-class Terminal:
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None:
-        pass
-
-
-def test_progress_shows_the_share_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr("export.progress.time", SimpleNamespace(monotonic=lambda: now))
-    terminal: Any = Terminal()
-    progress = ByteProgress("importing", 2_000_000, terminal)
-    now = 60.0
-    progress.add(500_000)
-    progress.close()
-    assert terminal.text == f"\rimporting {'#' * 6}{'.' * 18} 25 % of 2 MB, 3:00 left\x1b[K\n"
-    assert clock(3723) == "1:02:03"
-    terminal.isatty, terminal.text = lambda: False, ""
-    ByteProgress("importing", 10, terminal).add(5)
-    assert terminal.text == ""

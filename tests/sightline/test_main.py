@@ -155,7 +155,7 @@ def test_the_export_of_a_trained_transformer_needs_no_pytorch(checkpoint: Path, 
 
 
 def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Path) -> None:
-    missing = ("torch", "sacrebleu", "sacremoses", "safetensors", "tqdm")  # of the extra `train`
+    missing = ("torch", "sacrebleu", "sacremoses", "safetensors")  # of the extra `train`
     texts = tmp_path / "texts"
     texts.write_text("A man sleeps.\nA dog runs.\n")
     for number, option in enumerate((["--unverified"], ["--texts", str(texts), "--force"])):
