@@ -49,12 +49,13 @@ from export.pipeline import export_checkpoint
 from export.sources.firefox.marian_binary import MarianModel
 from export.sources.firefox.shortlist import parse_shortlist
 from export.tokenizers.sentencepiece import SentencePieceModel
-from service.bundle import PREFILL_TOKENS, Verification
+from service.bundle import PREFILL_TOKENS
 from tests.e2e.asking import post
 from tests.export.firefox.models import OPTIONS, random_tensors, write_marian, write_shortlist
 from tests.export.firefox.reference import FirefoxReference
 from tests.export.folders_of_others import word_tokenizer
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+from tests.export.verified import RECORD
 
 Array = NDArray[Any]
 WORDS = [f"word{number}" for number in range(50)]
@@ -107,17 +108,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "m2m": _m2m(),
         "mbart": _mbart(),
     }
-    record = Verification(
-        sentences=0,
-        tolerance=0.0,
-        max_logit_difference=0.0,
-        max_attention_difference=0.0,
-        different_generations=0,
-        close_generations=0,
-    )
     with pytest.MonkeyPatch.context() as patch:
         # Comparing with transformers is stricter, and the verification has tests of its own.
-        patch.setattr(pipeline, "compare", lambda *_: record)
+        patch.setattr(pipeline, "compare", lambda *_: RECORD)
         patch.setattr(pipeline, "check_in_child", pipeline.check)  # which chooses the heads that align words
         for name, (model, tokenizer, template) in made.items():
             model.save_pretrained(checkpoints / name)

@@ -1,6 +1,6 @@
 """Randomly initialised encoders of Hugging Face in small, odd shapes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import torch
 import transformers
+from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
 from export.check.reference_encoder import Reference
@@ -20,8 +21,10 @@ from export.graphs.builder import WeightFile
 from export.graphs.encoder import encoder_graph
 from export.graphs.predict import predict_graph
 from export.sources.checkpoint import Tensors, open_folder
+from model.rounding import reference
 from service.bundle import LABEL_OUTPUTS
 
+UNIT_ROUNDOFF_RATIO = 2.0**-29  # of float64 and float32
 CLS, SEP = 101, 102
 SMALL = {"vocab_size": 211, "hidden_size": 30, "num_attention_heads": 3, "num_hidden_layers": 3}
 BERT_LIKE = SMALL | {"intermediate_size": 37, "max_position_embeddings": 23}
@@ -347,3 +350,36 @@ def random_rows(vocabulary: int, lengths: list[int]) -> list[list[int]]:
         if len(row) >= 4:
             row[len(row) // 2], row[-1] = SEP, SEP
     return rows
+
+
+def check_rows(
+    imported: Imported,
+    model: Any,
+    rows: list[list[int]],
+    compute: Callable[[Any, list[int]], dict[str, NDArray[Any]]],
+    twin_share: float,
+) -> None:
+    """Compare graph and NumPy with a model, and each row of a batch with the row alone.
+
+    Args:
+        imported: graph and NumPy reference.
+        model: model in PyTorch.
+        rows: token ids.
+        compute: runs the model over one row; returns arrays by the names of the reference.
+        twin_share: share of the limit of rounding that the reference may differ by.
+    """
+    batch, models = imported.run(rows), reference(model, pairs=1)
+    for index, ids in enumerate(rows):
+
+        def run(model: Any, ids: list[int] = ids) -> dict[str, NDArray[Any]]:
+            return compute(model, ids)
+
+        expected, limits = models.limits(run)
+        given, twin = imported.row(batch, index, len(ids)), imported.reference.encode(ids)
+        for part, array in expected.items():
+            assert limits[part] < 1e-4
+            assert_allclose(given[part], array, rtol=0, atol=limits[part], err_msg=part)
+            assert_allclose(getattr(twin, part), array, rtol=0, atol=limits[part] * twin_share, err_msg=part)
+        alone = imported.row(imported.run([ids]), 0, len(ids))
+        for part, array in given.items():
+            assert_array_equal(alone[part], array, err_msg=f"{part} of {len(ids)} tokens")

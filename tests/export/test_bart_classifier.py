@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from transformers import BartConfig, BartForSequenceClassification
 
 from export.check.reference import log_softmax
 from export.errors import ImportFailedError
-from model.rounding import reference
-from tests.export.encoder_models import import_folder, random_rows
+from tests.export.encoder_models import UNIT_ROUNDOFF_RATIO, check_rows, import_folder, random_rows
 
 LONGEST = 23
 END = 102  # SEP of `random_rows`: in the middle and at the end of a pair
@@ -58,23 +57,9 @@ def test_graph_and_numpy_equal_transformers(name: str, tmp_path: Path) -> None:
     imported = import_folder(tmp_path, tmp_path)
     assert imported.model.labels == tuple(model.config.id2label.values())
     rows = random_rows(211, [12, LONGEST, 4, 7])
-    results, models = imported.run(rows), reference(model, pairs=1)
-    for index, ids in enumerate(rows):
-
-        def run(model: Any, ids: list[int] = ids) -> dict[str, NDArray[Any]]:
-            return compute(model, ids)
-
-        expected, limits = models.limits(run)
-        given, twin = imported.row(results, index, len(ids)), imported.reference.encode(ids)
-        for part, array in expected.items():
-            assert limits[part] < 1e-4
-            assert_allclose(given[part], array, rtol=0, atol=limits[part], err_msg=part)
-            assert_allclose(getattr(twin, part), array, rtol=0, atol=limits[part] * 2.0**-29, err_msg=part)
-        alone = imported.row(imported.run([ids]), 0, len(ids))
-        for part, array in given.items():
-            assert_array_equal(alone[part], array, err_msg=f"{part} of {len(ids)} tokens")
+    check_rows(imported, model, rows, compute, UNIT_ROUNDOFF_RATIO)
     if name == "nli":
-        (logits,) = results["label_logits"][:1]
+        (logits,) = imported.run(rows)["label_logits"][:1]
         with torch.no_grad():
             assert_allclose(logits, model(torch.tensor([rows[0]])).logits[0], rtol=0, atol=1e-4)
 

@@ -12,9 +12,9 @@ from export.convert import text_quality
 from export.sources.checkpoint import Kind, Provenance
 from service.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bundle
 from tests.export.firefox.models import random_tensors, write_folder
-from tests.export.firefox.test_import import RECORD
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert
+from tests.export.verified import RECORD
 
 
 @pytest.fixture(autouse=True)

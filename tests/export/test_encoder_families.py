@@ -21,10 +21,20 @@ from export.graphs.disentangled import rows_of_distances
 from export.graphs.relative import buckets
 from export.sources.checkpoint import Tensors, open_folder
 from model.rounding import reference
-from tests.export.encoder_models import CLS, FAMILIES, SEP, TOKENIZER, compute, import_folder, make_model, random_rows
+from tests.export.encoder_models import (
+    CLS,
+    FAMILIES,
+    SEP,
+    TOKENIZER,
+    UNIT_ROUNDOFF_RATIO,
+    check_rows,
+    compute,
+    import_folder,
+    make_model,
+    random_rows,
+)
 
 ROTARY_TYPES = ("modernbert", "nomic_bert", "gte")
-UNIT_ROUNDOFF_RATIO = 2.0**-29  # of float64 and float32
 
 
 def num_types(model: Any) -> int:
@@ -215,17 +225,7 @@ def test_padding_token_in_a_text_takes_no_position(name: str, options: dict[str,
     assert imported.model.max_positions == 132 - padding
     rows = random_rows(211, [12, 5, 1, 20])
     rows[0][3] = rows[0][4] = padding
-    results = imported.run(rows)
-    for index, ids in enumerate(rows):
-
-        def run(model: Any, ids: list[int] = ids) -> dict[str, NDArray[Any]]:
-            return compute(model, ids, num_types(model))
-
-        expected, limits = reference(model, pairs=1).limits(run)
-        given, twin = imported.row(results, index, len(ids)), imported.reference.encode(ids)
-        for part, exact in {"hidden": twin.hidden, "maps": twin.maps}.items():
-            assert_allclose(given[part], expected[part], rtol=0, atol=limits[part], err_msg=part)
-            assert_allclose(exact, expected[part], rtol=0, atol=limits[part] * UNIT_ROUNDOFF_RATIO, err_msg=part)
+    check_rows(imported, model, rows, lambda model, ids: compute(model, ids, num_types(model)), UNIT_ROUNDOFF_RATIO)
 
 
 def test_shorter_limit_does_not_move_positions(tmp_path: Path) -> None:

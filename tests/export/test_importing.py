@@ -31,15 +31,8 @@ from service.loading import load_backend
 from service.settings import Settings
 from sightline.__main__ import main as sightline
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
+from tests.export.verified import RECORD
 
-RECORD = Verification(
-    sentences=0,
-    tolerance=0.0,
-    max_logit_difference=0.0,
-    max_attention_difference=0.0,
-    different_generations=0,
-    close_generations=0,
-)
 METADATA = BundleMetadata("imported", "a test", "MIT")
 NOTHING: Mapping[str, Any] = {}
 

@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
 from export.errors import ImportFailedError
-from model.rounding import reference
-from tests.export.encoder_models import import_folder, random_rows, token_types
+from tests.export.encoder_models import check_rows, import_folder, random_rows, token_types
 
 CONFIG: dict[str, Any] = {
     "architectures": ["JinaBertForMaskedLM"], "attention_probs_dropout_prob": 0.0, "attn_implementation": None,
@@ -117,21 +115,7 @@ def test_graph_and_numpy_equal_an_implementation_of_the_paper(name: str, tmp_pat
     model = write_model(tmp_path, name)
     imported = import_folder(tmp_path, tmp_path)
     rows = random_rows(211, [12, 64, 1, 7])
-    batch, models = imported.run(rows), reference(model, pairs=1)
-    for index, ids in enumerate(rows):
-
-        def run(model: Any, ids: list[int] = ids) -> dict[str, NDArray[Any]]:
-            return compute(model, ids)
-
-        expected, limits = models.limits(run)
-        given, twin = imported.row(batch, index, len(ids)), imported.reference.encode(ids)
-        for part, array in expected.items():
-            assert limits[part] < 1e-4
-            assert_allclose(given[part], array, rtol=0, atol=limits[part], err_msg=part)
-            assert_allclose(getattr(twin, part), array, rtol=0, atol=limits[part], err_msg=part)
-        alone = imported.row(imported.run([ids]), 0, len(ids))
-        for part, array in given.items():
-            assert_array_equal(alone[part], array, err_msg=f"{part} of {len(ids)} tokens")
+    check_rows(imported, model, rows, compute, twin_share=1)
 
 
 @pytest.mark.parametrize(

@@ -56,21 +56,13 @@ from service.bundle import (
     LabelQuality,
     PredictionQuality,
     TextQuality,
-    Verification,
     read_bundle,
 )
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
 from tests.export.products import everywhere
+from tests.export.verified import RECORD
 
 TEXTS = ("word1 word2 word3 word4", "word9", "word30 word2 word17", "word5 word6 word5 word6 word5 word6")
-RECORD = Verification(
-    sentences=0,
-    tolerance=0.0,
-    max_logit_difference=0.0,
-    max_attention_difference=0.0,
-    different_generations=0,
-    close_generations=0,
-)
 
 
 def write_ranker(folder: Path, labels: int) -> None:
@@ -404,7 +396,7 @@ def test_neither_pytorch_nor_sacrebleu_is_needed(bundles: Path, tmp_path: Path) 
     code = (
         "import sys; from export.__main__ import main\n"
         f"assert main({arguments}) == 0\n"
-        "print([name for name in ('torch', 'sacrebleu', 'sacremoses', 'tqdm') if name in sys.modules])"
+        "print([name for name in ('torch', 'sacrebleu', 'sacremoses') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["[]"]), done.stderr

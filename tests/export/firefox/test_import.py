@@ -25,7 +25,7 @@ from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from model.decoding.processors import LogitsProcessors
 from model.decoding.reference import greedy
 from model.errors import UsageError
-from service.bundle import Manifest, Origin, State, Verification, read_bundle
+from service.bundle import Manifest, Origin, State, read_bundle
 from tests.export.firefox.models import (
     VOCABULARY,
     random_tensors,
@@ -34,6 +34,7 @@ from tests.export.firefox.models import (
     write_vocabulary,
 )
 from tests.export.firefox.reference import END_ID, FirefoxReference
+from tests.export.verified import RECORD
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")
@@ -41,16 +42,6 @@ WITH_SHORTLIST = ExportOptions(shortlist=True)
 MODEL, SHORTLIST = "model.ende.intgemm8.bin", "lex.50.50.ende.s2t.bin"
 TEXTS = ["a b", "c", "d e f a", "g h i j k l", "m é"]
 NEW_TOKENS = 8
-
-
-RECORD = Verification(
-    sentences=0,
-    tolerance=0.0,
-    max_logit_difference=0.0,
-    max_attention_difference=0.0,
-    different_generations=0,
-    close_generations=0,
-)
 
 
 @pytest.fixture
