@@ -3,11 +3,13 @@
 
 PYTHON ?= python3.11
 RUNTIME ?= cpu# cpu or gpu
-DATA ?= data/multi30k# folder of parallel text: train.en, train.de, val.en, ...
+TASK ?= translation# classification, language-model or encoder, see: sightline train --help
+DATA ?= data/multi30k# your data, a file or a folder
+ARGS ?=# options of train, evaluate and export, such as '--source en --target de --minutes 30'
 ZOO_DATA ?= data# folder that contains multi30k and sst2
 SYSTEMS ?=# systems of the zoo to train, such as 'luong-dot chat-gatt'; all by default
 RUN ?= runs/multi30k-en-de
-PRECISION ?= float32# of training; bfloat16 is faster on processors that support it, see docs/research/training.md
+PRECISION ?= float32# of the zoo; bfloat16 is faster on processors that support it, see docs/research/training.md
 BUNDLE ?= bundles/multi30k-en-de
 COMPOSE ?= docker-compose# or: docker compose
 BENCH ?=# sections and options, see: python -m bench --help
@@ -59,17 +61,17 @@ loadtest: $(DEV)/ready  ## run the load test against the service on this machine
 	$(DEV)/bin/sightline load $(LOAD)
 
 ##@ Train and export
-train: $(DEV)/ready  ## train on DATA into RUN; repeat the command to resume
-	$(DEV)/bin/python -m model train $(DATA) --run $(RUN) --precision $(PRECISION)
+train: $(DEV)/ready  ## train TASK on DATA into RUN, with the options ARGS; repeat the command to resume
+	$(DEV)/bin/sightline train $(TASK) $(DATA) --run $(RUN) $(ARGS)
 
-evaluate: $(DEV)/ready  ## compute BLEU of the averaged checkpoint of RUN on the test set of DATA, or on SPLIT
-	$(DEV)/bin/python -m model evaluate $(RUN)/averaged $(DATA) $(if $(SPLIT),--split $(SPLIT))
+evaluate: $(DEV)/ready  ## compute the metrics of RUN on the test set of DATA, with the options ARGS
+	$(DEV)/bin/sightline evaluate $(RUN) $(DATA) $(ARGS)
 
-export: $(DEV)/ready  ## export the averaged checkpoint of RUN to BUNDLE
-	$(DEV)/bin/python -m export $(RUN)/averaged --out $(BUNDLE)
+export: $(DEV)/ready  ## export RUN to BUNDLE, with the options ARGS
+	$(DEV)/bin/sightline export $(RUN) --out $(BUNDLE) $(ARGS)
 
 zoo: $(DEV)/ready  ## train, score and export all systems, or SYSTEMS, on ZOO_DATA (many hours); repeat to resume
-	$(DEV)/bin/python -m model zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
+	$(DEV)/bin/sightline train zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
 	$(DEV)/bin/python -m export zoo runs/zoo --out runs/zoo-bundles --half-weights
 
 ##@ Develop

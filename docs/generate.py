@@ -23,6 +23,8 @@ from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.configurations import check_configuration
 from export.families.table import FAMILIES_BY_KIND
+from model.training.names import TASK_NAMES
+from model.training.options import OPTIONS
 from service import bundle
 from service.app import create_app
 from service.bundle import Manifest
@@ -58,6 +60,7 @@ def make_parts() -> dict[str, str]:
         "runbook": runbook_sections(),
         "results": result_tables(schemas),
         "commands": command_sections(),
+        "training": training_table(),
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
         "repositories": repositories_table(),
@@ -94,7 +97,16 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
     sections = []
-    for words in ([], *([name] for name in COMMANDS), ["models", "get"], ["models", "check"], ["load", "compare"]):
+    for words in (
+        [],
+        *([name] for name in COMMANDS),
+        ["train", "translation"],
+        ["train", "zoo"],
+        ["train", "sample"],
+        ["models", "get"],
+        ["models", "check"],
+        ["load", "compare"],
+    ):
         printed = io.StringIO()
         with (
             mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}),
@@ -104,6 +116,21 @@ def command_sections() -> str:
             sightline([*words, "--help"])
         sections.append(f"## `{' '.join(['sightline', *words])}`\n\n```text\n{printed.getvalue().strip()}\n```")
     return "\n\n".join(sections)
+
+
+def training_table() -> str:
+    """Return the options of `sightline train TASK`."""
+    rows = [
+        (
+            f"`{option.name}`<br>`{option.flag}`",
+            "all" if option.tasks == TASK_NAMES else ", ".join(option.tasks),
+            option.allowed,
+            option.shown_default,
+            option.text,
+        )
+        for option in OPTIONS
+    ]
+    return table(("key and flag", "tasks", "values", "default", "description"), rows)
 
 
 def families_table() -> str:

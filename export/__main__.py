@@ -23,11 +23,13 @@ Action = Callable[[argparse.Namespace], BaseModel]
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.description = "Export a checkpoint as a verified bundle: a training run, or a checkpoint of others."
-    parser.epilog = "example: %(prog)s runs/multi30k-en-de/averaged --out bundles/multi30k-en-de"
+    parser.epilog = "example: %(prog)s runs/multi30k-en-de --out bundles/multi30k-en-de"
     parser.add_argument(
         "checkpoint",
         type=Path,
-        help="folder of a training run, a Hugging Face model or a Firefox translation model, or a GGUF file",
+        help="folder of a training run or of one of its checkpoints, a Hugging Face model or a Firefox translation "
+        "model, or a GGUF file; a run has the averaged checkpoint exported, or, before its end, the mean of its last "
+        "epochs",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLE", help="folder to write or replace")
     parser.add_argument(
@@ -47,12 +49,15 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
     """Add the options of exports and imports that describe a model or limit it."""
     parser.add_argument("--name", help="model name in requests (default: the folder name of BUNDLE)")
     parser.add_argument("--description", help="description of the model (default: that of the existing bundle)")
-    parser.add_argument("--license", help="license of the weights (default: that of the existing bundle)")
+    parser.add_argument(
+        "--license", help="license of the weights (default: that given to the training, or of the existing bundle)"
+    )
     parser.add_argument(
         "--languages",
         nargs=2,
         metavar=("SOURCE", "TARGET"),
-        help="ISO 639-1 codes of source and target language (default: those of the existing bundle)",
+        help="BCP 47 tags of source and target language, such as en and de-CH (default: those of the training, or of "
+        "the existing bundle)",
     )
     parser.add_argument(
         "--unit",
@@ -111,7 +116,7 @@ def _add_zoo(parser: argparse.ArgumentParser) -> None:
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.description = "Compare a bundle in ONNX Runtime with the checkpoint from which it was exported."
-    parser.epilog = "example: %(prog)s bundles/multi30k-en-de --checkpoint runs/multi30k-en-de/averaged"
+    parser.epilog = "example: %(prog)s bundles/multi30k-en-de --checkpoint runs/multi30k-en-de"
     parser.add_argument("bundle", type=Path, help="folder of the bundle")
     parser.add_argument("--checkpoint", type=Path, required=True, help="checkpoint from which the bundle was exported")
     parser.add_argument("--kind", choices=get_args(Kind), help="kind of the checkpoint (default: that of the manifest)")

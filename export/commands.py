@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from export.card import CARD, write_card
 from export.convert.bundles import Text, half_bundle, quantize_bundle
 from export.convert.quality import ParallelText
 from export.convert.text_quality import PlainText, text_ids
@@ -32,6 +34,7 @@ from export.options import (
 )
 from export.pipeline import Exported, export_checkpoint, verify_bundle
 from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
+from export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
 from model.data.text import numbered_sentences
 from model.data.tokenizer import encode_lines, read_tokenizer
@@ -58,30 +61,69 @@ def export(arguments: argparse.Namespace) -> Verification | Quantization:
     Raises:
         UsageError: the bundle would replace its checkpoint.
     """
-    arguments.checkpoint = averaged_checkpoint(arguments.checkpoint)
-    source, out = arguments.checkpoint.resolve(), arguments.out.resolve()
-    if source.is_relative_to(out) or (source.is_dir() and out.is_relative_to(source)):
-        raise UsageError(f"--out {arguments.out} would replace the checkpoint {source}; name another folder")
-    clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    kind: Kind = arguments.kind or detect_kind(arguments.checkpoint)
-    if kind == "gguf":
-        with converted(arguments.checkpoint) as (folder, provenance):
-            arguments.checkpoint = folder
-            return export_folder(arguments, "huggingface", provenance)
-    if kind != "training":
-        return export_folder(arguments, kind)
-    metadata = metadata_of(arguments)
+    out: Path = arguments.out
+    _check_apart(arguments.checkpoint, out)
+    clean_up(out)  # before the metadata of the existing bundle is read
+    with run_checkpoint(arguments.checkpoint) as (checkpoint, note):
+        _print_note(note)
+        _check_apart(checkpoint, out)
+        arguments.checkpoint = checkpoint
+        kind: Kind = arguments.kind or detect_kind(checkpoint)
+        if kind == "gguf":
+            with converted(checkpoint) as (folder, provenance):
+                arguments.checkpoint = folder
+                return export_folder(arguments, "huggingface", provenance)
+        record = read_record(checkpoint)
+        if kind != "training":
+            result = export_folder(arguments, kind, record=record)
+        else:
+            metadata = metadata_of(arguments, _recorded(arguments, record))
 
-    def write(bundle: Path) -> Exported:
-        return _export_run(arguments, arguments.checkpoint, bundle, metadata, arguments.ops)
+            def write(bundle: Path) -> Exported:
+                return _export_run(arguments, checkpoint, bundle, metadata, arguments.ops)
 
-    return _write(arguments, FLOAT32_BITS, write)
+            result = _write(arguments, FLOAT32_BITS, write)
+    if record is not None and not write_card(out, record):
+        _print_note(f"{out / CARD} was not written by this command, so it is kept")
+    return result
 
 
-def averaged_checkpoint(path: Path) -> Path:
-    """Return the averaged checkpoint of a folder of a training run, or the path itself."""
-    averaged = path / "averaged"
-    return averaged if averaged.is_dir() and not (path / "config.json").exists() else path
+def _recorded(arguments: argparse.Namespace, record: RunRecord | None) -> dict[str, Any]:
+    """Return the fields of the metadata that the record of a training determines.
+
+    Raises:
+        UsageError: the languages of the training are not language tags, and no option names them.
+    """
+    if record is None:
+        return {}
+    known: dict[str, Any] = {"chat": None}  # `export.describe` has the format of the training
+    if record.license:
+        known["license"] = record.license
+    if record.task not in (None, "translation"):
+        known["languages"] = None  # the bundle that is replaced may be another model
+    elif record.task and record.source and record.target and not arguments.languages:
+        try:
+            known["languages"] = languages_of((record.source, record.target))
+        except UsageError as error:
+            raise UsageError(f"{error}; name the languages with --languages SOURCE TARGET") from None
+    return known
+
+
+def _print_note(note: str) -> None:
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _check_apart(checkpoint: Path, out: Path) -> None:
+    """Check that a bundle does not replace its checkpoint.
+
+    Raises:
+        UsageError: one folder contains the other.
+    """
+    source, resolved = checkpoint.resolve(), out.resolve()
+    is_inside = source.is_dir() and not is_run(source) and resolved.is_relative_to(source)
+    if source.is_relative_to(resolved) or is_inside:
+        raise UsageError(f"--out {out} would replace the checkpoint {source}; name another folder")
 
 
 @contextmanager
@@ -101,6 +143,7 @@ def export_folder(
     kind: Kind,
     provenance: Provenance = Provenance(),  # noqa: B008 - immutable
     cache: Path | None = None,
+    record: RunRecord | None = None,
 ) -> Verification | Quantization:
     """Export a folder that others wrote; see `_write` for the result.
 
@@ -109,9 +152,10 @@ def export_folder(
         kind: kind of the folder.
         provenance: location from which it was downloaded.
         cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
+        record: record of the training, if the folder belongs to a training run.
     """
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    metadata = dataclasses.replace(metadata_of(arguments), chat=None)
+    metadata = dataclasses.replace(metadata_of(arguments, _recorded(arguments, record)), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
     options = ExportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
@@ -295,10 +339,12 @@ def verify(arguments: argparse.Namespace) -> Verification:
     if kind == "training":
         sentences = _usable_sentences(arguments.bundle, _named(arguments.sentences), "--sentences")
     options = ExportOptions(sentences=tuple(sentences), tolerance=arguments.tolerance)
-    if arguments.checkpoint.suffix != ".gguf":
-        return verify_bundle(arguments.bundle, arguments.checkpoint, options, kind=kind)
-    with converted(arguments.checkpoint) as (folder, _):
-        return verify_bundle(arguments.bundle, folder, options, kind="huggingface")
+    if arguments.checkpoint.suffix == ".gguf":
+        with converted(arguments.checkpoint) as (folder, _):
+            return verify_bundle(arguments.bundle, folder, options, kind="huggingface")
+    with run_checkpoint(arguments.checkpoint) as (checkpoint, note):
+        _print_note(note)
+        return verify_bundle(arguments.bundle, checkpoint, options, kind=kind)
 
 
 def align(arguments: argparse.Namespace) -> Alignment:

@@ -24,7 +24,7 @@ from export.families.weights import Array, Weights
 from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs, build_graphs
 from export.options import ExportOptions
-from export.sources.chat_template import ChatTemplateError, read_chat_template
+from export.sources.chat_template import ChatTemplateError, convert, read_chat_template
 from export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
 from export.sources.firefox.marian_binary import open_marian, read_file
@@ -32,14 +32,16 @@ from export.sources.firefox.shortlist import Shortlist, parse_shortlist
 from export.sources.generation import Generation, after_forced_tokens, read_generation
 from export.sources.packed import packed_format
 from export.sources.reranker import read_reranker
+from export.sources.run_folder import RECORD, read_record
 from export.sources.sentence_transformers import SentenceOptions, read_sentence_options
 from export.sources.training_run import TrainingRun
 from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from export.tokenizers.languages import language_tag
 from export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
-from model.config import CausalConfig, ClassifierConfig, RecurrentConfig, architecture_of
+from model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
 from model.data import dialogues
-from model.data.tokenizer import prompt_tokenizer
+from model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
+from model.data.tokenizer import BOS, PAD, prompt_tokenizer
 from model.errors import UsageError
 from service.bundle import (
     ChatTemplate,
@@ -58,6 +60,8 @@ from service.bundle import (
 if TYPE_CHECKING:
     from model.architectures.recurrent import RecurrentModel
 
+# Embedding of models that are trained on pairs of similar texts.
+MEAN = Embedding(pooling="mean", normalize=True)
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
 
@@ -144,12 +148,13 @@ def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
             model, weights = trained.describe(config, run.tensors)
         except ImportFailedError as error:
             raise run.unusable(error) from error
-    generates = not isinstance(config, ClassifierConfig)
+    generates = not isinstance(config, ClassifierConfig | EncoderConfig)
+    chat, end_ids = _chat_of_run(run) if is_causal else (None, ())
     return Described(
         family=architecture_of(config),
         architecture=architecture_of(config),
         parameters=parameters,
-        tokens=Tokens(pad_id=config.pad_id, start_ids=(config.bos_id,), end_ids=(config.eos_id,)),
+        tokens=Tokens(pad_id=config.pad_id, start_ids=(config.bos_id,), end_ids=(*end_ids, config.eos_id)),
         limits=Limits(
             max_source_tokens=config.max_positions,
             max_target_tokens=config.max_positions if generates else 0,
@@ -165,8 +170,33 @@ def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
         tensors=None if is_recurrent else run.tensors,
         # The only task of an encoder-decoder is translation, of a corpus of sentences.
         training_unit="sentence" if generates and not is_causal else "text",
-        chat=chat_of(dialogues.CHAT) if is_causal else None,
+        chat=chat,
+        embedding=MEAN if isinstance(config, EncoderConfig) else None,
+        description="" if run.record is None else run.record.description,
     )
+
+
+def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]]:
+    """Return the chat template of a language model, and the token that ends a message.
+
+    Runs without a record were trained on dialogues of `model.data.dialogues`.
+
+    Raises:
+        ValueError: the tokenizer has no such token.
+    """
+    if run.record is None or run.record.has_dialogues is None:
+        return chat_of(dialogues.CHAT), ()
+    if not run.record.has_dialogues:
+        return None, ()
+    special = {token.content: id_ for id_, token in run.tokenizer.get_added_tokens_decoder().items() if token.special}
+    template = convert(CHAT_TEMPLATE, {"bos_token": BOS, "eos_token": IM_END, "pad_token": PAD})
+    missing = [name for name in (IM_START, IM_END) if name not in special]
+    if missing:
+        raise ValueError(
+            f"{run.path / TOKENIZER} has no special token {missing[0]}, but {RECORD} of the run says that it was "
+            "trained on dialogues; use the files of one run"
+        )
+    return template, (special[IM_END],)
 
 
 def chat_of(template: dialogues.ChatTemplate) -> ChatTemplate:
@@ -175,7 +205,8 @@ def chat_of(template: dialogues.ChatTemplate) -> ChatTemplate:
 
 
 def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
-    """Describe a Hugging Face checkpoint."""
+    """Describe a Hugging Face checkpoint, which may belong to a training run."""
+    record = read_record(folder.path)
     family = find_family(folder.config)
     tokenizers = read_or_convert_tokenizers(folder)
     input_names = (folder.json_object(f"{folder.module}{TOKENIZER_CONFIG}") or {}).get("model_input_names")
@@ -229,6 +260,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         training_unit=family.training_unit,
         generation=generation.defaults,
         notes=(*notes, *generation.notes, *_rotary_note(model, folder.config)),
+        description="" if record is None else record.description,
     )
     if model.predictions is not None:
         mask_id = _mask_id(folder, tokenizers.source)
@@ -239,7 +271,11 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         return replace(
             described, pair_template=reranker.template, notes=(*described.notes, *filter(None, [reranker.note]))
         )
-    return described if sentences is None else _with_embedding(described, folder, sentences)
+    if sentences is None:
+        return described
+    if record is not None and record.task == "encoder" and not folder.has("modules.json"):
+        sentences = replace(sentences, embedding=MEAN)
+    return _with_embedding(described, folder, sentences)
 
 
 def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, list[str]]:

@@ -24,7 +24,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 MEMORY_BYTES = 3 << 29  # beside the libraries, the files and the weights
 # Stacks and buffers of the threads of libraries, of which there is one for each processor.
 THREAD_BYTES = 16 << 20
-SECONDS = 30.0  # of a step, for small files
+SECONDS = 120.0  # of a step, for small files; a busy machine is several times slower than a quiet one
 SPEED = 20e6  # bytes per second that the slowest machine reads, parses and hashes
 CHECK_SPEED = 4e5  # the same of building and verifying graphs
 

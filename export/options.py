@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -113,7 +113,7 @@ class Recipe:
 
 
 def languages_of(codes: Sequence[str]) -> Languages:
-    """Return the languages of a translation model from two tags.
+    """Return the languages of a translation model from two BCP 47 tags.
 
     Raises:
         UsageError: a tag is not a language tag.
@@ -122,7 +122,9 @@ def languages_of(codes: Sequence[str]) -> Languages:
     try:
         return Languages(sources=(source,), targets=(target,))
     except ValidationError:
-        raise UsageError(f"languages must be BCP 47 tags such as en, got {source} and {target}") from None
+        raise UsageError(
+            f"languages must be BCP 47 tags such as en, de-CH or zh-Hans, got {source} and {target}"
+        ) from None
 
 
 def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
@@ -134,9 +136,16 @@ def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
     return BundleMetadata(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
 
 
-def metadata_of(arguments: argparse.Namespace) -> BundleMetadata:
-    """Return the metadata that options give, completed by those of the existing bundle."""
+def metadata_of(arguments: argparse.Namespace, known: Mapping[str, Any] | None = None) -> BundleMetadata:
+    """Return the metadata that options give, completed by those of the existing bundle.
+
+    Args:
+        arguments: options of the command.
+        known: fields that the record of the training has. Options precede them, and they precede
+            the existing bundle.
+    """
     present = _existing_metadata(arguments.out, arguments.name or arguments.out.resolve().name)
+    present = dataclasses.replace(present, **(known or {}))
     given: dict[str, Any] = {name: getattr(arguments, name) for name in ("description", "license")}
     given["training_unit"] = arguments.unit
     given["languages"] = languages_of(arguments.languages) if arguments.languages else None

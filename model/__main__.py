@@ -6,21 +6,28 @@ The options need no PyTorch, so that every installation has `--help`.
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
-from model.errors import EXIT_FAILED, EXIT_USAGE, exit_status
+from model.data.samples import DEFAULT_EXAMPLES, write_sample
+from model.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_status, is_out_of_memory
 from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
 from model.systems import PLAN, SYSTEMS
 from model.training.config import PRECISIONS, TrainConfig
+from model.training.names import TaskName
+from model.training.options import add_options, given_options, options_to_toml
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-def add_command(commands: Commands, name: str, action: str, text: str) -> argparse.ArgumentParser:
+def add_command(
+    commands: Commands, name: str, action: str, text: str, module: str = "model.commands"
+) -> argparse.ArgumentParser:
+    """Add a command whose action is a function of a module that needs PyTorch."""
     parser = commands.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.set_defaults(action=action)  # name of a function of `model.commands`
+    parser.set_defaults(action=action, module=module, parser=parser)
     return parser
 
 
@@ -28,11 +35,84 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors and tokenizer.json")
 
 
+# For each task, what the data are and an example.
+TASKS: Mapping[TaskName, tuple[str, str]] = {
+    "translation": ("pairs of source and target", "data/pairs --source en --target de --run runs/en-de"),
+    "classification": ("texts with labels", "data/messages.csv --run runs/messages"),
+    "language-model": ("texts, or dialogues as chat APIs have them", "data/dialogues.jsonl --run runs/chat"),
+    "encoder": ("pairs of similar texts, for an embedding model", "data/pairs.tsv --run runs/search"),
+}
+
+
 def add_train(commands: Commands) -> None:
-    text = "train a model; run the same command again to resume"
-    parser = add_command(commands, "train", "train", text)
-    parser.description = "Train a model from a folder of data; run the same command again to resume."
-    parser.epilog = "example: %(prog)s data/multi30k --run runs/multi30k-en-de"
+    text = "train a model on your own data, or the systems of the attention study"
+    parser = commands.add_parser("train", help=text)
+    parser.description = "Train a model; run the same command again to resume."
+    parser.epilog = f"example: %(prog)s classification {TASKS['classification'][1]}"
+    tasks = parser.add_subparsers(required=True, metavar="TASK")
+    for task, (data, example) in TASKS.items():
+        add_task(tasks, task, data, example)
+    add_zoo(tasks)
+    add_sample(tasks)
+
+
+def add_task(tasks: Commands, task: TaskName, data: str, example: str) -> None:
+    """Add the command that trains a model for a task."""
+    text = f"train on {data}"
+    parser = add_command(tasks, task, "train", text, "model.train_command")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(task=task)
+    parser.usage = "%(prog)s DATA --run RUN [OPTION ...]"
+    parser.description = f"Train a model on {data}; run the same command again to resume."
+    parser.epilog = f"example: %(prog)s {example}"
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        type=Path,
+        nargs="?",
+        help="folder with train and, optionally, dev and test (.jsonl, .csv, .tsv), or one file that is divided",
+    )
+    parser.add_argument("--run", type=Path, help="folder for checkpoints and log, created if missing (required)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options, which flags override")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print all options with their defaults as TOML, and train nothing"
+    )
+    add_options(parser, task)
+
+
+def add_sample(commands: Commands) -> None:
+    text = "write sample data for a task, to try it or to see the format"
+    parser = commands.add_parser("sample", help=text)
+    parser.description = f"{text[0].upper()}{text[1:]}. The texts are made by rules."
+    parser.epilog = "example: %(prog)s classification data/messages"
+    parser.set_defaults(action="print_sample", parser=parser)
+    parser.add_argument("task", choices=TASKS, metavar="TASK", help=f"one of {', '.join(TASKS)}")
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="folder for train, dev and test, created if missing"
+    )
+    defaults = ", ".join(f"{number:,} for {task}" for task, number in DEFAULT_EXAMPLES.items())
+    parser.add_argument("--examples", type=int, help=f"number of examples in train (default: {defaults})")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the texts (default: 1)")
+
+
+def print_sample(arguments: argparse.Namespace) -> None:
+    """Write sample data and print what was written."""
+    written = write_sample(arguments.task, arguments.folder, arguments.examples, arguments.seed)
+    numbers = ", ".join(f"{number:,} in {name}.jsonl" for name, number in written.items())
+    sys.stdout.write(f"wrote {numbers} of {arguments.folder}\n")
+
+
+def print_config(arguments: argparse.Namespace) -> None:
+    """Print the configuration file of a task, with the options that are given."""
+    sys.stdout.write(options_to_toml(arguments.task, given_options(arguments, arguments.task)))
+
+
+def add_system(commands: Commands) -> None:
+    text = "train a system of the attention study with settings of your own"
+    parser = add_command(commands, "system", "train_system", text)
+    parser.description = "Train a system of the attention study; run the same command again to resume."
+    parser.epilog = "example: %(prog)s transformer data/multi30k --run runs/multi30k-en-de"
+    parser.add_argument("system", choices=SYSTEMS, metavar="NAME", help=f"one of {', '.join(SYSTEMS)}")
     parser.add_argument(
         "data",
         type=Path,
@@ -41,7 +121,6 @@ def add_train(commands: Commands) -> None:
         "classification; not accepted by chat systems, which generate their data",
     )
     parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and log, created if missing")
-    parser.add_argument("--system", choices=SYSTEMS, default="transformer", help="name of the system to train")
     parser.add_argument(
         "--model",
         nargs="+",
@@ -52,6 +131,9 @@ def add_train(commands: Commands) -> None:
     )
     for field in dataclasses.fields(TrainConfig):
         option = f"--{field.name.replace('_', '-')}"
+        if isinstance(field.default, bool):
+            parser.add_argument(option, action="store_true", default=argparse.SUPPRESS, help="default: no")
+            continue
         parser.add_argument(
             option, type=type(field.default), default=argparse.SUPPRESS, help="default: depends on the system"
         )
@@ -65,24 +147,46 @@ def _field(text: str) -> tuple[str, str]:
 
 
 def add_evaluate(commands: Commands) -> None:
-    parser = add_command(
-        commands, "evaluate", "evaluate", "translate a test set by reference beam search and compute BLEU and chrF"
+    text = "compute the metrics of a trained model on data that it was not trained on"
+    parser = add_command(commands, "evaluate", "evaluate", text, "model.train_command")
+    parser.description = (
+        "Compute the metrics of a trained model: BLEU and chrF of translations, accuracy and F1 of labels, perplexity "
+        "of texts, recall of similar texts."
     )
-    add_checkpoint(parser)
+    parser.epilog = "example: %(prog)s runs/messages"
+    parser.set_defaults(data=None)
     parser.add_argument(
-        "data", type=Path, help="folder with SPLIT.SOURCE, SPLIT.TARGET and, optionally, SPLIT.lc.norm.tok.TARGET"
+        "checkpoint", metavar="RUN", type=Path, help="folder of a run, or of one of its checkpoints such as RUN/best"
+    )
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        type=Path,
+        nargs="?",
+        default=argparse.SUPPRESS,
+        help="file, or folder of which the part test, or else dev, is used (default: the data of the training)",
     )
     parser.add_argument(
         "--split",
         default=argparse.SUPPRESS,
-        help=f"first part of the file names (default: {TEST_SPLIT} if DATA has its files, otherwise val)",
+        help="only for translation: first part of the names of two files in DATA, such as val for val.en and val.de "
+        f"(default: {TEST_SPLIT} if DATA has its files)",
     )
-    parser.add_argument("--source", default="en", help="file extension of the source language")
-    parser.add_argument("--target", default="de", help="file extension of the target language")
-    parser.add_argument("--num-beams", type=int, default=5, help="number of beams")
+    for side in ("source", "target"):
+        parser.add_argument(
+            f"--{side}",
+            metavar="TAG",
+            default=argparse.SUPPRESS,
+            help=f"language of the {side}s, which is the ending of their file (default: that of the training)",
+        )
+    parser.add_argument("--num-beams", type=int, default=5, help="number of beams of translation")
     parser.add_argument("--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score")
-    parser.add_argument("--limit", type=int, help="evaluate only the first LIMIT sentences")
-    parser.add_argument("--json", type=Path, help="also write the scores and the translations to this file")
+    parser.add_argument(
+        "--limit", type=int, default=argparse.SUPPRESS, help="evaluate only the first LIMIT examples (default: all)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", default=argparse.SUPPRESS, help="also write the metrics and outputs here"
+    )
 
 
 def add_accuracy(commands: Commands) -> None:
@@ -137,25 +241,35 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_train(commands)
     add_evaluate(commands)
+    add_system(commands)
     add_accuracy(commands)
     add_recall(commands)
     add_zoo(commands)
-    parsed = parser.parse_args(arguments)
-    from model import commands as actions  # needs PyTorch, which `--help` and wrong options do not
-
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if parsed.action == "train" and not parsed.print_config:
+        missing = [name for name, value in (("DATA", parsed.data), ("--run", parsed.run)) if value is None]
+        if missing:
+            parsed.parser.error(f"the following arguments are required: {', '.join(missing)}")
     try:
-        getattr(actions, parsed.action)(parsed)
-    except (OSError, ValueError) as error:
+        if parsed.action == "print_sample":
+            print_sample(parsed)
+        elif parsed.action == "train" and parsed.print_config:
+            print_config(parsed)
+        else:  # the module needs PyTorch, which `--help` and wrong options do not
+            getattr(import_module(parsed.module), parsed.action)(parsed)
+    except (OSError, ValueError, Interrupted) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
     except RuntimeError as error:
-        if not actions.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         message = str(error).splitlines()[0]
         print(f"error: out of memory; use a smaller model or a smaller --batch-tokens: {message}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        print("error: interrupted; finished epochs are kept, run the same command again to resume", file=sys.stderr)
+        print("error: interrupted; checkpoints are kept, run the same command again to resume", file=sys.stderr)
         return 130
     return 0
 

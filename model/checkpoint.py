@@ -1,7 +1,7 @@
 """Reading and writing of checkpoints.
 
-A checkpoint is a folder with `config.json`, `weights.safetensors` and `tokenizer.json`. No file is
-pickled.
+A checkpoint is a folder with `config.json`, `weights.safetensors` and `tokenizer.json`. That of a
+model that others trained first has the layout of Hugging Face. No file is pickled.
 """
 
 import json
@@ -18,9 +18,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.architectures.factory import Model, TranslationModel, build_model
-from model.config import ModelConfig, architecture_of, model_config_to_json
+from model.config import ModelConfig, PretrainedConfig, architecture_of, model_config_to_json
+from model.data.pretrained import WEIGHTS as PRETRAINED_WEIGHTS
+from model.data.pretrained import checkpoint_texts
 from model.errors import UsageError
-from model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts
+from model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts, weights_file
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -42,7 +44,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
             kept.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {"facts": json.dumps(dict(facts or {}))}
+    metadata = {"facts": json.dumps(dict(facts or {})), "format": "pt"}  # the format is for transformers
     with _replacing(path) as temporary:
         mode = temporary.stat().st_mode
         try:
@@ -98,11 +100,16 @@ def _damaged(path: Path, error: SafetensorError) -> ValueError:
 def save_checkpoint(
     folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint, with `facts` (epoch, loss, ...) in the header of the weights file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_text(folder / CONFIG, model_config_to_json(config))
-    replace_text(folder / TOKENIZER, tokenizer.read_text(encoding="utf-8"))
-    save_tensors(folder / WEIGHTS, weights, facts)
+    """Write a checkpoint, with `facts` (epoch, loss, ...) in the header of the weights file.
+
+    A model that others trained first is written in the layout of Hugging Face.
+    """
+    is_pretrained = isinstance(config, PretrainedConfig)
+    texts = checkpoint_texts(config) if isinstance(config, PretrainedConfig) else {CONFIG: model_config_to_json(config)}
+    for name, text in {**texts, TOKENIZER: tokenizer.read_text(encoding="utf-8")}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_text(folder / name, text)
+    save_tensors(folder / (PRETRAINED_WEIGHTS if is_pretrained else WEIGHTS), weights, facts)
 
 
 def load_checkpoint(folder: Path) -> tuple[TranslationModel, Tokenizer]:
@@ -133,7 +140,7 @@ def load_model(folder: Path) -> tuple[Model, Tokenizer]:
     config, tokenizer = load_parts(folder)
     model = build_model(config)
     try:
-        model.load_state_dict(load_tensors(folder / WEIGHTS))
+        model.load_state_dict(load_tensors(weights_file(folder)))
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"{folder} is not a checkpoint of this version of Sightline: {one_line(error)}; train it again"

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.checkpoint import load_checkpoint, load_metadata, load_model, replace_text
@@ -23,13 +21,12 @@ from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
 from model.evaluation.recall import greedy_answers, recall
 from model.parts import WEIGHTS
 from model.systems import PLAN, SYSTEMS, System
-from model.training.classification import CLASSIFICATION
 from model.training.config import Precision, TrainConfig, read_train_config
+from model.training.tasks import VALIDATION_SPLITS, read_system_data
 from model.training.trainer import Trainer
-from model.training.translation import TRANSLATION
 
 
-def train(arguments: argparse.Namespace) -> None:
+def train_system(arguments: argparse.Namespace) -> None:
     system, changes = SYSTEMS[arguments.system], dict(arguments.model)
     data = _training_data(arguments.system, arguments.data)
 
@@ -43,8 +40,9 @@ def train(arguments: argparse.Namespace) -> None:
         make_config(config.vocab_size)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    trainer = Trainer(arguments.run, config, system.task, data, make_config)
-    vocab_size = trainer.tokenizer.get_vocab_size()
+    prepared, model_config = read_system_data(system.task_name, data, arguments.run, config, make_config)
+    trainer = Trainer(arguments.run, config, system.task, prepared, model_config)
+    vocab_size = model_config.vocab_size
     if vocab_size < config.vocab_size:
         print(
             f"note: the vocabulary has {vocab_size} tokens instead of vocab_size ({config.vocab_size}), because the "
@@ -64,21 +62,34 @@ def _training_data(name: str, data: Path | None) -> Path:
     if generates_data and data is not None:
         raise UsageError(f"the system {name} generates its training data; remove the argument {data}")
     if not generates_data and data is None:
-        raise UsageError(f"the system {name} needs a folder of training data: python -m model train DATA --run RUN")
+        raise UsageError(
+            f"the system {name} needs a folder of training data: python -m model system {name} DATA --run RUN"
+        )
     return data or Path()
 
 
-def evaluate(arguments: argparse.Namespace) -> None:
-    checkpoint, data, target = arguments.checkpoint, arguments.data, arguments.target
-    split = getattr(arguments, "split", None)
-    settings = arguments.num_beams, arguments.length_penalty, arguments.limit
-    scores, report = evaluated(checkpoint, data, split, arguments.source, target, *settings)
+def evaluate_split(
+    arguments: argparse.Namespace, checkpoint: Path, split: str | None, source: str, target: str
+) -> None:
+    """Print the scores of translations of two files of a folder, in two ways of counting words.
+
+    Args:
+        arguments: options of the command.
+        checkpoint: folder of the checkpoint.
+        split: first part of the names of the files; by default those of Multi30k.
+        source: ending of the file of sources.
+        target: ending of the file of references.
+    """
+    data, limit = arguments.data, getattr(arguments, "limit", None)
+    scores, report = evaluated(
+        checkpoint, data, split, source, target, arguments.num_beams, arguments.length_penalty, limit
+    )
     tokenised = f"BLEU {scores.tokenised_bleu}"
     if scores.tokenised_bleu is None:
         tokenised = f"not computed, because {tokenised_path(data, report['split'], target)} is missing"
     print(f"tok-lc: {tokenised}")
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
-    if arguments.json is not None:
+    if hasattr(arguments, "json"):
         write_json(arguments.json, report)
 
 
@@ -89,7 +100,7 @@ def _default_split(data: Path, source: str, target: str) -> str:
         FileNotFoundError: the folder has neither; the message names the missing files.
     """
     missing = list[Path]()
-    for split in (TEST_SPLIT, TRANSLATION.validation_split):
+    for split in (TEST_SPLIT, VALIDATION_SPLITS["translation"]):
         absent = [path for path in (data / f"{split}.{source}", data / f"{split}.{target}") if not path.is_file()]
         if not absent:
             if missing:
@@ -102,8 +113,8 @@ def _default_split(data: Path, source: str, target: str) -> str:
         missing += absent
     raise FileNotFoundError(
         f"no test set: missing {', '.join(map(str, missing))}; add SPLIT.{source} and SPLIT.{target} with one sentence "
-        "per line to the folder and name them with --split SPLIT (make evaluate SPLIT=...), or change --source and "
-        "--target"
+        "per line to the folder and name them with --split SPLIT "
+        "(make evaluate ARGS='--split SPLIT'), or change --source and --target"
     )
 
 
@@ -194,17 +205,13 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
     path = run / "scores.json"
     if path.exists():
         return
-    Trainer(run, config, system.task, data, system.make_config).fit()
+    prepared, model_config = read_system_data(system.task_name, data, run, config, system.make_config)
+    Trainer(run, config, system.task, prepared, model_config).fit()
     checkpoint = run / "averaged"
-    if system.task is TRANSLATION:
+    if system.task_name == "translation":
         _, report = evaluated(checkpoint, data, TEST_SPLIT, config.source, config.target)
-    elif system.task is CLASSIFICATION:
-        report = accuracy_report(checkpoint, data, system.task.validation_split)
+    elif system.task_name == "classification":
+        report = accuracy_report(checkpoint, data, VALIDATION_SPLITS["classification"])
     else:
         report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
     write_json(path, report)
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return True for an allocation failure of PyTorch, which has no exception class on a CPU."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -93,12 +93,24 @@ class TransformerConfig(StackConfig):
 
 
 @dataclass(frozen=True)
-class ClassifierConfig(StackConfig):
-    """Configuration of a Transformer encoder that classifies text."""
+class EncoderOnlyConfig(StackConfig):
+    """Configuration fields of a Transformer encoder without a decoder."""
 
     encoder_layers: Size = 2
     word_dropout: Probability = 0.0  # probability that a token is dropped in training
+
+
+@dataclass(frozen=True)
+class EncoderConfig(EncoderOnlyConfig):
+    """Configuration of a Transformer encoder that computes one vector for a text."""
+
+
+@dataclass(frozen=True)
+class ClassifierConfig(EncoderOnlyConfig):
+    """Configuration of a Transformer encoder that classifies text."""
+
     labels: tuple[str, ...] = ("negative", "positive")
+    multi_label: bool = False  # a text has any number of labels, also none; otherwise exactly one
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,6 +184,49 @@ class RecurrentConfig(ModelConfig):
         return self.encoder_size * (2 if self.bidirectional else 1)
 
 
+PretrainedTask = Literal["classification", "encoder", "language-model"]
+Pooling = Literal["mean", "first", "last", "max"]
+
+
+@dataclass(frozen=True)
+class PretrainedConfig(ModelConfig):
+    """Configuration of a model in the layout of Hugging Face, see `model.data.pretrained`.
+
+    The fields of `ModelConfig` follow from config.json and the tokenizer, but may then be changed:
+    `dropout` is that of hidden states, or of attention weights if the family has no other.
+    `pad_id` differs from `pad_token_id` of a language model if that also ends a text, because
+    targets with the padding id are not part of the loss.
+    """
+
+    task: PretrainedTask = "encoder"
+    fields: dict[str, Any] = field(default_factory=dict)  # content of config.json
+    files: dict[str, str] = field(default_factory=dict)  # contents of other text files of the checkpoint
+    labels: tuple[str, ...] = ()  # of a classifier
+    multi_label: bool = False  # a text has any number of labels
+    pooling: Pooling = "mean"  # of an encoder: how hidden states become a vector
+    has_pooler: bool = False  # an encoder keeps the pooler of its checkpoint, which has no effect on its vectors
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if max(self.pad_id, self.bos_id, self.eos_id) >= self.vocab_size:
+            raise ValueError(
+                f"{', '.join(SPECIAL_IDS)} must be less than vocab_size ({self.vocab_size}), got "
+                f"{self.pad_id}, {self.bos_id}, {self.eos_id}"
+            )
+        if self.task == "classification" and len(set(self.labels)) < max(2, len(self.labels)):
+            raise ValueError(f"labels must be two or more different strings, got {self.labels}")
+
+    @property
+    def family(self) -> str:
+        """`model_type` of config.json, such as "bert"."""
+        return str(self.fields.get("model_type", ""))
+
+    def value(self, key: str, default: Any) -> Any:
+        """Return a value of config.json, the default if it is missing or null."""
+        found = self.fields.get(key)
+        return default if found is None else found
+
+
 Config = TypeVar("Config", bound=ModelConfig)
 
 
@@ -191,7 +246,7 @@ def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
     fields = {
         name: value
         for name, value in dataclasses.asdict(config).items()
-        if name not in ("vocab_size", *SPECIAL_IDS) and not isinstance(value, tuple)
+        if name not in ("vocab_size", "multi_label", *SPECIAL_IDS) and not isinstance(value, tuple | dict)
     }
     return dataclasses.replace(config, **{name: _read(name, text, fields) for name, text in changes.items()})
 
@@ -214,6 +269,8 @@ MODELS: dict[str, type[ModelConfig]] = {
     "recurrent": RecurrentConfig,
     "classifier": ClassifierConfig,
     "causal": CausalConfig,
+    "encoder": EncoderConfig,
+    "pretrained": PretrainedConfig,
 }
 
 

@@ -39,6 +39,8 @@ class Limits:
 # Types of fields. `check_fields` enforces their limits whenever a configuration is created.
 Size: TypeAlias = Annotated[int, Limits(1, 2**20)]
 Count: TypeAlias = Annotated[int, Limits(1)]
+Limit: TypeAlias = Annotated[int, Limits(0)]  # 0 means no limit, or a default
+Minutes: TypeAlias = Annotated[float, Limits(0.0)]
 TokenId: TypeAlias = Annotated[int, Limits(0)]
 Seed: TypeAlias = Annotated[int, Limits(0, 2**32 - 1)]
 # A dropout near 1 would leave nothing to learn from.
@@ -62,6 +64,9 @@ def check_fields(config: Any) -> None:
         elif get_origin(kind) is tuple:
             if type(value) is not tuple or not all(type(part) is str for part in value):
                 raise ValueError(f"{name} must be a list of strings, got {value!r}")
+        elif get_origin(kind) is dict:
+            if type(value) is not dict:
+                raise ValueError(f"{name} must be an object, got {value!r}")
         elif type(value) is not kind and (kind, type(value)) != (float, int):
             raise ValueError(f"{name} must be of type {kind.__name__}, got {value!r}")
         if kind is float and not math.isfinite(value):

@@ -5,21 +5,32 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from model.config import ModelConfig, read_model_config
+from model.data import pretrained
+from model.data.pretrained import is_pretrained, read_pretrained
 from model.data.tokenizer import check_tokenizer, read_tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
 
 
+def weights_file(folder: Path) -> Path:
+    """Return the path of the weights of a checkpoint of Sightline or of Hugging Face."""
+    return folder / (pretrained.WEIGHTS if is_pretrained(folder) else WEIGHTS)
+
+
 def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
     """Read the configuration and the tokenizer of a checkpoint.
+
+    A checkpoint of a model that others trained first has the layout of Hugging Face.
 
     Raises:
         FileNotFoundError: one of the three files is missing; the message names it.
         ValueError: a file cannot be read, or the configuration does not match the tokenizer.
     """
+    if is_pretrained(folder):
+        return read_pretrained(folder)
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
-            trained = [part for part in ("averaged", "best") if (folder / part / WEIGHTS).is_file()]
+            trained = [part for part in ("averaged", "best") if weights_file(folder / part).is_file()]
             hint = f"; use {folder / trained[0]}" if trained else ""
             raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}{hint}")
     try:

@@ -84,7 +84,7 @@ class System:
     corpus: Corpus = MULTI30K
 
     @property
-    def task(self) -> "Task[Any, Any, Any]":
+    def task(self) -> "Task[Any, Any]":
         """The task, whose losses need PyTorch."""
         from model.training.tasks import TASKS
 

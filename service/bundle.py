@@ -206,7 +206,8 @@ class Alignment(_Part):
     sentences: int  # number of source sentences that were translated for the choice
 
 
-LanguageCode = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
+# A language with any subtags, such as "en", "de-CH" or "zh-Hans", or a private tag: "x-elvish".
+LanguageCode = Annotated[str, Field(pattern=r"^([a-z]{2,3}(-[A-Za-z0-9]{1,8})*|x(-[A-Za-z0-9]{1,8})+)$")]
 PrefixIds = dict[LanguageCode, tuple[int, ...]]
 
 

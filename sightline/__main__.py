@@ -31,10 +31,11 @@ def serve(parser: Parser, arguments: Sequence[str]) -> int:
     return serve_main(arguments, parser)
 
 
-def train(parser: Parser, arguments: Sequence[str]) -> int:
-    from model.__main__ import run as run_model
+def model(command: str, parser: Parser, arguments: Sequence[str]) -> int:
+    """Run a command of `python -m model`."""
+    from model.__main__ import run
 
-    return run_model(Parser(prog="sightline"), ["train", *arguments])
+    return run(Parser(prog="sightline"), [command, *arguments])
 
 
 def export(command: str, parser: Parser, arguments: Sequence[str]) -> int:
@@ -83,7 +84,8 @@ COMMANDS = {
     ),
     "keys": Command(keys, "add, list and remove API keys", "cpu"),
     "load": Command(load, "measure a running service under load, or compare two such runs"),
-    "train": Command(train, "train a model", "train"),
+    "train": Command(partial(model, "train"), "train a model on your own data", "train"),
+    "evaluate": Command(partial(model, "evaluate"), "compute the metrics of a trained model", "train"),
     "export": Command(
         partial(export, "export"), "export a training run, or import a model of others, as a bundle", "cpu,train"
     ),

@@ -15,7 +15,7 @@ from model.evaluation.bleu import moses_lines, read_test_set
 from model.evaluation.defaults import TEST_SPLIT
 from model.systems import PLAN
 from model.training.config import read_train_config
-from model.training.trainer import read_log
+from model.training.folder import read_log
 from study.bleu import corpus_bleu, statistics_of
 from study.changes import changes_table
 from study.headline import headline

@@ -13,14 +13,14 @@ from model.evaluation.bleu import read_test_set, score
 from model.evaluation.defaults import TEST_SPLIT
 from model.evaluation.share import Share
 from model.systems import MULTI30K, SST2
-from model.training.classification import CLASSIFICATION
+from model.training.tasks import VALIDATION_SPLITS
 from service.bundle import Manifest, read_manifest
 from study.runs import SOURCE, TARGET, translates
 from study.served import Served, serve
 from study.step import no_pictures
 
 NAME = "quality"
-DEV_SPLIT = CLASSIFICATION.validation_split
+DEV_SPLIT = VALIDATION_SPLITS["classification"]
 NUM_BEAMS = 5
 
 

@@ -21,11 +21,14 @@ import torch
 from bench.record import Result
 from model.config import read_model_config
 from model.data.dialogues import draw_examples
+from model.data.examples import MemoryExamples
 from model.data.text import read_lines
 from model.evaluation.defaults import TEST_SPLIT
 from model.systems import SYSTEMS, Corpus, bundle_name
 from model.training.config import PRECISIONS, Precision, read_train_config
-from model.training.trainer import Trainer, read_log
+from model.training.folder import read_log
+from model.training.tasks import read_system_data
+from model.training.trainer import Trainer
 from service.bundle import MANIFEST, read_bundle
 from service.machine import usable_threads
 from study.runs import SOURCE
@@ -61,7 +64,7 @@ class Training:
         self.trainer.config = dataclasses.replace(self.trainer.config, precision=precision)
         started = time.perf_counter()
         for batch in self.batches:
-            self.trainer.update(batch)
+            self.trainer.update([batch])
         return (time.perf_counter() - started) / len(self.batches)
 
 
@@ -152,12 +155,11 @@ def _log(run: Path) -> dict[str, Any]:
 def _resume(run: Path, name: str, data: Path) -> Training:
     system, config = SYSTEMS[name], read_train_config(run / "train.json")
     model_config = read_model_config(run / "config.json")
-    trainer = Trainer(
-        run, config, system.task, data / system.corpus.folder, lambda _: model_config, torch.device("cpu")
-    )
-    batches = system.task.batches(trainer.train_examples, config.batch_tokens, config.seed, model_config)
-    chosen = list(itertools.islice(batches, UPDATES))
-    trainer.train_examples = []  # those of all runs together would take a gigabyte
+    folder = data / system.corpus.folder
+    prepared, _ = read_system_data(system.task_name, folder, run, config, lambda _: model_config)
+    trainer = Trainer(run, config, system.task, prepared, model_config, torch.device("cpu"))
+    chosen = list(itertools.islice(trainer.batches(trainer.train_examples, epoch=1), UPDATES))
+    trainer.train_examples = MemoryExamples([])  # those of all runs together would take a gigabyte
     trainer.model.train()
     trainer.progress.step += 1  # the learning rate depends on it
     return Training(trainer, chosen, config.precision)

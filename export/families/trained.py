@@ -62,9 +62,13 @@ def _transformer(config: Config, tensors: Tensors) -> Description:
 
 
 def _classifier(config: Config, tensors: Tensors) -> Description:
+    head = Head("mean", "independent" if config.boolean("multi_label") else "classes")
+    return replace(_encoder(config, tensors), head=head, labels=tuple(config.get("labels")))
+
+
+def _encoder(config: Config, tensors: Tensors) -> Description:
     attention = (_attention(config, config.integer("num_heads")),) * config.integer("encoder_layers")
-    model = _describe(config, encoder=_stack(config, attention, pre_norm=False))
-    return replace(model, head=Head("mean", "classes"), labels=tuple(config.get("labels")))
+    return _describe(config, encoder=_stack(config, attention, pre_norm=False))
 
 
 def _causal(config: Config, tensors: Tensors) -> Description:
@@ -126,6 +130,7 @@ FAMILIES = {
     for family in (
         Family("transformer", ("Transformer",), _transformer, _modules),
         Family("classifier", ("Classifier",), _classifier, _modules),
+        Family("encoder", ("TextEncoder",), _encoder, _modules),
         Family("causal", ("CausalModel",), _causal, _modules),
     )
 }

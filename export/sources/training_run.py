@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.sources.checkpoint import FolderFiles, StoredTensor, Tensors
+from export.sources.run_folder import read_record
 from export.sources.safetensors_file import SafetensorsFile
 from model.parts import WEIGHTS, load_parts
 
@@ -35,6 +36,7 @@ class TrainingRun(FolderFiles):
         """
         super().__init__(path)
         self.config, self.tokenizer = load_parts(path)
+        self.record = read_record(path)
         try:
             file = SafetensorsFile(path / WEIGHTS, str(path / WEIGHTS))
         except ValueError as error:

@@ -1,14 +1,14 @@
 """Padded batches of examples of similar length, in an order determined by a seed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Pair = tuple[list[int], list[int]]  # source and target token ids, both ending with the end token
-LabelledExample = tuple[list[int], int]  # source token ids, ending with the end token, and the index of the label
+from model.data.examples import Example
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Padded token ids of sources (B, S), their lengths (B,) and label indices (B,)."""
+    """Padded token ids of sources (B, S), their lengths (B,) and labels.
+
+    Labels are indices (B,), or 0 and 1 for each label (B, C) if a text has any number of labels.
+    """
 
     source: Tensor
     source_lengths: Tensor
@@ -40,13 +43,15 @@ class LabelledBatch:
         return LabelledBatch(self.source.to(device), self.source_lengths.to(device), self.labels.to(device))
 
 
-def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Tensor:
+def pad(rows: Sequence[Sequence[int] | NDArray[np.int64]], pad_id: int) -> Tensor:
     """Pad token ids on the right to an int64 tensor (B, longest)."""
-    width = max(len(row) for row in rows)
-    return torch.tensor([list(row) + [pad_id] * (width - len(row)) for row in rows])
+    padded = np.full((len(rows), max(len(row) for row in rows)), pad_id, np.int64)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return torch.from_numpy(padded)
 
 
-def make_batch(pairs: Sequence[Pair], pad_id: int, bos_id: int) -> Batch:
+def make_batch(pairs: Sequence[Example], pad_id: int, bos_id: int) -> Batch:
     return Batch(
         source=pad([source for source, _ in pairs], pad_id),
         source_lengths=torch.tensor([len(source) for source, _ in pairs]),
@@ -55,46 +60,37 @@ def make_batch(pairs: Sequence[Pair], pad_id: int, bos_id: int) -> Batch:
     )
 
 
-def bucket(lengths: Sequence[tuple[int, ...]], batch_tokens: int, seed: int) -> list[list[int]]:
+def make_labelled_batch(examples: Sequence[Example], pad_id: int) -> LabelledBatch:
+    """Return a batch of texts with one label each."""
+    sources = [source for source, _ in examples]
+    labels = torch.tensor([int(label) for _, (label,) in examples])
+    return LabelledBatch(pad(sources, pad_id), torch.tensor([len(source) for source in sources]), labels)
+
+
+def bucket(sizes: NDArray[np.int32], batch_tokens: int, seed: int) -> list[NDArray[np.int64]]:
     """Group examples of similar length into batches.
 
     The seed determines the order of the batches and of examples with equal lengths.
 
     Args:
-        lengths: for each example, the number of tokens of each side. Examples are sorted by the
-            first side, then by the second.
+        sizes: (N, K), the number of tokens of each side of each example. Examples are sorted by the
+            first side, then by the next.
         batch_tokens: largest number of padded tokens of the longest side of a batch. A longer
             example is a batch of its own.
         seed: seed of the random order.
 
     Returns:
-        The batches, each a list of indices of examples.
+        The batches, each an array of indices of examples.
     """
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(lengths))
-    order = np.array(sorted(order, key=lambda i: lengths[i]))  # the sort is stable, so ties stay shuffled
-    batches: list[list[int]] = [[]]
-    longest = 0
-    for index in order:
-        longest = max(longest, *lengths[index])
-        if batches[-1] and longest * (len(batches[-1]) + 1) > batch_tokens:
-            batches.append([])
-            longest = max(lengths[index])
-        batches[-1].append(int(index))
-    rng.shuffle(batches)
+    order = rng.permutation(len(sizes))
+    order = order[np.lexsort(sizes[order].T[::-1])]  # the sort is stable, so ties stay shuffled
+    starts, longest, start = [0], 0, 0
+    for index, width in enumerate(sizes[order].max(axis=1).tolist()):
+        longest = max(longest, width)
+        if index > start and longest * (index - start + 1) > batch_tokens:
+            starts.append(index)
+            start, longest = index, width
+    batches = np.split(order, starts[1:])
+    rng.shuffle(batches)  # a list is shuffled in place
     return batches
-
-
-def iterate_batches(pairs: Sequence[Pair], batch_tokens: int, seed: int, pad_id: int, bos_id: int) -> Iterator[Batch]:
-    lengths = [(len(target), len(source)) for source, target in pairs]
-    for indices in bucket(lengths, batch_tokens, seed):
-        yield make_batch([pairs[i] for i in indices], pad_id, bos_id)
-
-
-def iterate_labelled(
-    examples: Sequence[LabelledExample], batch_tokens: int, seed: int, pad_id: int
-) -> Iterator[LabelledBatch]:
-    for indices in bucket([(len(source),) for source, _ in examples], batch_tokens, seed):
-        sources = [examples[i][0] for i in indices]
-        lengths, labels = torch.tensor([len(source) for source in sources]), [examples[i][1] for i in indices]
-        yield LabelledBatch(pad(sources, pad_id), lengths, torch.tensor(labels))

@@ -5,12 +5,14 @@ encoded and there is no unknown token. Encoding adds a leading space, so that a 
 token at the start of a sentence and within it; `decode_ids` removes the space.
 """
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from model.config import SPECIAL_IDS, ModelConfig
+from model.config import SPECIAL_IDS, ModelConfig, PretrainedConfig
+from model.errors import UsageError
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order of SPECIAL_IDS
@@ -20,18 +22,21 @@ SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order
 MAX_LEARNT_CHARACTERS = 10_000
 
 
-def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer on lines of both languages.
+def train_tokenizer(lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Train a tokenizer on lines of all languages.
 
     Args:
         lines: untokenized sentences; lines longer than `MAX_LEARNT_CHARACTERS` are skipped.
         vocab_size: number of tokens, including the special tokens and the 256 bytes; at least 259.
             The tokenizer has fewer tokens if the lines do not have enough pairs to merge.
+        special_tokens: further special tokens, such as those of a chat format. Their ids follow
+            those of `SPECIAL_TOKENS`. A text that contains their names is encoded as text.
 
     Raises:
         ValueError: vocab_size is too small.
     """
-    smallest = len(SPECIAL_TOKENS) + len(pre_tokenizers.ByteLevel.alphabet())
+    specials = [*SPECIAL_TOKENS, *special_tokens]
+    smallest = len(specials) + len(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < smallest:
         raise ValueError(f"vocab_size must be at least {smallest} (bytes and special tokens), got {vocab_size}")
     tokenizer = Tokenizer(models.BPE())
@@ -40,23 +45,30 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=specials,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator((line for line in lines if len(line) <= MAX_LEARNT_CHARACTERS), trainer)
-    # A source ends with the end token. The start token is an input of the decoder, not part of the
-    # text.
+    return _with_end_token(tokenizer)
+
+
+def _with_end_token(tokenizer: Tokenizer) -> Tokenizer:
+    """Make a tokenizer add the end token to a text, and encode names of special tokens as text.
+
+    The start token is an input of the decoder, not part of the text.
+    """
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))]
     )
-    # A special token that occurs in the text, such as "</s>", is encoded as text.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
-    """Read a `tokenizer.json` and set `encode_special_tokens`, which the file does not store.
+    """Read a `tokenizer.json` without its truncation and padding.
+
+    Special tokens in a text are encoded as text, which the file does not store.
 
     Raises:
         ValueError: the file is not a tokenizer.
@@ -65,17 +77,96 @@ def read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare exceptions
         raise ValueError(f"{path} is not a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+# Names of the special tokens in tokenizers of others, by our name.
+OTHER_NAMES: Mapping[str, Sequence[str]] = {
+    PAD: ("[PAD]", "<|pad|>", "<|padding|>"),
+    BOS: ("[CLS]", "<bos>", "[BOS]", "<|begin_of_text|>", "<|startoftext|>"),
+    EOS: ("[SEP]", "<eos>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
+}
+
+
+def adapt_tokenizer(
+    tokenizer: Tokenizer, task: str, special_tokens: Sequence[str] = ()
+) -> tuple[Tokenizer, int, int, int]:
+    """Adapt a tokenizer of others to training.
+
+    The padding, start and end token get the names of `SPECIAL_TOKENS` and keep their ids. Encoding
+    adds the end token to a text, and nothing else; names of special tokens in a text are text.
+
+    Args:
+        tokenizer: the tokenizer, which is not changed.
+        task: name of the task, for messages.
+        special_tokens: further special tokens that the task needs, such as those of a chat format.
+
+    Returns:
+        The adapted tokenizer, and the ids of the padding, the start and the end token.
+
+    Raises:
+        UsageError: a special token is missing, or the ids have gaps.
+    """
+    document = json.loads(tokenizer.to_str())
+    added = {token["content"]: token for token in document["added_tokens"] if token["special"]}
+    found, missing = dict[str, str](), list[str]()
+    for name in (*SPECIAL_TOKENS, *special_tokens):
+        candidates = (name, *OTHER_NAMES.get(name, ()))
+        known = next((one for one in candidates if one in added), None)
+        if known is None:
+            missing.append(" or ".join(candidates))
+        else:
+            found[known] = name
+    if missing:
+        raise UsageError(
+            f"the tokenizer cannot be used for the task {task}: it lacks the special tokens {'; '.join(missing)}; add "
+            "them to it as special tokens, or omit --tokenizer to train a tokenizer on the data"
+        )
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
+    if ids[-1] >= len(ids):
+        raise UsageError(
+            f"the tokenizer cannot be used: it has {len(ids)} tokens, but ids up to {ids[-1]}; number them from 0 on"
+        )
+    for token in document["added_tokens"]:
+        if token["content"] in found:
+            token |= {"content": found[token["content"]], "lstrip": False, "rstrip": False}
+    vocabulary = document["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        document["model"]["vocab"] = {found.get(token, token): id_ for token, id_ in vocabulary.items()}
+    else:  # a Unigram model has tokens with their scores, in the order of their ids
+        document["model"]["vocab"] = [[found.get(token, token), cost] for token, cost in vocabulary]
+    adapted = Tokenizer.from_str(json.dumps({**document, "post_processor": None}))
+    adapted.no_padding()
+    adapted.no_truncation()
+    pad_id, bos_id, eos_id = (special_id(adapted, token) for token in SPECIAL_TOKENS)
+    return _with_end_token(adapted), pad_id, bos_id, eos_id
+
+
+def special_id(tokenizer: Tokenizer, token: str) -> int:
+    """Return the id of a special token.
+
+    Raises:
+        UsageError: the tokenizer does not have it.
+    """
+    id_ = tokenizer.token_to_id(token)
+    if id_ is None:
+        raise UsageError(f"the tokenizer lacks the special token {token}; add it, or use another tokenizer")
+    return id_
 
 
 def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Check that a configuration matches a tokenizer.
 
+    The special tokens of a tokenizer that others trained may have any ids.
+
     Raises:
         ValueError: a special token has another id, or the tokenizer has more tokens than the model.
     """
-    for name, token in zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True):
+    own = [] if isinstance(config, PretrainedConfig) else zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True)
+    for name, token in own:
         if getattr(config, name) != tokenizer.token_to_id(token):
             raise ValueError(
                 f"{name} is {getattr(config, name)} in the configuration, but {token} has the id "

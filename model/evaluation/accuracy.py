@@ -1,38 +1,64 @@
-"""Accuracy of a classifier."""
+"""Accuracy and F1 of a classifier of texts."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
+from model.architectures.bert import BertClassifier
 from model.architectures.classifier import Classifier
-from model.data.batches import iterate_labelled
+from model.data.records import LabelledRecord, Record
 from model.data.tokenizer import encode_lines
+from model.evaluation.batches import device_of, encode_fitting, grouped, padded
+from model.evaluation.result import Evaluation, shortened
 from model.evaluation.share import Share
 
-EVALUATION_TOKENS = 4096  # padded tokens in a batch
+NUM_SAMPLES = 5
+
+Labels = Sequence[frozenset[int]]  # the indices of the labels of each text
 
 
 @torch.inference_mode()
-def accuracy(model: Classifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]) -> Share:
+def predict(model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Sequence[str]) -> list[frozenset[int]]:
+    """Return the predicted labels of each text.
+
+    A model with `multi_label` predicts each label with a probability above one half, others the
+    most likely label.
+
+    Raises:
+        ValueError: a text is too long for the model.
+    """
+    config, device = model.config, device_of(model)
+    rows = encode_fitting(tokenizer, texts, config.max_positions)
+    predicted = [frozenset[int]()] * len(rows)
+    for group in grouped(list(map(len, rows))):
+        scores = model(*padded([rows[index] for index in group], config.pad_id, device))  # (B, C)
+        if config.multi_label:  # scores are logits
+            chosen = [[label for label, score in enumerate(row) if score > 0] for row in scores.tolist()]
+        else:
+            chosen = scores.argmax(dim=-1, keepdim=True).tolist()
+        for index, labels in zip(group, chosen, strict=True):
+            predicted[index] = frozenset(labels)
+    return predicted
+
+
+def accuracy(
+    model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]
+) -> Share:
     """Classify texts and return the share of correct labels.
 
     Raises:
         ValueError: a text is too long for the model.
     """
-    examples = list(zip(encode_lines(tokenizer, texts), labels, strict=True))
-    limit = model.config.max_positions
-    for number, example in enumerate(examples, start=1):
-        if len(example[0]) > limit:
-            raise ValueError(
-                f"text {number} must have at most {limit} tokens (max_positions), got {len(example[0])}; shorten it"
-            )
-    correct = 0
-    for batch in iterate_labelled(examples, EVALUATION_TOKENS, 0, model.config.pad_id):
-        chosen = model(batch.source, batch.source_lengths).argmax(dim=-1)
-        correct += int((chosen == batch.labels).sum())
-    return Share(correct, len(examples))
+    return exact_matches(predict(model, tokenizer, texts), [frozenset([label]) for label in labels])
+
+
+def exact_matches(predicted: Labels, expected: Labels) -> Share:
+    """Return the share of texts whose labels are all predicted, and no others."""
+    return Share(sum(one == other for one, other in zip(predicted, expected, strict=True)), len(expected))
 
 
 def accuracy_fields(found: Share) -> dict[str, Any]:
@@ -43,3 +69,130 @@ def accuracy_fields(found: Share) -> dict[str, Any]:
         "accuracy": round(100 * found.value, 2),
         "interval_95": [round(100 * end, 2) for end in found.interval],
     }
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of texts of a label: predicted rightly, predicted wrongly, and missed."""
+
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+
+    @property
+    def support(self) -> int:
+        """Number of texts that have the label."""
+        return self.true_positives + self.false_negatives
+
+    @property
+    def precision(self) -> float:
+        """Share of right predictions; 0 if the label is never predicted."""
+        return self.true_positives / max(1, self.true_positives + self.false_positives)
+
+    @property
+    def recall(self) -> float:
+        """Share of texts that are found; 0 if no text has the label."""
+        return self.true_positives / max(1, self.support)
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall; 0 if both are 0."""
+        return 2 * self.true_positives / max(1, 2 * self.true_positives + self.false_positives + self.false_negatives)
+
+
+def count_labels(predicted: Labels, expected: Labels, num_labels: int) -> list[Counts]:
+    """Return the counts of each label."""
+    right, wrong, missed = Counter[int](), Counter[int](), Counter[int]()
+    for given, true in zip(predicted, expected, strict=True):
+        right.update(given & true)
+        wrong.update(given - true)
+        missed.update(true - given)
+    return [Counts(right[label], wrong[label], missed[label]) for label in range(num_labels)]
+
+
+def macro_f1(counts: Sequence[Counts]) -> float:
+    """Return the mean F1 of the labels that occur in predictions or texts, or 0 if none does."""
+    scores = [one.f1 for one in counts if one.support + one.false_positives]
+    return sum(scores) / max(1, len(scores))
+
+
+def micro_f1(counts: Sequence[Counts]) -> float:
+    """Return the F1 of all labels together."""
+    totals = (sum(getattr(one, name) for one in counts) for name in Counts.__dataclass_fields__)
+    return Counts(*totals).f1
+
+
+def label_metrics(predicted: Labels, expected: Labels, num_labels: int, multi_label: bool) -> dict[str, float]:
+    """Return the metrics of a classifier in percent."""
+    counts, exact = count_labels(predicted, expected, num_labels), 100 * exact_matches(predicted, expected).value
+    macro = {"macro F1": 100 * macro_f1(counts)}
+    if multi_label:
+        return {"micro F1": 100 * micro_f1(counts), **macro, "exact match": exact}
+    return {"accuracy": exact, **macro}
+
+
+def label_fields(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, Any]:
+    """Return precision, recall and F1 in percent, and the number of texts, of each label."""
+    return {
+        label: {
+            **{name: round(100 * float(getattr(one, name)), 2) for name in ("precision", "recall", "f1")},
+            "texts": one.support,
+        }
+        for label, one in zip(labels, counts, strict=True)
+    }
+
+
+def confusions(predicted: Labels, expected: Labels) -> Counter[tuple[frozenset[int], frozenset[int]]]:
+    """Return how often labels (first) were predicted as others (second)."""
+    return Counter((true, given) for given, true in zip(predicted, expected, strict=True) if given != true)
+
+
+def confusion_lines(texts: Sequence[str], predicted: Labels, expected: Labels, labels: Sequence[str]) -> list[str]:
+    """Describe the most frequent confusions, each with the first text."""
+    examples: Mapping[Any, str] = {
+        (true, given): text for text, given, true in reversed(list(zip(texts, predicted, expected, strict=True)))
+    }
+
+    def named(indices: frozenset[int]) -> str:
+        return ", ".join(labels[index] for index in sorted(indices)) or "no label"
+
+    return [
+        f"expected {named(true)}, predicted {named(given)}: {count} of {len(texts)}, such as: "
+        f"{shortened(examples[true, given])}"
+        for (true, given), count in confusions(predicted, expected).most_common(NUM_SAMPLES)
+    ]
+
+
+def expected_labels(records: Sequence[LabelledRecord], labels: Sequence[str]) -> list[frozenset[int]]:
+    """Return the labels of records as indices.
+
+    Raises:
+        ValueError: the model lacks a label.
+    """
+    index_of = {label: index for index, label in enumerate(labels)}
+    for number, record in enumerate(records, start=1):
+        for label in record.labels:
+            if label not in index_of:
+                raise ValueError(
+                    f"record {number} has the label {label!r}, but the labels of the model are {', '.join(labels)}"
+                )
+    return [frozenset(index_of[label] for label in record.labels) for record in records]
+
+
+def evaluate_classification(
+    model: Classifier | BertClassifier, tokenizer: Tokenizer, records: Sequence[Record]
+) -> Evaluation:
+    """Return the metrics of a classifier, and its most frequent confusions.
+
+    Texts that are too long for the model are skipped.
+    """
+    config = model.config
+    labelled = [record for record in records if isinstance(record, LabelledRecord)]
+    lengths = map(len, encode_lines(tokenizer, [record.text for record in labelled]))
+    kept = [record for record, length in zip(labelled, lengths, strict=True) if length <= config.max_positions]
+    if not kept:
+        return Evaluation({})
+    texts, expected = [record.text for record in kept], expected_labels(kept, config.labels)
+    predicted = predict(model, tokenizer, texts)
+    metrics = label_metrics(predicted, expected, len(config.labels), config.multi_label)
+    return Evaluation(metrics, tuple(confusion_lines(texts, predicted, expected, config.labels)))

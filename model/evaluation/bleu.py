@@ -10,18 +10,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import _bootstrap_resample
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from model.architectures.factory import TranslationModel
+from model.data.records import PairRecord, Record
 from model.data.text import read_lines, read_parallel
 from model.data.tokenizer import decode_ids, encode_lines
+from model.decoding.greedy import translate_greedily
 from model.decoding.reference import beam, one_thread, pytorch_steps
 from model.errors import UsageError
+from model.evaluation.batches import grouped
+from model.evaluation.result import Evaluation, shortened
 
 MAX_NEW_TOKENS = 128
 
@@ -114,6 +120,62 @@ def translate(
             (best,) = beam(step, config.bos_id, config.eos_id, max_new_tokens, num_beams, length_penalty)
             outputs.append(decode_ids(tokenizer, best.ids))
     return outputs
+
+
+MAX_VALIDATED = 100  # sentences that `evaluate_translation` translates
+BOOTSTRAP_SAMPLES = 1000
+
+
+def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
+    """Return chrF and BLEU of greedy translations of the first `MAX_VALIDATED` pairs.
+
+    Pairs that are too long for the model are skipped. A translation has at most twice as many
+    tokens as the longest source, and ten, so that an untrained model takes little time.
+    """
+    longest = model.config.max_positions
+    pairs = [record for record in records if isinstance(record, PairRecord)][:MAX_VALIDATED]
+    encoded = encode_lines(tokenizer, [pair.source for pair in pairs])
+    kept = [(pair, ids) for pair, ids in zip(pairs, encoded, strict=True) if len(ids) <= longest]
+    if not kept:
+        return Evaluation({})
+    sources, references = [pair.source for pair, _ in kept], [pair.target for pair, _ in kept]
+    rows = [ids for _, ids in kept]
+    max_new_tokens = min(MAX_NEW_TOKENS, longest, 2 * max(map(len, rows)) + 10)
+    outputs = [""] * len(rows)
+    for group in grouped(list(map(len, rows))):
+        generated = translate_greedily(model, [rows[index] for index in group], max_new_tokens)
+        for index, ids in zip(group, generated, strict=True):
+            outputs[index] = decode_ids(tokenizer, ids)
+    samples = [
+        f"source: {shortened(source)} | reference: {shortened(reference)} | output: {shortened(output)}"
+        for source, reference, output in zip(sources[:3], references[:3], outputs[:3], strict=True)
+    ]
+    metrics = {
+        "chrF": _corpus_score(CHRF(), outputs, references).value,
+        # `force` silences the warning of sacreBLEU about outputs that look tokenized.
+        "BLEU": _corpus_score(BLEU(force=True), outputs, references).value,
+    }
+    return Evaluation(metrics, tuple(samples))
+
+
+def bootstrapped_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+    """Return BLEU and chrF with 95 % confidence intervals as fields of a report.
+
+    The intervals contain the scores of 95 % of sets of sentences that are drawn with replacement
+    (bootstrap; Koehn 2004), with the seed of sacreBLEU.
+    """
+    fields = {}
+    for name, metric in (("bleu", BLEU(tokenize="13a", force=True)), ("chrf", CHRF())):
+        value = metric.corpus_score(outputs, [references]).score
+        # `corpus_score` can resample too, but fails if the score of a sample is 0.
+        statistics = metric._extract_corpus_statistics(outputs, [references])
+        metric.n_bootstrap = BOOTSTRAP_SAMPLES
+        metric.seed, samples = _bootstrap_resample(statistics, metric, BOOTSTRAP_SAMPLES)
+        scores = sorted(float(sample.score) for sample in samples)
+        rank = BOOTSTRAP_SAMPLES // 40
+        interval = [round(scores[rank], 2), round(scores[-1 - rank], 2)]
+        fields[name] = {"value": value, "interval_95": interval, "signature": str(metric.get_signature())}
+    return fields
 
 
 def moses_lines(lines: Sequence[str], language: str) -> list[str]:

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from model.architectures.causal import CausalModel
-from model.data.batches import pad
 from model.data.dialogues import CHAT, with_instruction
 from model.data.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, Kind, draw_instruction
 from model.data.smalltalk import Exchange, draw_exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
+from model.decoding.greedy import continue_greedily
 from model.evaluation.share import Share
 
 MAX_ANSWER_TOKENS = 32
@@ -116,20 +115,8 @@ def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:
     assert not model.training
     prompts_tokenizer, end_id = prompt_tokenizer(tokenizer), model.config.eos_id
 
-    @torch.inference_mode()
     def answer(prompts: Sequence[str]) -> list[str]:
         rows = encode_lines(prompts_tokenizer, prompts)
-        num_read = [len(row) for row in rows]
-        still_open = list(range(len(rows)))
-        for _ in range(MAX_ANSWER_TOKENS):
-            features, _ = model.hidden_states(pad([rows[row] for row in still_open], model.config.pad_id))  # (B, T, M)
-            last = torch.tensor([len(rows[row]) - 1 for row in still_open])
-            chosen = model.logits(features[torch.arange(len(still_open)), last]).argmax(dim=-1)  # (B,)
-            for row, token_id in zip(still_open, chosen.tolist(), strict=True):
-                rows[row].append(token_id)
-            still_open = [row for row in still_open if rows[row][-1] != end_id]
-            if not still_open:
-                break
-        return [decode_ids(tokenizer, row[first:]) for row, first in zip(rows, num_read, strict=True)]
+        return [decode_ids(tokenizer, ids) for ids in continue_greedily(model, rows, [end_id], MAX_ANSWER_TOKENS)]
 
     return answer

@@ -3,11 +3,13 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from model.fields import (
     Count,
     LearningRate,
+    Limit,
+    Minutes,
     Norm,
     Probability,
     Seed,
@@ -20,6 +22,20 @@ from model.fields import (
 
 Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+# Settings that may change when a run is resumed: none of them changes what an update does. The
+# learning rate depends on the number of the update, not on the length of the run.
+CHANGEABLE = frozenset(
+    {
+        "max_epochs",
+        "max_minutes",
+        "patience_epochs",
+        "evaluate_epochs",
+        "checkpoint_minutes",
+        "checkpoint_steps",
+        "threads",
+        "tensorboard",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,14 @@ class TrainConfig:
     # Precision of matrix products. "bfloat16" is faster on processors that support it, see
     # docs/research/training.md.
     precision: Precision = "float32"
+    max_minutes: Minutes = 0.0  # limit of the training time, over all resumes; 0 means no limit
+    accumulate: Count = 1  # batches of an update, in each process
+    evaluate_epochs: Count = 1  # epochs between two validations
+    checkpoint_minutes: Minutes = 4.0  # minutes between checkpoints within an epoch; 0 means none
+    checkpoint_steps: Limit = 0  # updates between checkpoints within an epoch; 0 means none
+    threads: Limit = 0  # threads of PyTorch on the CPU; 0 means its default
+    multi_label: bool = False  # a text has any number of labels instead of one
+    tensorboard: bool = False  # also write events for TensorBoard, to the folder tensorboard of the run
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -55,6 +79,12 @@ class TrainConfig:
                 f"max_length_tokens must be at most batch_tokens ({self.batch_tokens}), got {self.max_length_tokens}: "
                 "the longest pair must fit into a batch"
             )
+
+
+def changed_settings(earlier: TrainConfig, later: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, by name, with both values."""
+    before, after = dataclasses.asdict(earlier), dataclasses.asdict(later)
+    return {name: (value, after[name]) for name, value in before.items() if after[name] != value}
 
 
 def train_config_to_json(config: TrainConfig) -> str:

@@ -1,20 +1,24 @@
 """Interface of a training task.
 
-A task has the parts of training that differ between translation, classification and chat;
-`model.training.trainer` has the common parts.
+A task has the parts of training that differ between translation, classification, language models
+and encoders; `model.training.trainer` has the common parts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.training.config import TrainConfig
+from model.data.examples import Example
+from model.data.records import Record
+from model.evaluation.result import Evaluation as Evaluation
+from model.training.names import TaskName as TaskName
 
 
 class TrainingBatch(Protocol):
@@ -23,27 +27,26 @@ class TrainingBatch(Protocol):
     def to(self, device: torch.device) -> Self: ...
 
 
-ExampleT = TypeVar("ExampleT")
 BatchT = TypeVar("BatchT", bound=TrainingBatch)
 ModelT = TypeVar("ModelT")
+Metric = Callable[[Any, Tokenizer, Sequence[Record]], Evaluation]  # model in evaluation mode, tokenizer, records
 
 
 @dataclass(frozen=True)
-class Task(Generic[ExampleT, BatchT, ModelT]):
-    """Functions that read data, form batches and compute losses.
+class Task(Generic[BatchT, ModelT]):
+    """Functions that form batches and compute losses and metrics.
 
     A loss is a sum over a batch, in nats; `count` returns the number of terms, by which the trainer
     divides it.
     """
 
-    validation_split: str
-    read_texts: Callable[[Path, TrainConfig], list[str]]  # texts for training the tokenizer
-    # Reads a split of a folder, and raises ValueError for data that the model cannot be trained on.
-    read_examples: Callable[[Path, str, Tokenizer, TrainConfig, ModelConfig], list[ExampleT]]
-    length: Callable[[ExampleT], int]  # tokens of the longer side
-    batches: Callable[
-        [Sequence[ExampleT], int, int, ModelConfig], Iterator[BatchT]
-    ]  # examples, batch_tokens, seed, configuration
+    name: TaskName
+    # Maps lengths (N, 2) of examples to their sizes in tokens (N, K). Examples are sorted by the
+    # first column, then by the others; the largest column limits a batch and is compared with the
+    # positions of the model.
+    sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]]
+    make_batch: Callable[[Sequence[Example], ModelConfig], BatchT]
     count: Callable[[BatchT, int], int]  # batch, padding id
     training_loss: Callable[[ModelT, BatchT, float], Tensor]  # model, batch, label smoothing
     validation_loss: Callable[[ModelT, BatchT], Tensor]
+    evaluate: Metric | None = None

@@ -1,16 +1,179 @@
-"""Tasks of the systems by name."""
+"""Tasks of the systems by name, and their data."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from model.training.chat import chat_task
+from tokenizers import Tokenizer
+
+from model.config import ClassifierConfig, ModelConfig
+from model.data.dialogues import draw_examples
+from model.data.examples import Example, MemoryExamples
+from model.data.records import Record
+from model.data.text import read_labelled, read_parallel
+from model.data.tokenizer import encode_lines, prompt_tokenizer, read_tokenizer, train_tokenizer
 from model.training.classification import CLASSIFICATION
+from model.training.config import TrainConfig
+from model.training.folder import RunFolder
+from model.training.language_model import LANGUAGE_MODEL
 from model.training.task import Task
 from model.training.translation import TRANSLATION
 
-TASKS: Mapping[str, Task[Any, Any, Any]] = {
+TASKS: Mapping[str, Task[Any, Any]] = {
     "translation": TRANSLATION,
     "classification": CLASSIFICATION,
-    "chat": chat_task(has_ghost_attention=False),
-    "ghost-attention": chat_task(has_ghost_attention=True),
+    "chat": LANGUAGE_MODEL,
+    "ghost-attention": LANGUAGE_MODEL,
+}
+# Names of the files for validation.
+VALIDATION_SPLITS: Mapping[str, str] = {"translation": "val", "classification": "dev"}
+# Number of dialogues of a split, and the offset that is added to the seed of the run to generate
+# them.
+DIALOGUES = {"train": (40_000, 0), "dev": (1_000, 500_000)}
+TOKENIZER_DIALOGUES = 5_000
+
+
+@dataclass(frozen=True)
+class SystemData:
+    """Tokenizer and examples of a system, in memory."""
+
+    tokenizer: Tokenizer
+    train: MemoryExamples
+    dev: MemoryExamples
+    digest: str
+    dev_records: Sequence[Record] = ()  # without metrics during the training
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Functions that read the data of a system.
+
+    `texts` returns the texts for training the tokenizer. `examples` encodes a split: "train" or
+    "dev".
+    """
+
+    texts: Callable[[Path, TrainConfig], list[str]]
+    examples: Callable[[Path, str, Tokenizer, TrainConfig, ModelConfig], list[Example]]
+
+
+def read_system_data(
+    task: str, data: Path, run: Path, config: TrainConfig, make_model: Callable[[int], ModelConfig]
+) -> tuple[SystemData, ModelConfig]:
+    """Read the data of a system.
+
+    Args:
+        task: name of the task in `TASKS`.
+        data: folder of the data; chat systems ignore it, because the seed determines the dialogues.
+        run: folder of the run, whose tokenizer is used if the run exists.
+        config: settings of the training.
+        make_model: maps the vocabulary size to a model configuration.
+
+    Raises:
+        FileNotFoundError: a data file is missing.
+        ValueError: the data, or the tokenizer of the run, is not valid.
+    """
+    source, folder = _SOURCES[task], RunFolder(run)
+    if folder.state.exists():
+        tokenizer = read_tokenizer(folder.tokenizer)
+    else:
+        tokenizer = train_tokenizer(source.texts(data, config), config.vocab_size)
+    model_config = make_model(tokenizer.get_vocab_size())
+    splits = []
+    for split in ("train", "dev"):
+        examples = source.examples(data, split, tokenizer, config, model_config)
+        sizes = TASKS[task].sizes(MemoryExamples(examples).lengths).max(axis=1)
+        kept = [one for one, size in zip(examples, sizes, strict=True) if size <= config.max_length_tokens]
+        if not kept:
+            raise ValueError(
+                f"no example of {split} has at most max_length_tokens ({config.max_length_tokens}); increase it"
+            )
+        splits.append(kept)
+    digest = hashlib.sha256(repr(tuple(splits)).encode()).hexdigest()
+    train, dev = map(MemoryExamples, splits)
+    return SystemData(tokenizer, train, dev, digest), model_config
+
+
+def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str], list[str]]:
+    """Read both sides of parallel text.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a line is blank, or see `read_parallel`.
+    """
+    sides = read_parallel(folder, split, config.source, config.target)
+    for language, lines in zip((config.source, config.target), sides, strict=True):
+        blank = [number for number, line in enumerate(lines, start=1) if not line.strip()]
+        if blank:
+            raise ValueError(
+                f"{folder / split}.{language}, line {blank[0]} is blank ({len(blank)} blank lines in total); remove "
+                f"these lines from both {split}.{config.source} and {split}.{config.target}"
+            )
+    return sides
+
+
+def _parallel_texts(folder: Path, config: TrainConfig) -> list[str]:
+    source, target = _read_sides(folder, "train", config)
+    return source + target
+
+
+def _pairs(
+    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
+) -> list[Example]:
+    name = "train" if split == "train" else VALIDATION_SPLITS["translation"]
+    source, target = _read_sides(folder, name, config)
+    return list(zip(encode_lines(tokenizer, source), encode_lines(tokenizer, target), strict=True))
+
+
+def _labelled_texts(folder: Path, config: TrainConfig) -> list[str]:
+    return read_labelled(folder, "train")[0]
+
+
+def _labelled(
+    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
+) -> list[Example]:
+    assert isinstance(model_config, ClassifierConfig)
+    texts, labels = read_labelled(folder, split, len(model_config.labels))
+    return [(ids, [label]) for ids, label in zip(encode_lines(tokenizer, texts), labels, strict=True)]
+
+
+def _draw(split: str, config: TrainConfig, has_ghost_attention: bool) -> list[tuple[str, str]]:
+    count, offset = DIALOGUES[split]
+    return draw_examples(config.seed + offset, count, has_ghost_attention)
+
+
+def _dialogue_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
+    drawn = draw_examples(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
+    return [f"{prompt} {answer}" for prompt, answer in drawn]
+
+
+def _dialogues(
+    folder: Path,
+    split: str,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    model_config: ModelConfig,
+    *,
+    has_ghost_attention: bool,
+) -> list[Example]:
+    prompts, answers = zip(*_draw(split, config, has_ghost_attention), strict=True)
+    prompt_ids = encode_lines(prompt_tokenizer(tokenizer), prompts)
+    pairs = zip(prompt_ids, encode_lines(tokenizer, answers), strict=True)
+    return [([*prompt, *answer], [0] * len(prompt) + [1] * len(answer)) for prompt, answer in pairs]
+
+
+def _chat(has_ghost_attention: bool) -> _Source:
+    return _Source(
+        partial(_dialogue_texts, has_ghost_attention=has_ghost_attention),
+        partial(_dialogues, has_ghost_attention=has_ghost_attention),
+    )
+
+
+_SOURCES: Mapping[str, _Source] = {
+    "translation": _Source(_parallel_texts, _pairs),
+    "classification": _Source(_labelled_texts, _labelled),
+    "chat": _chat(has_ghost_attention=False),
+    "ghost-attention": _chat(has_ghost_attention=True),
 }

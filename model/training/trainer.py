@@ -1,63 +1,46 @@
-"""Training loop with a checkpoint after every epoch; an interrupted run resumes to the same result.
+"""Training loop with checkpoints; an interrupted run resumes to the same result.
 
-A run is a folder:
+`model.training.folder` describes the folder of a run. Only one command can use the folder at a
+time: it holds a lock while it creates or resumes the run and while it trains.
 
-    train.json                    settings of the training
-    config.json, tokenizer.json   configuration and tokenizer of the model
-    state.safetensors             weights, optimizer and counters after the last epoch
-    epochs/0001.safetensors ...   weights of the last epochs, for averaging
-    best/                         checkpoint with the lowest validation loss
-    averaged/                     checkpoint with the mean weights of the last epochs
-    log.jsonl                     one line per epoch, two for a repeated epoch
-
-Only one process can use the folder at a time: it holds a lock while it creates or resumes the run
-and while it trains.
+The order of the batches and the random numbers of an epoch depend only on the seed and the epoch. A
+checkpoint within an epoch has the position in this order and the state of the random numbers, so
+that a resumed run gives the same weights, bit for bit, on the same number of threads and processes.
 """
 
 import dataclasses
-import fcntl
-import hashlib
-import json
 import math
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from tokenizers import Tokenizer
-from torch import Tensor
-from tqdm import tqdm
+from numpy.typing import NDArray
+from torch import nn
 
 from model.architectures.factory import build_model
-from model.checkpoint import (
-    average,
-    load_metadata,
-    load_tensors,
-    one_line,
-    replace_text,
-    save_checkpoint,
-    save_tensors,
-)
+from model.checkpoint import load_metadata, one_line, replace_text
 from model.config import ModelConfig, model_config_to_json, read_model_config
-from model.data.tokenizer import check_tokenizer, read_tokenizer, train_tokenizer
-from model.errors import UsageError
+from model.data.batches import bucket
+from model.data.examples import Examples
+from model.data.tokenizer import check_tokenizer
+from model.errors import Interrupted
 from model.precision import autocast
-from model.training.config import TrainConfig, read_train_config, train_config_to_json
-from model.training.task import Task
+from model.training.config import CHANGEABLE, TrainConfig, changed_settings, read_train_config, train_config_to_json
+from model.training.display import plural
+from model.training.distributed import World, default_device
+from model.training.folder import RunFolder, locked
+from model.training.interrupts import Interrupts
+from model.training.prepared import PreparedData, check_sizes
+from model.training.report import Report, RunFacts
+from model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
+from model.training.task import Evaluation, Task
 
-
-@dataclass
-class Progress:
-    """Progress of a run: everything that a resumed run needs besides tensors."""
-
-    epoch: int = 0  # epochs finished
-    step: int = 0  # updates made
-    best_loss: float = float("inf")  # validation loss in nats, averaged over `Task.count`
-    best_epoch: int = 0
+# Decisions after an update; a greater number is the signal that arrived plus SIGNAL.
+CONTINUE, SAVE, OUT_OF_TIME, SIGNAL = range(4)
 
 
 def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
@@ -73,12 +56,6 @@ def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
     return peak * min(step / warmup_steps, math.sqrt(warmup_steps / step))
 
 
-def read_log(run: Path) -> dict[int, dict[str, Any]]:
-    """Read the log of a run as rows by epoch; the last row of a repeated epoch counts."""
-    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    return {row["epoch"]: row for row in map(json.loads, lines)}
-
-
 class Trainer:
     """Training run with its folder, task, data, model and optimizer."""
 
@@ -86,276 +63,384 @@ class Trainer:
         self,
         run: Path,
         config: TrainConfig,
-        task: Task[Any, Any, Any],
-        data: Path,
-        make_model: Callable[[int], ModelConfig],
+        task: Task[Any, Any],
+        prepared: PreparedData,
+        model_config: ModelConfig,
         device: torch.device | None = None,
+        *,
+        initialise: Callable[[nn.Module], None] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
         Args:
             run: folder of the run.
             config: settings of the training.
-            task: translation, classification or chat.
-            data: folder of the training and validation data.
-            make_model: maps the vocabulary size to a model configuration.
+            task: the task, which computes losses.
+            prepared: tokenizer and examples.
+            model_config: configuration of the model.
             device: device of the model; by default CUDA if available, else the CPU.
+            initialise: replaces the random weights of a new run, for example by those of another
+                run.
+            details: more facts about the run for its record, which JSON can represent.
 
         Raises:
-            FileNotFoundError: a data file is missing.
             OSError: the folder cannot be created or written.
+            UsageError: the folder is a file, or TensorBoard is requested but not installed.
             ValueError: another process uses the folder; the run in it has other settings, another
-                model or other data, or its state is missing or damaged; or the data is not valid.
+                model or other data, or its state is missing or damaged; or the data do not fit the
+                model.
         """
-        self.run, self.config, self.task = run, config, task
-        self._state_path, self._settings_path = run / "state.safetensors", run / "train.json"
-        self._config_path, self._tokenizer_path = run / "config.json", run / "tokenizer.json"
-        self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.folder, self.config, self.task, self.model_config = RunFolder(run), config, task, model_config
+        self.tokenizer, self._digest, self._records = prepared.tokenizer, prepared.digest, prepared.dev_records
+        self.train_examples, self.dev_examples = prepared.train, prepared.dev
+        self.device = device or default_device()
+        self.world = World.join(self.device)
+        self.progress = Progress()
+        self._random_states: list[RandomState] = []
+        self._details = dict(details or {})
+        self._interrupts = Interrupts()
+        self._saved = self._counted = time.monotonic()
+        if config.threads:
+            torch.set_num_threads(config.threads)
         with self._locked():
             # Write nothing before everything is read and checked, so that invalid data leaves no
             # files.
-            is_resumed = self._state_path.exists()
+            is_resumed = self.world.first(self.folder.state.exists())
             if is_resumed:
                 self._check_settings()
-            elif (run / "log.jsonl").exists():
+            elif self.world.is_first and self.folder.log.exists():
                 raise ValueError(
                     f"{run} contains a run without state.safetensors that cannot be resumed; choose another folder"
                 )
-            self.tokenizer = read_tokenizer(self._tokenizer_path) if is_resumed else self._train_tokenizer(data)
-            self.model_config = make_model(self.tokenizer.get_vocab_size())
-            if is_resumed and read_model_config(self._config_path) != self.model_config:
-                raise ValueError(f"{self.run} contains a run of another model; choose another folder")
-            check_tokenizer(self.tokenizer, self.model_config)
-            self.train_examples = self._read_examples(data, "train")
-            self.validation_examples = self._read_examples(data, task.validation_split)
-            examples = repr((self.train_examples, self.validation_examples))
-            self._data_digest = hashlib.sha256(examples.encode()).hexdigest()
+            check_tokenizer(self.tokenizer, model_config)
+            check_sizes("train", task.sizes(prepared.train.lengths), model_config.max_positions)
+            check_sizes("dev", task.sizes(prepared.dev.lengths), model_config.max_positions)
             torch.manual_seed(config.seed)
-            self.model = build_model(self.model_config).to(self.device)
+            self.model: Any = build_model(model_config)
+            if initialise is not None and not is_resumed:
+                initialise(self.model)
+            self.model.to(self.device)
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
-            self.progress = Progress()
             if is_resumed:
                 self._load_state()
-            else:
+            self._report = Report(self.folder, config, self.world, self.device)
+            if not is_resumed:
                 self._create_run()
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Create the folder if necessary and lock it; remove a new folder that stays empty.
-
-        The operating system releases the lock when the process ends.
-        """
-        if self.run.exists() and not self.run.is_dir():
-            raise UsageError(f"{self.run} is a file; choose a folder for the run")
-        is_new = not self.run.exists()
-        self.run.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.run, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(
-                    f"another process is using {self.run}; wait until it ends, or choose another folder"
-                ) from None
-            yield
-        finally:
-            if is_new:
-                with suppress(OSError):  # the folder is not empty
-                    self.run.rmdir()
-            os.close(folder)
+    def _locked(self) -> AbstractContextManager[None]:
+        """Lock the folder in the first process, which the others follow."""
+        return locked(self.folder.path) if self.world.is_first else nullcontext()
 
     def _create_run(self) -> None:
-        replace_text(self._settings_path, train_config_to_json(self.config))
-        replace_text(self._tokenizer_path, self.tokenizer.to_str(pretty=True))
-        replace_text(self._config_path, model_config_to_json(self.model_config))
+        if self.world.is_first:
+            replace_text(self.folder.settings, train_config_to_json(self.config))
+            replace_text(self.folder.tokenizer, self.tokenizer.to_str(pretty=True))
+            replace_text(self.folder.config, model_config_to_json(self.model_config))
         self._save_state()
 
     def _check_settings(self) -> None:
-        earlier = read_train_config(self._settings_path)
-        # `max_epochs` may change when a run is resumed.
-        stored = dataclasses.asdict(dataclasses.replace(earlier, max_epochs=self.config.max_epochs))
-        changed = [name for name, value in dataclasses.asdict(self.config).items() if stored[name] != value]
-        if changed:
-            raise ValueError(
-                f"{self.run} contains a run with other values of {', '.join(changed)}; choose another folder"
-            )
-
-    def _train_tokenizer(self, data: Path) -> Tokenizer:
-        return train_tokenizer(self.task.read_texts(data, self.config), self.config.vocab_size)
-
-    def _read_examples(self, data: Path, split: str) -> list[Any]:
-        examples = self.task.read_examples(data, split, self.tokenizer, self.config, self.model_config)
-        kept = [one for one in examples if self.task.length(one) <= self.config.max_length_tokens]
-        if not kept:
-            raise ValueError(
-                f"no example of {split} has at most max_length_tokens ({self.config.max_length_tokens}); increase it"
-            )
-        longest, limit = max(map(self.task.length, kept)), self.model_config.max_positions
-        if longest > limit:
-            raise ValueError(
-                f"an example of {split} has {longest} tokens, but max_positions of the model is {limit}; set "
-                f"max_length_tokens to {limit} to skip longer examples"
-            )
-        return kept
-
-    def _load_state(self) -> None:
-        try:
-            tensors, facts = load_tensors(self._state_path), load_metadata(self._state_path)
-        except ValueError as error:
-            raise ValueError(f"{error}; the run cannot be resumed, choose another folder") from error
-        if facts.pop("data", self._data_digest) != self._data_digest:
-            raise ValueError(f"{self.run} contains a run with other data; choose another folder")
-        try:
-            self._set_state(tensors, facts)
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self._state_path} does not match this model ({one_line(error)}); choose another folder"
-            ) from error
-
-    def _set_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        self.model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("adam."):
-                _, index, key = name.split(".")
-                states.setdefault(int(index), {})[key] = tensor
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": states, "param_groups": groups})
-        self.progress = Progress(**facts)
-
-    def _save_state(self) -> None:
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        for index, state in self.optimizer.state_dict()["state"].items():
-            tensors.update({f"adam.{index}.{key}": torch.as_tensor(value) for key, value in state.items()})
-        save_tensors(self._state_path, tensors, {**dataclasses.asdict(self.progress), "data": self._data_digest})
-
-    def train_epoch(self, epoch: int) -> float:
-        """Train on all examples once.
-
-        Returns:
-            The mean training loss in nats.
+        """Check that the run in the folder has the same settings and the same model.
 
         Raises:
-            ValueError: the loss is not finite.
+            ValueError: it has others.
         """
-        # Order and dropout depend only on the seed and the epoch, so that a resumed run gives the
-        # same result.
-        torch.manual_seed(self.config.seed * 1_000_003 + epoch)
-        batches = list(self._batches(self.train_examples, epoch))
-        self.model.train()
-        total, count = 0.0, 0
-        with tqdm(batches, desc=f"epoch {epoch}", unit="batch", leave=False) as bar:
-            for batch in bar:
-                self.progress.step += 1
-                total_in_batch, count_in_batch = self.update(batch.to(self.device))
-                self._check_finite("training", total_in_batch)
-                total, count = total + total_in_batch, count + count_in_batch
-                bar.set_postfix(loss=f"{total / count:.3f}")
-        return total / count
+        changed = changed_settings(read_train_config(self.folder.settings), self.config).keys() - CHANGEABLE
+        if changed:
+            names = [field.name for field in dataclasses.fields(TrainConfig) if field.name in changed]
+            raise ValueError(
+                f"{self.folder} contains a run with other values of {', '.join(names)}; choose another folder"
+            )
+        if read_model_config(self.folder.config) != self.model_config:
+            raise ValueError(f"{self.folder} contains a run of another model; choose another folder")
 
-    def update(self, batch: Any) -> tuple[float, int]:
+    def _load_state(self) -> None:
+        path = self.folder.state
+        try:
+            digest = load_metadata(path).get("data", self._digest)
+        except ValueError as error:
+            raise ValueError(f"{error}; the run cannot be resumed, choose another folder") from error
+        if digest != self._digest:
+            raise ValueError(f"{self.folder} contains a run with other data; choose another folder")
+        try:
+            self.progress, self._random_states = load_state(path, self.model, self.optimizer)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} does not match this model ({one_line(error)}); choose another folder") from error
+        self._restore_random_state()
+
+    def _restore_random_state(self) -> None:
+        """Set the random state of the last checkpoint, if that is within an epoch."""
+        if self.progress.batch and self.world.rank < len(self._random_states):
+            set_random_state(self._random_states[self.world.rank], self.device)
+
+    def _save_state(self) -> None:
+        # Between two epochs, the seed determines the random state.
+        states = self._random_states = self.world.gather(random_state(self.device)) if self.progress.batch else []
+        if self.world.is_first:
+            save_state(self.folder.state, self.model, self.optimizer, self.progress, self._digest, states)
+        self._saved = time.monotonic()
+
+    @property
+    def _per_update(self) -> int:
+        """Number of batches of an update, in all processes."""
+        return self.config.accumulate * self.world.size
+
+    def _seed(self, epoch: int) -> int:
+        return self.config.seed * 1_000_003 + epoch
+
+    def _buckets(self, examples: Examples, epoch: int) -> list[NDArray[np.int64]]:
+        return bucket(self.task.sizes(examples.lengths), self.config.batch_tokens, self._seed(epoch))
+
+    def _make_batch(self, examples: Examples, indices: NDArray[np.int64]) -> Any:
+        return self.task.make_batch([examples[int(index)] for index in indices], self.model_config)
+
+    def batches(self, examples: Examples, epoch: int) -> Iterator[Any]:
+        """Yield the batches of an epoch on the CPU; epoch 0 is the order of the validation."""
+        for indices in self._buckets(examples, epoch):
+            yield self._make_batch(examples, indices)
+
+    def train_epoch(self) -> bool:
+        """Train on the examples of an epoch that were not used yet.
+
+        Returns:
+            True at the end of the epoch, False if `max_minutes` ended it before.
+
+        Raises:
+            Interrupted: a signal arrived.
+            OSError: a checkpoint cannot be written.
+            ValueError: the loss or its gradient is not finite.
+        """
+        progress, epoch, examples = self.progress, self.progress.epoch + 1, self.train_examples
+        buckets, per_update = self._buckets(examples, epoch), self._per_update
+        num_steps = math.ceil(len(buckets) / per_update)
+        # Dropout of the other processes must differ from that of the first.
+        torch.manual_seed(self._seed(epoch) + (self.world.rank << 40))
+        self._restore_random_state()
+        sizes = self.task.sizes(examples.lengths)
+        self.model.train()
+        self._report.display.start_epoch(epoch, num_steps, math.ceil(progress.batch / per_update))
+        try:
+            for start in range(progress.batch, len(buckets), per_update):
+                group = buckets[start : start + per_update]
+                progress.step += 1
+                mine = [self._make_batch(examples, indices) for indices in group[self.world.rank :: self.world.size]]
+                loss, count = self.update([batch.to(self.device) for batch in mine])
+                progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + count
+                progress.batch = start + len(group)
+                tokens, rate = sum(int(sizes[indices].sum()) for indices in group), self.optimizer.param_groups[0]["lr"]
+                self._report.step(progress, num_steps, tokens, rate, self._add_time())
+                if not self._may_continue():
+                    return False
+        finally:
+            self._report.display.end_epoch()
+        return True
+
+    def update(self, batches: Sequence[Any]) -> tuple[float, int]:
+        """Make an update with batches on the device, and with those of the other processes.
+
+        Returns:
+            The training loss, summed over all batches, in nats, and its number of terms.
+        """
         rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with autocast(self.device, self.config.precision):
-            loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
-        count = self.task.count(batch, self.model_config.pad_id)
+        counts = [self.task.count(batch, self.model_config.pad_id) for batch in batches]
+        count = int(self.world.sum([sum(counts)])[0])
         self.optimizer.zero_grad(set_to_none=True)
-        (loss / count).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        total = 0.0
+        for batch in batches:
+            with autocast(self.device, self.config.precision):
+                loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
+            (loss / max(count, 1)).backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        total = self.world.sum([total])[0]
+        self.world.sum_gradients(self.model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        # Before the update, so that a checkpoint never has weights that are not finite.
+        self._check_finite("training loss", total)
+        self._check_finite("norm of the gradient", norm.item())
         self.optimizer.step()
-        return loss.item(), count
+        return total, count
 
-    def _batches(self, examples: list[Any], seed: int) -> Iterator[Any]:
-        seed = self.config.seed * 1_000_003 + seed
-        return self.task.batches(examples, self.config.batch_tokens, seed, self.model_config)
+    def _may_continue(self) -> bool:
+        """Save a checkpoint within the epoch if it is time.
+
+        Returns:
+            False if the run has used its time.
+
+        Raises:
+            Interrupted: a signal arrived in one of the processes.
+        """
+        config, decision = self.config, CONTINUE
+        if self._interrupts.received:
+            decision = SIGNAL + self._interrupts.received
+        elif self.world.is_first and self._is_out_of_time():
+            decision = OUT_OF_TIME
+        elif self.world.is_first:
+            minutes = (time.monotonic() - self._saved) / 60
+            is_due = config.checkpoint_steps and self.progress.step % config.checkpoint_steps == 0
+            if is_due or 0 < config.checkpoint_minutes <= minutes:
+                decision = SAVE
+        decision = self.world.max(decision)
+        if decision > SIGNAL:
+            raise Interrupted(decision - SIGNAL)
+        if decision == SAVE:
+            self._save_state()
+        return decision != OUT_OF_TIME
+
+    def _is_out_of_time(self) -> bool:
+        return 0 < 60 * self.config.max_minutes <= self.progress.seconds
+
+    def _add_time(self) -> float:
+        """Add the time since the last call to the time of the run, and return it in seconds."""
+        now = time.monotonic()
+        seconds, self._counted = now - self._counted, now
+        self.progress.seconds += seconds
+        self.progress.epoch_seconds += seconds
+        return seconds
 
     @torch.inference_mode()
     def validate(self) -> float:
-        """Compute the mean loss on the validation examples without label smoothing, in nats.
+        """Compute the mean loss on the development examples without label smoothing, in nats.
 
         Raises:
             ValueError: the loss is not finite.
         """
         self.model.eval()
         total, count = 0.0, 0
-        for batch in self._batches(self.validation_examples, 0):
+        for indices in self._buckets(self.dev_examples, 0)[self.world.rank :: self.world.size]:
+            batch = self._make_batch(self.dev_examples, indices)
             total += self.task.validation_loss(self.model, batch.to(self.device)).item()
             count += self.task.count(batch, self.model_config.pad_id)
-        self._check_finite("validation", total)
-        return total / count
+        total, counts = self.world.sum([total, count])
+        self._check_finite("validation loss", total)
+        return total / max(counts, 1)
 
-    def _check_finite(self, which: str, loss: float) -> None:
-        """Raise ValueError for a loss that is not finite, before the weights are written."""
-        if not math.isfinite(loss):
+    @torch.inference_mode()
+    def evaluate(self) -> Evaluation | None:
+        """Compute the metrics of the task on records of the development set, if it has both."""
+        if self.task.evaluate is None or not len(self._records) or not self.world.is_first:
+            return None
+        self.model.eval()
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            return self.task.evaluate(self.model, self.tokenizer, self._records)
+
+    def _check_finite(self, name: str, value: float) -> None:
+        """Raise ValueError for a value that is not finite, before the weights are written."""
+        if not math.isfinite(value):
             raise ValueError(
-                f"the {which} loss is {loss} after update {self.progress.step}: the training diverged; start again in "
+                f"the {name} is {value} after update {self.progress.step}: the training diverged; start again in "
                 "another folder with a lower peak_learning_rate or clip_norm, or with more warmup_steps"
             )
 
     def fit(self) -> None:
-        """Train until `max_epochs`, or until the validation loss stops improving.
+        """Train until `max_epochs`, `max_minutes`, or until the validation loss stops improving.
 
         Training stops after `patience_epochs` epochs without improvement.
 
         Raises:
+            Interrupted: SIGINT or SIGTERM arrived; the state is saved.
             OSError: a file cannot be written.
             ValueError: another process uses the folder or has continued the run, or the training
                 diverged.
         """
-        with self._locked():
-            if load_metadata(self._state_path).get("epoch", 0) != self.progress.epoch:
+        with self._locked(), Interrupts(repeat_ends=self.world.size == 1) as self._interrupts:
+            # The other processes wait here until the first has created the run.
+            facts = self.world.first(load_metadata(self.folder.state) if self.world.is_first else {})
+            progress = self.progress
+            if (facts.get("epoch", 0), facts.get("step", 0)) != (progress.epoch, progress.step):
                 raise ValueError(
-                    f"another process has continued the run in {self.run}; run the command again to resume it"
+                    f"another process has continued the run in {self.folder}; run the command again to resume it"
                 )
-            # Record the actual length of the run, which may differ from the length at its start.
-            max_epochs = max(self.config.max_epochs, self.progress.epoch)
-            record = dataclasses.replace(self.config, max_epochs=max_epochs)
-            replace_text(self._settings_path, train_config_to_json(record))
+            changes = changed_settings(read_train_config(self.folder.settings), self.config)
+            if self.world.is_first:
+                # Record the actual length of the run, which may differ from that at its start.
+                length = max(self.config.max_epochs, progress.epoch)
+                record = dataclasses.replace(self.config, max_epochs=length)
+                replace_text(self.folder.settings, train_config_to_json(record))
+            if self._is_finished():
+                self._report.already_finished(self._reason_to_stop())
+            else:
+                self._report.start(self._facts(), progress, changes)
+                self._train_or_save()
+        self.world.close()
+
+    def _train_or_save(self) -> None:
+        """Train, or save the state if a signal arrives, and report the end."""
+        progress = self.progress
+        self._saved = self._counted = time.monotonic()
+        try:
             self._train()
+        except Interrupted as interrupted:
+            self._save_state()
+            self._report.end("interrupted", progress, ())
+            where = f"epoch {progress.epoch + 1}, step {progress.step:,}"
+            raise Interrupted(
+                interrupted.signal_number,
+                f"interrupted; the run is saved at {where}; run the same command again to resume it",
+            ) from None
+        checkpoints = [folder for folder in (self.folder.averaged, self.folder.best) if folder.exists()]
+        self._report.end(self._reason_to_stop(), progress, checkpoints)
+
+    def _facts(self) -> RunFacts:
+        return RunFacts(
+            task=self.task.name,
+            model=self.model_config,
+            parameters=sum(parameter.numel() for parameter in self.model.parameters()),
+            examples={"train": len(self.train_examples), "dev": len(self.dev_examples)},
+            steps=math.ceil(len(self._buckets(self.train_examples, self.progress.epoch + 1)) / self._per_update),
+            data_digest=self._digest,
+            details=self._details,
+        )
 
     def _train(self) -> None:
-        while self.progress.epoch < self.config.max_epochs and not self._is_patience_spent():
-            epoch, started = self.progress.epoch + 1, time.monotonic()
-            train_loss = self.train_epoch(epoch)
-            val_loss = self.validate()
-            self._finish_epoch(epoch, val_loss)
-            self._log(epoch, train_loss, val_loss, time.monotonic() - started)
-            self._save_state()
+        """Train until there is a reason to stop."""
+        while not self.world.first(self._reason_to_stop()):
+            if self.train_epoch():
+                self._finish_epoch(is_whole=True)
+        if not self._is_finished():
+            self._finish_epoch(is_whole=False)
 
-    def _is_patience_spent(self) -> bool:
-        return self.progress.epoch - self.progress.best_epoch >= self.config.patience_epochs
+    def _is_finished(self) -> bool:
+        """Return True if there is a reason to stop and the last updates are validated."""
+        progress = self.progress
+        is_validated = not progress.batch or progress.validated_step == progress.step
+        return is_validated and bool(self.world.first(self._reason_to_stop()))
 
-    def _finish_epoch(self, epoch: int, val_loss: float) -> None:
-        """Write the checkpoints of an epoch.
+    def _reason_to_stop(self) -> str:
+        config, progress = self.config, self.progress
+        if progress.epoch >= config.max_epochs:
+            return f"{plural(config.max_epochs, 'epoch')} done"
+        waited = progress.epoch - progress.best_epoch
+        if progress.validated_step == progress.step and waited >= config.patience_epochs:
+            return f"the dev loss has not decreased for {plural(waited, 'epoch')}"
+        return f"{config.max_minutes:g} minutes used" if self._is_out_of_time() else ""
 
-        The caller writes the state last, so that an interruption in between repeats the epoch.
+    def _finish_epoch(self, is_whole: bool) -> None:
+        """Validate, and write the checkpoints and the log line of an epoch.
+
+        The state is written last, so that an interruption in between repeats a part of the epoch.
+
+        Args:
+            is_whole: False if the run ends within the epoch, which a resumed run can continue.
         """
-        facts = {"epoch": epoch, "validation_loss": val_loss}
-        weights = self.model.state_dict()
-        epochs = self.run / "epochs"
-        epochs.mkdir(exist_ok=True)
-        save_tensors(epochs / f"{epoch:04d}.safetensors", weights, facts)
-        kept = sorted(epochs.glob("*.safetensors"))
-        for old in kept[: -self.config.average_last]:
-            old.unlink()
-        kept = kept[-self.config.average_last :]
-        averaged_facts = {"epochs": [int(path.stem) for path in kept]}
-        save_checkpoint(self.run / "averaged", self.model_config, average(kept), self._tokenizer_path, averaged_facts)
-        self.progress.epoch = epoch
-        if val_loss < self.progress.best_loss:
-            self.progress.best_loss, self.progress.best_epoch = val_loss, epoch
-            save_checkpoint(self.run / "best", self.model_config, weights, self._tokenizer_path, facts)
-
-    def _log(self, epoch: int, train_loss: float, val_loss: float, seconds: float) -> None:
-        row = {
-            "epoch": epoch,
-            "step": self.progress.step,
-            "train_loss": round(train_loss, 4),
-            "validation_loss": round(val_loss, 4),
-            "seconds": round(seconds, 1),
-        }
-        log = self.run / "log.jsonl"
-        earlier = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        replace_text(log, earlier + json.dumps(row) + "\n")  # atomic, so that a full disk leaves no partial line
-        tqdm.write(json.dumps(row))
+        progress, epoch = self.progress, self.progress.epoch + 1
+        loss, evaluation, started = None, None, time.monotonic()
+        is_last = not is_whole or epoch == self.config.max_epochs or self.world.first(self._is_out_of_time())
+        if is_last or epoch % self.config.evaluate_epochs == 0:
+            with self._interrupts.at_once() if self.world.size == 1 else nullcontext():
+                loss, evaluation = self.validate(), self.evaluate()
+            progress.validated_step = progress.step
+        seconds = time.monotonic() - started
+        is_best = loss is not None and loss < progress.best_loss
+        if self.world.is_first:
+            facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}
+            weights, kept = self.model.state_dict(), self.config.average_last
+            self.folder.write_epoch(self.model_config, weights, facts, average_last=kept, is_best=is_best)
+        if loss is not None and is_best:
+            progress.best_loss, progress.best_epoch = loss, epoch
+        self._add_time()
+        self._report.epoch(epoch, progress, loss, evaluation, seconds, is_whole)
+        if is_whole:
+            progress.finish_epoch()
+        self._save_state()

@@ -1,60 +1,30 @@
-"""Translation task: parallel text, and the cross-entropy of target tokens."""
+"""Translation task: pairs of texts, and the cross-entropy of target tokens."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from tokenizers import Tokenizer
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model.architectures.factory import TranslationModel
 from model.architectures.recurrent import RecurrentModel
 from model.config import ModelConfig
-from model.data.batches import Batch, Pair, iterate_batches
-from model.data.text import read_parallel
-from model.data.tokenizer import encode_lines
-from model.training.config import TrainConfig
+from model.data.batches import Batch, make_batch
+from model.data.examples import Example
+from model.evaluation.bleu import evaluate_translation
 from model.training.hard_attention import marginal_loss, reinforce_loss
 from model.training.loss import projected_cross_entropy
 from model.training.task import Task
 
 
-def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str], list[str]]:
-    """Read both sides of a split.
-
-    Raises:
-        FileNotFoundError: a file is missing.
-        ValueError: a line is blank, or see `read_parallel`.
-    """
-    sides = read_parallel(folder, split, config.source, config.target)
-    for language, lines in zip((config.source, config.target), sides, strict=True):
-        blank = [number for number, line in enumerate(lines, start=1) if not line.strip()]
-        if blank:
-            raise ValueError(
-                f"{folder / split}.{language}, line {blank[0]} is blank ({len(blank)} blank lines in total); remove "
-                f"these lines from both {split}.{config.source} and {split}.{config.target}"
-            )
-    return sides
+def _sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the lengths of target and source: examples are sorted by the target first."""
+    return lengths[:, ::-1]
 
 
-def _read_texts(folder: Path, config: TrainConfig) -> list[str]:
-    source, target = _read_sides(folder, "train", config)
-    return source + target
-
-
-def _read_pairs(
-    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
-) -> list[Pair]:
-    source, target = _read_sides(folder, split, config)
-    return list(zip(encode_lines(tokenizer, source), encode_lines(tokenizer, target), strict=True))
-
-
-def _longer_side(pair: Pair) -> int:
-    return max(map(len, pair))
-
-
-def _batches(pairs: Sequence[Pair], batch_tokens: int, seed: int, config: ModelConfig) -> Iterator[Batch]:
-    return iterate_batches(pairs, batch_tokens, seed, config.pad_id, config.bos_id)
+def _make_batch(pairs: Sequence[Example], config: ModelConfig) -> Batch:
+    return make_batch(pairs, config.pad_id, config.bos_id)
 
 
 def count_targets(batch: Batch, pad_id: int) -> int:
@@ -84,13 +54,12 @@ def _validation_loss(model: TranslationModel, batch: Batch) -> Tensor:
     return cross_entropy(model, batch, smoothing=0.0)
 
 
-TRANSLATION: Task[Pair, Batch, TranslationModel] = Task(
-    validation_split="val",
-    read_texts=_read_texts,
-    read_examples=_read_pairs,
-    length=_longer_side,
-    batches=_batches,
+TRANSLATION: Task[Batch, TranslationModel] = Task(
+    name="translation",
+    sizes=_sizes,
+    make_batch=_make_batch,
     count=count_targets,
     training_loss=training_loss,
     validation_loss=_validation_loss,
+    evaluate=evaluate_translation,
 )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from model.architectures.factory import Model
+from model.architectures.factory import Model, PretrainedModel
 from model.checkpoint import load_model
 from model.rounding import reference
 from tests.equality.serving import client_of, write_bundles
@@ -47,6 +47,7 @@ async def test_the_service_gives_pytorchs_neighbours_alone_and_many_at_once(
     special = [id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special]
 
     def cosines(model: Model, ids: list[int]) -> Tensor:
+        assert not isinstance(model, PretrainedModel)
         table = model.embedding.weight.detach()
         units = normalize(table)
         query = table[ids[0]] if len(ids) == 1 else units[ids[1]] - units[ids[0]] + units[ids[2]]

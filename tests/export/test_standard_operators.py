@@ -32,10 +32,11 @@ from export.graphs.similar import similar_graph
 from export.sources.checkpoint import Tensors, open_folder
 from export.sources.firefox.shortlist import Shortlist
 from model.architectures.factory import build_model
+from model.config import EncoderConfig
 from model.float32 import ELEMENTARY, UNIT_ROUNDOFF, max_abs, rounding_error
 from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
-from tests.equality.systems import small
+from tests.equality.systems import MakeConfig, small
 from tests.export import (
     decoder_models,
     encoder_models,
@@ -130,11 +131,11 @@ def with_shortlist(folder: Path) -> Model:
     return replace(model, description=replace(model.description, shortlist=shortlist))
 
 
-def trained_system(name: str) -> Callable[[Path], Model]:
+def trained_model(make_config: MakeConfig) -> Callable[[Path], Model]:
     def make(_: Path) -> Model:
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
-            model = build_model(small(name)(47)).eval()
+            model = build_model(make_config(47)).eval()
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         return Model(*trained.describe(model.config, trained.state_tensors(model)))
@@ -152,7 +153,8 @@ CASES: dict[str, Callable[[Path], Model]] = {
     **{case.name: seq2seq(case) for case in test_seq2seq_families.CASES},
     "firefox": student,
     "firefox with a shortlist": with_shortlist,
-    **{name: trained_system(name) for name in TRAINED},
+    **{name: trained_model(small(name)) for name in TRAINED},
+    "encoder": trained_model(lambda vocab_size: EncoderConfig(vocab_size, d_model=32, num_heads=4, d_ff=64)),
 }
 SECOND_RUNTIME = ("modernbert with biases", "qwen3-windows", "flan-t5", "firefox")  # one of each kind
 

@@ -21,6 +21,7 @@ from model.checkpoint import load_metadata, load_model, save_checkpoint
 from model.config import CausalConfig
 from model.data.tokenizer import train_tokenizer
 from model.evaluation.defaults import TEST_SPLIT
+from model.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -88,12 +89,16 @@ def test_evaluate_names_the_missing_files_and_the_option(run: Runner, checkpoint
     result = run("evaluate", checkpoint, tmp_path)
     assert_one_line(result, f"missing {tmp_path / TEST_SPLIT}.en, {tmp_path / TEST_SPLIT}.de, ")
     assert f"{tmp_path / 'val.de'}; add SPLIT.en and SPLIT.de" in result[2]
-    assert "--split SPLIT (make evaluate SPLIT=...)" in result[2]
+    assert "--split SPLIT (make evaluate ARGS='--split SPLIT')" in result[2]
 
 
-def test_make_evaluate_passes_a_split_only_if_one_is_given() -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["train $(TASK) $(DATA) --run $(RUN)", "evaluate $(RUN) $(DATA)", "export $(RUN) --out $(BUNDLE)"],
+)
+def test_make_passes_all_options(command: str) -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
-    assert "python -m model evaluate $(RUN)/averaged $(DATA) $(if $(SPLIT),--split $(SPLIT))\n" in makefile
+    assert f"sightline {command} $(ARGS)\n" in makefile
 
 
 def test_evaluate_writes_its_report_as_json(run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
@@ -143,7 +148,7 @@ def test_a_source_longer_than_the_model_is_an_error_of_one_line(run: Runner, che
 
 
 def test_train_without_its_data_is_an_error_of_one_line(run: Runner, tmp_path: Path) -> None:
-    assert_one_line(run("train", tmp_path / "none", "--run", tmp_path / "run"), "train.en")
+    assert_one_line(run("system", "transformer", tmp_path / "none", "--run", tmp_path / "run"), "train.en")
 
 
 @pytest.mark.parametrize("seeds", [0, -1])
@@ -154,7 +159,7 @@ def test_a_zoo_of_no_seeds_is_an_error_of_one_line(run: Runner, tmp_path: Path, 
 
 
 def test_an_impossible_training_setting_is_an_error_of_one_line(run: Runner, corpus: Path, tmp_path: Path) -> None:
-    result = run("train", corpus, "--run", tmp_path / "run", "--max-epochs", 0)
+    result = run("system", "transformer", corpus, "--run", tmp_path / "run", "--max-epochs", 0)
     assert_one_line(result, "max_epochs must be at least 1, got 0")
 
 
@@ -165,7 +170,7 @@ def test_arguments_that_do_not_parse_exit_with_code_2(run: Runner) -> None:
 
 
 def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner, corpus: Path, tmp_path: Path) -> None:
-    arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--batch-tokens", 256)
+    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--batch-tokens", 256)
     assert run(*arguments, "--max-epochs", 1)[0] == 0
     assert run(*arguments, "--max-epochs", 2)[0] == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -174,9 +179,9 @@ def test_train_takes_its_settings_from_the_command_line_and_resumes(run: Runner,
 
 
 def test_train_changes_the_given_fields_of_a_systems_model(run: Runner, corpus: Path, tmp_path: Path) -> None:
-    settings = ("--vocab-size", 300, "--batch-tokens", 256, "--max-epochs", 1, "--system", "fixed-context")
+    settings = ("--vocab-size", 300, "--batch-tokens", 256, "--max-epochs", 1)
     sizes = ("embedding_size=8", "encoder_size=8", "decoder_size=16")
-    arguments = ("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    arguments = ("system", "fixed-context", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
     assert run(*arguments, "cell=lstm")[0] == 0
     model, _ = load_model(tmp_path / "run" / "averaged")
     assert isinstance(model, RecurrentModel) and isinstance(model.cell, nn.LSTMCell)
@@ -187,7 +192,7 @@ def test_train_changes_the_given_fields_of_a_systems_model(run: Runner, corpus: 
 
 def test_a_field_without_a_value_does_not_parse(run: Runner, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
-        run("train", tmp_path, "--run", tmp_path / "run", "--model", "cell")
+        run("system", "transformer", tmp_path, "--run", tmp_path / "run", "--model", "cell")
     assert stopped.value.code == 2
 
 
@@ -211,7 +216,10 @@ def test_accuracy_of_a_model_that_is_no_classifier_is_an_error_of_one_line(
 
 
 def test_a_classifier_is_not_scored_as_a_translation(run: Runner, classifier_checkpoint: Path, corpus: Path) -> None:
-    assert_one_line(run("evaluate", classifier_checkpoint, corpus, "--split", "test"), "must be a translation model")
+    assert_one_line(
+        run("evaluate", classifier_checkpoint, corpus, "--split", "test"),
+        "--split is for translation only; omit it for classification",
+    )
 
 
 def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run: Runner, tmp_path: Path) -> None:
@@ -255,7 +263,7 @@ def test_recall_requires_a_chat_model_and_at_least_one_dialogue(run: Runner, che
 def test_settings_that_cannot_train_are_errors_of_one_line_and_start_no_run(
     run: Runner, corpus: Path, tmp_path: Path, option: str, value: str, message: str
 ) -> None:
-    result = run("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, option, value)
+    result = run("system", "transformer", corpus, "--run", tmp_path / "run", "--vocab-size", 300, option, value)
     assert_one_line(result, message)
     assert not (tmp_path / "run").exists()
 
@@ -264,13 +272,13 @@ def test_insufficient_memory_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("model.commands.Trainer", lambda *_: torch.empty(2**50))
-    result = run("train", corpus, "--run", tmp_path / "run")
+    result = run("system", "transformer", corpus, "--run", tmp_path / "run")
     assert_one_line(result, "out of memory; use a smaller model or a smaller --batch-tokens: ", 1)
 
 
 def test_a_system_that_generates_its_data_reads_no_folder(run: Runner, tmp_path: Path) -> None:
     """A folder that the system ignores must be an error."""
-    result = run("train", "/nonexistent", "--run", tmp_path / "run", "--system", "chat-gatt")
+    result = run("system", "chat-gatt", "/nonexistent", "--run", tmp_path / "run")
     assert_one_line(result, "the system chat-gatt generates its training data; remove the argument /nonexistent")
     assert not (tmp_path / "run").exists()
 
@@ -280,8 +288,10 @@ def test_a_system_that_reads_data_requires_their_folder(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     monkeypatch.chdir(corpus)  # where data lie by chance
-    result = run("train", "--run", tmp_path / "run", "--system", system)
-    assert_one_line(result, f"the system {system} needs a folder of training data: python -m model train DATA --run")
+    result = run("system", system, "--run", tmp_path / "run")
+    assert_one_line(
+        result, f"the system {system} needs a folder of training data: python -m model system {system} DATA --run"
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -290,7 +300,7 @@ def test_a_vocabulary_that_the_data_cannot_fill_is_reported_as_smaller(
 ) -> None:
     settings = ("--batch-tokens", 256, "--max-epochs", 1, "--vocab-size", 9000)
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
-    code, _, err = run("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    code, _, err = run("system", "transformer", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
     model, _ = load_model(tmp_path / "run" / "averaged")
     assert code == 0 and model.config.vocab_size < 9000
     assert f"note: the vocabulary has {model.config.vocab_size} tokens instead of vocab_size (9000)" in err
@@ -301,7 +311,7 @@ def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "file").write_text("mine\n", encoding="utf-8")
-    assert_one_line(run("train", corpus, "--run", tmp_path / name), str(tmp_path / name))
+    assert_one_line(run("system", "transformer", corpus, "--run", tmp_path / name), str(tmp_path / name))
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine\n"
 
 
@@ -319,7 +329,7 @@ def test_a_damaged_run_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
 ) -> None:
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
-    arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--model", *sizes)
+    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--model", *sizes)
     assert run(*arguments, "--max-epochs", 1)[0] == 0
     path = tmp_path / "run" / name
     path.write_bytes(change(path.read_bytes()))
@@ -330,7 +340,7 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
     """Two processes in one folder must not remove each other's files."""
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
     settings = ("--vocab-size", 300, "--batch-tokens", 256, "--patience-epochs", 100_000)
-    arguments = ("train", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
     command = [sys.executable, "-m", "model", *map(str, arguments), "--max-epochs", "100000"]
     with subprocess.Popen(
         command,
@@ -354,20 +364,43 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
     assert load_metadata(tmp_path / "run" / "state.safetensors")["epoch"] == epochs + 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_one_line_and_the_run_can_be_resumed(
-    run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
-    arguments = ("train", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--max-epochs", 1, "--model", *sizes)
+    arguments = (
+        "system",
+        "transformer",
+        corpus,
+        "--run",
+        tmp_path / "run",
+        "--vocab-size",
+        300,
+        "--max-epochs",
+        1,
+        "--model",
+        *sizes,
+    )
+    update = Trainer.update
+
+    def interrupted(trainer: Trainer, batches: list[object]) -> tuple[float, int]:
+        signal.raise_signal(number)
+        return update(trainer, batches)
+
     with monkeypatch.context() as patched:
-        patched.setattr("model.training.trainer.Trainer.train_epoch", lambda *_: signal.raise_signal(signal.SIGINT))
+        patched.setattr(Trainer, "update", interrupted)
         # Processes that a shell starts in the background ignore SIGINT.
-        previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+        previous = signal.signal(number, signal.default_int_handler)
         try:
             code, out, err = run(*arguments)
         finally:
-            signal.signal(signal.SIGINT, previous)
-    assert (code, out, err.count("\n")) == (130, "", 1)
-    assert err.startswith("error: interrupted; ")
-    assert run(*arguments)[0] == 0
+            signal.signal(number, previous)
+    assert (code, out) == (128 + number, "")
+    assert err.splitlines()[1:] == [
+        "error: interrupted; the run is saved at epoch 1, step 1; run the same command again to resume it"
+    ]
+    code, out, err = run(*arguments)
+    assert (code, out) == (0, "")
+    assert "\nresuming at epoch 1, step 1\n" in err
     assert load_metadata(tmp_path / "run" / "state.safetensors")["epoch"] == 1

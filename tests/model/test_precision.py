@@ -10,7 +10,6 @@ from torch import Tensor
 from model.architectures.factory import Model, build_model
 from model.precision import at_least_float32, autocast, product_type
 from model.systems import SYSTEMS
-from model.training.chat import Example
 from model.training.classification import CLASSIFICATION
 from model.training.translation import TRANSLATION
 
@@ -25,11 +24,10 @@ def batch_of(name: str) -> Any:
     if system.task is TRANSLATION:
         examples = list(zip(SENTENCES, reversed(SENTENCES), strict=True))
     elif system.task is CLASSIFICATION:
-        examples = [(sentence, number % 2) for number, sentence in enumerate(SENTENCES)]
+        examples = [(sentence, [number % 2]) for number, sentence in enumerate(SENTENCES)]
     else:
-        examples = [Example(sentence, 1) for sentence in SENTENCES]
-    (batch,) = system.task.batches(examples, 1000, 0, config)
-    return batch
+        examples = [(sentence, [0] + [1] * (len(sentence) - 1)) for sentence in SENTENCES]
+    return system.task.make_batch(examples, config)
 
 
 def loss_and_gradient(name: str, model: Model, batch: Any, precision: str) -> tuple[float, Tensor]:

@@ -10,6 +10,7 @@ from bench.__main__ import main as bench
 from export.__main__ import OPTIONS
 from export.__main__ import main as export
 from model.__main__ import main as model
+from model.training.names import TASK_NAMES
 from service.__main__ import main as service
 from service.bundle import read_manifest, write_manifest
 from sightline.__main__ import COMMANDS
@@ -81,8 +82,20 @@ TABLE = [
     ("sightline serve --keys {tmp}/no", 2),
     ("sightline serve --quota-storage memcached://localhost", 2),
     ("sightline serve --admin-address 9000", 2),
-    ("sightline train {tmp}/no --run {tmp}/run", 2),
-    ("sightline train {tmp} --run {tmp}/run --dropout 1", 2),
+    *((f"sightline train {task} --help", 0) for task in TASK_NAMES),
+    *((f"sightline train {task} --nope", 2) for task in TASK_NAMES),
+    *((f"sightline train {task} --print-config", 0) for task in TASK_NAMES),
+    ("sightline train translation", 2),
+    ("sightline train translation {tmp}/no --run {tmp}/run", 2),
+    ("sightline train translation {tmp} --run {tmp}/run --dropout 1", 2),
+    ("sightline train translation {tmp} --run {tmp}/run --source e!", 2),
+    ("sightline train translation {tmp} --run {tmp}/run --config {text}", 2),
+    ("sightline train sample classification {tmp}/sample --examples 10", 0),
+    ("sightline train sample classification {tmp} --examples 10", 2),
+    ("sightline train sample translation {tmp}/sample --examples 0", 2),
+    ("sightline train zoo {tmp} --seeds 0", 2),
+    ("sightline evaluate {tmp}/no", 2),
+    ("sightline evaluate {checkpoint}", 2),
     ("sightline export {tmp}/no --out {tmp}/out", 2),
     ("sightline export {damaged} --out {tmp}/out", 1),
     ("sightline quantize {bundle} --out {tmp}/int8 --bits 8 --unverified", 0),
@@ -103,11 +116,11 @@ TABLE = [
     ("export align {tmp}/no", 2),
     ("export align {bundle} --sentences {long}", 1),
     ("export half {tmp}/no --out {tmp}/half --unverified", 2),
-    *((f"model {name} --help", 0) for name in ("train", "evaluate", "accuracy", "recall", "zoo")),
-    *((f"model {name} --nope", 2) for name in ("train", "evaluate", "accuracy", "recall", "zoo")),
-    ("model train --run {tmp}/run", 2),
-    ("model train {tmp} --run {tmp}/run --max-epochs 0", 2),
-    ("model train {tmp} --run {tmp}/run --model cell=7", 2),
+    *((f"model {name} --help", 0) for name in ("train", "evaluate", "system", "accuracy", "recall", "zoo")),
+    *((f"model {name} --nope", 2) for name in ("train", "evaluate", "system", "accuracy", "recall", "zoo")),
+    ("model system transformer --run {tmp}/run", 2),
+    ("model system transformer {tmp} --run {tmp}/run --max-epochs 0", 2),
+    ("model system transformer {tmp} --run {tmp}/run --model cell=7", 2),
     ("model evaluate {tmp}/no {tmp}", 2),
     ("model evaluate {checkpoint} {tmp}", 2),
     ("model evaluate {damaged_checkpoint} {tmp}", 1),

@@ -77,7 +77,12 @@ def test_the_example_of_the_help_is_a_command_that_the_parser_accepts(
         assert bundle == Path("bundles/minilm") if name == "quantize" else bundle is None or bundle.is_dir()
         raise Parsed
 
+    def import_nothing(module: str) -> NoReturn:
+        raise Parsed
+
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    # The commands of `model` import the module of their action when the words are parsed.
+    monkeypatch.setattr("model.__main__.import_module", import_nothing)
     with pytest.raises(Parsed):
         main(shlex.split(example))
 
@@ -102,7 +107,7 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("command", "module", "library", "environment", "extras"),
     [
-        ("train x --run y", "torch", "PyTorch", ".venv", "train"),
+        ("train classification x --run y", "torch", "PyTorch", ".venv", "train"),
         ("quantize x --out y --bits 8 --unverified", "onnx", "ONNX", ".venv-serve-cpu", "cpu,import"),
         ("quantize {bundle} --out x --bits 8 --data data", "sacrebleu", "sacreBLEU", ".venv", "cpu,train"),
         ("verify x --checkpoint y", "onnxruntime", "ONNX Runtime", ".venv", "cpu,train"),
@@ -174,7 +179,18 @@ def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Pa
         assert json.loads(done.stdout)["bits"] == 8
 
 
-MODULES = ("model", "model train", "model evaluate", "model zoo", "export", "export zoo", "export quantize", "service")
+MODULES = (
+    "model",
+    "model train",
+    "model train encoder",
+    "model system",
+    "model evaluate",
+    "model zoo",
+    "export",
+    "export zoo",
+    "export quantize",
+    "service",
+)
 
 
 HELPS = {
@@ -286,7 +302,7 @@ def test_train_export_verify_and_quantize_are_the_commands_of_their_packages(
     assert main(["verify", toy, "--checkpoint", str(checkpoint), "--sentences", str(sentences)]) == 0
     assert main(["quantize", toy, "--out", str(tmp_path / "int8"), "--bits", "8", "--unverified"]) == 0
     capsys.readouterr()
-    assert main(["train", str(tmp_path / "nothing"), "--run", str(tmp_path / "run")]) == 2
+    assert main(["train", "classification", str(tmp_path / "nothing"), "--run", str(tmp_path / "run")]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and errors.count("\n") == 1
     # A word that is a command of `python -m export` is a folder here.

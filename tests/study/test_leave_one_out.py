@@ -32,6 +32,7 @@ def _model(config: RecurrentConfig | TransformerConfig) -> Any:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(3)
         model = build_model(config)
+        assert isinstance(model, TranslationModel)
         for parameter in model.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))
         model.embedding.weight[config.eos_id] *= 0.1  # so that outputs do not end immediately

@@ -10,6 +10,7 @@ from bench.record import Result
 from model.config import TransformerConfig
 from model.systems import SYSTEMS, bundle_name
 from model.training.config import PRECISIONS, TrainConfig
+from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 from service.bundle import MANIFEST, read_manifest, write_manifest
@@ -38,7 +39,8 @@ def zoo(
         return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
 
     run, config = folder / "runs" / "transformer-1", TrainConfig(vocab_size=300, batch_tokens=128)
-    Trainer(run, config, TRANSLATION, data, make_config, torch.device("cpu"))
+    prepared, model_config = read_system_data("translation", data, run, config, make_config)
+    Trainer(run, config, TRANSLATION, prepared, model_config, torch.device("cpu"))
     epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
     (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")
     (run / "scores.json").write_text("{}", encoding="utf-8")

@@ -1,11 +1,14 @@
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from model.architectures.classifier import Classifier, mean_pool
-from model.config import ClassifierConfig
+from model.architectures.classifier import Classifier
+from model.architectures.encoder import mean_pool
+from model.config import ClassifierConfig, model_config_to_json, read_model_config
 
 CONFIG = ClassifierConfig(
     40, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, max_positions=32, labels=("bad", "fair", "good")
@@ -81,3 +84,18 @@ def test_no_word_is_dropped_after_training() -> None:
 def test_impossible_sizes_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **change)
+
+
+def test_with_several_labels_the_scores_are_logits() -> None:
+    model = classifier(multi_label=True).eval()
+    hidden, _ = model.encode(SOURCE, LENGTHS)
+    expected = [model.output(row[:length].mean(dim=0)) for row, length in zip(hidden, LENGTHS, strict=True)]
+    torch.testing.assert_close(model(SOURCE, LENGTHS), torch.stack(expected))
+    torch.testing.assert_close(model(SOURCE, LENGTHS).log_softmax(dim=-1), classifier().eval()(SOURCE, LENGTHS))
+
+
+def test_an_older_configuration_has_one_label_for_a_text(tmp_path: Path) -> None:
+    fields = json.loads(model_config_to_json(CONFIG))
+    assert fields.pop("multi_label") is False
+    (tmp_path / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    assert read_model_config(tmp_path / "config.json") == CONFIG

@@ -1,10 +1,45 @@
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.batches import bucket, make_batch
+from model.data.batches import bucket as bucket_arrays
+from model.data.batches import make_batch, pad
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60)
+
+
+def bucket(lengths: Sequence[tuple[int, ...]], batch_tokens: int, seed: int) -> list[list[int]]:
+    """Return the batches of the function under test as lists."""
+    return [indices.tolist() for indices in bucket_arrays(np.array(lengths, np.int32), batch_tokens, seed)]
+
+
+def slow_bucket(lengths: Sequence[tuple[int, ...]], batch_tokens: int, seed: int) -> list[list[int]]:
+    """Group examples as the function under test does; old runs depend on the order."""
+    rng = np.random.default_rng(seed)
+    order = sorted(rng.permutation(len(lengths)), key=lambda i: lengths[i])
+    batches: list[list[int]] = [[]]
+    longest = 0
+    for index in order:
+        longest = max(longest, max(lengths[index]))
+        if batches[-1] and longest * (len(batches[-1]) + 1) > batch_tokens:
+            batches.append([])
+            longest = max(lengths[index])
+        batches[-1].append(int(index))
+    rng.shuffle(batches)
+    return batches
+
+
+@settings(deadline=None)
+@given(LENGTHS, st.integers(1, 200), st.integers(0, 5))
+def test_buckets_equal_those_of_the_slow_function_in_their_order(
+    lengths: list[tuple[int, int]], batch_tokens: int, seed: int
+) -> None:
+    assert bucket(lengths, batch_tokens, seed) == slow_bucket(lengths, batch_tokens, seed)
+    sources = [(source,) for source, _ in lengths]
+    assert bucket(sources, batch_tokens, seed) == slow_bucket(sources, batch_tokens, seed)
 
 
 @settings(deadline=None)
@@ -46,3 +81,8 @@ def test_a_batch_is_padded_on_the_right_and_its_target_shifted() -> None:
     assert batch.target_input.tolist() == [[1, 7, 0], [1, 8, 9]]
     assert batch.target_output.tolist() == [[7, 2, 0], [8, 9, 2]]
     assert batch.to(torch.device("cpu")).source.dtype == torch.int64
+
+
+def test_lists_and_arrays_are_padded_to_the_longest() -> None:
+    assert pad([[5, 6], [], [7]], 9).tolist() == [[5, 6], [9, 9], [7, 9]]
+    assert pad([np.array([5, 6], np.int32), np.array([7], np.int32)], 0).tolist() == [[5, 6], [7, 0]]

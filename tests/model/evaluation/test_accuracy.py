@@ -1,27 +1,142 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from model.architectures.classifier import Classifier
 from model.checkpoint import load_model
-from model.evaluation.accuracy import accuracy
+from model.data.records import LabelledRecord
+from model.evaluation.accuracy import (
+    accuracy,
+    confusion_lines,
+    count_labels,
+    evaluate_classification,
+    expected_labels,
+    label_fields,
+    label_metrics,
+    macro_f1,
+    micro_f1,
+    predict,
+)
+
+LABELS = ("bad", "fair", "good")
+# Texts of the labels 0, 0, 0, 1, 1, 2, of which the last is never predicted.
+EXPECTED = [frozenset([label]) for label in (0, 0, 0, 1, 1, 2)]
+PREDICTED = [frozenset([label]) for label in (0, 0, 1, 1, 1, 0)]
 
 
-def test_accuracy_counts_what_the_model_chooses(classifier_checkpoint: Path, toy_sentences: list[str]) -> None:
+@pytest.fixture(scope="module")
+def loaded(classifier_checkpoint: Path) -> tuple[Classifier, Tokenizer]:
     model, tokenizer = load_model(classifier_checkpoint)
     assert isinstance(model, Classifier)
+    return model, tokenizer
+
+
+def scores(loaded: tuple[Classifier, Tokenizer], text: str) -> list[float]:
+    """Return the scores of the labels of one text."""
+    model, tokenizer = loaded
+    ids = tokenizer.encode(text).ids
+    found: list[float] = model(torch.tensor([ids]), torch.tensor([len(ids)]))[0].tolist()
+    return found
+
+
+def test_accuracy_counts_what_the_model_chooses(loaded: tuple[Classifier, Tokenizer], toy_sentences: list[str]) -> None:
     chosen = []
-    for encoding in tokenizer.encode_batch(toy_sentences):
-        logprobs = model(torch.tensor([encoding.ids]), torch.tensor([len(encoding.ids)]))
-        chosen.append(int(logprobs.argmax()))
+    for text in toy_sentences:
+        row = scores(loaded, text)
+        chosen.append(row.index(max(row)))
     wrong = [(label + 1) % 3 for label in chosen[:2]]
-    assert accuracy(model, tokenizer, toy_sentences, chosen).count == len(toy_sentences)
-    assert accuracy(model, tokenizer, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
+    assert accuracy(*loaded, toy_sentences, chosen).count == len(toy_sentences)
+    assert accuracy(*loaded, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
 
 
-def test_a_text_that_is_too_long_is_rejected_with_both_numbers(classifier_checkpoint: Path) -> None:
-    model, tokenizer = load_model(classifier_checkpoint)
-    assert isinstance(model, Classifier)
+def test_with_several_labels_those_above_one_half_are_predicted(
+    loaded: tuple[Classifier, Tokenizer], toy_sentences: list[str]
+) -> None:
+    model, tokenizer = loaded
+    several = Classifier(dataclasses.replace(model.config, multi_label=True))
+    several.load_state_dict(model.state_dict())
+    several.eval()
+    predicted = predict(several, tokenizer, toy_sentences)
+    for text, labels in zip(toy_sentences, predicted, strict=True):
+        chances = [torch.tensor(score).sigmoid() for score in scores((several, tokenizer), text)]
+        assert labels == {index for index, chance in enumerate(chances) if chance > 0.5}
+    assert len(set(predicted)) > 1
+
+
+def test_a_text_that_is_too_long_is_rejected_with_both_numbers(loaded: tuple[Classifier, Tokenizer]) -> None:
     with pytest.raises(ValueError, match=r"text 1 must have at most 256 tokens \(max_positions\), got \d+; shorten it"):
-        accuracy(model, tokenizer, ["word " * 300], [0])
+        accuracy(*loaded, ["word " * 300], [0])
+
+
+def test_the_scores_of_each_label_are_those_by_hand() -> None:
+    bad, fair, good = count_labels(PREDICTED, EXPECTED, 3)
+    assert (bad.precision, bad.recall) == (2 / 3, 2 / 3)
+    assert (fair.precision, fair.recall) == (2 / 3, 1)
+    assert (good.precision, good.recall, good.f1) == (0, 0, 0)
+    assert (bad.f1, fair.f1) == pytest.approx((2 / 3, 4 / 5))
+    assert [one.support for one in (bad, fair, good)] == [3, 2, 1]
+    assert label_fields([bad, fair, good], LABELS)["fair"] == {
+        "precision": 66.67,
+        "recall": 100.0,
+        "f1": 80.0,
+        "texts": 2,
+    }
+
+
+def test_the_metrics_of_one_label_for_a_text_are_those_by_hand() -> None:
+    metrics = label_metrics(PREDICTED, EXPECTED, 3, multi_label=False)
+    assert list(metrics) == ["accuracy", "macro F1"]
+    assert metrics["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert metrics["macro F1"] == pytest.approx(100 * (2 / 3 + 4 / 5 + 0) / 3)
+
+
+def test_the_metrics_of_several_labels_are_those_by_hand() -> None:
+    expected = [frozenset({0, 1}), frozenset({1}), frozenset[int](), frozenset({2})]
+    predicted = [frozenset({0}), frozenset({1}), frozenset({1}), frozenset({2})]
+    metrics = label_metrics(predicted, expected, 3, multi_label=True)
+    assert list(metrics) == ["micro F1", "macro F1", "exact match"]
+    # Three right predictions, one wrong one and one that is missing.
+    assert metrics["micro F1"] == pytest.approx(100 * 6 / 8)
+    assert metrics["macro F1"] == pytest.approx(100 * (1 + 0.5 + 1) / 3)
+    assert metrics["exact match"] == 50
+
+
+def test_labels_that_do_not_occur_are_not_part_of_the_mean() -> None:
+    counts = count_labels(PREDICTED, EXPECTED, 3)
+    assert macro_f1([*counts, *count_labels([], [], 5)]) == macro_f1(counts)
+    assert (macro_f1([]), micro_f1([])) == (0, 0)
+
+
+def test_the_most_frequent_confusions_are_described_with_a_text() -> None:
+    texts = [f"text {number}" for number in range(8)]
+    expected = [*EXPECTED, frozenset([2]), frozenset[int]()]
+    predicted = [*PREDICTED, frozenset([0]), frozenset([0, 1])]
+    assert confusion_lines(texts, predicted, expected, LABELS) == [
+        "expected good, predicted bad: 2 of 8, such as: text 5",
+        "expected bad, predicted fair: 1 of 8, such as: text 2",
+        "expected no label, predicted bad, fair: 1 of 8, such as: text 7",
+    ]
+
+
+def test_a_label_that_the_model_lacks_is_rejected() -> None:
+    records = [LabelledRecord("x", ("bad",)), LabelledRecord("x", ("best",))]
+    with pytest.raises(ValueError, match="record 2 has the label 'best', but the labels of the model are bad, fair"):
+        expected_labels(records, LABELS)
+
+
+def test_the_metric_during_training_skips_texts_that_are_too_long(
+    loaded: tuple[Classifier, Tokenizer], toy_sentences: list[str]
+) -> None:
+    model, tokenizer = loaded
+    predicted = predict(model, tokenizer, toy_sentences)
+    records = [
+        LabelledRecord(text, tuple(LABELS[index] for index in label))
+        for text, label in zip(toy_sentences, predicted, strict=True)
+    ]
+    found = evaluate_classification(model, tokenizer, [*records, LabelledRecord("word " * 300, ("bad",))])
+    assert found.metrics == {"accuracy": 100.0, "macro F1": 100.0}
+    assert found.samples == ()
+    assert evaluate_classification(model, tokenizer, []).metrics == {}

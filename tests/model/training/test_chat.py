@@ -9,72 +9,89 @@ from tokenizers import Tokenizer
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
 from model.config import CausalConfig
+from model.data.batches import bucket
 from model.data.dialogues import draw_examples
-from model.data.tokenizer import decode_ids, train_tokenizer
-from model.training.chat import Example, answer_loss, chat_task, make_batch
+from model.data.examples import Example, MemoryExamples
+from model.data.tokenizer import decode_ids
 from model.training.config import TrainConfig
+from model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
+from model.training.tasks import SystemData, read_system_data
 from model.training.trainer import Trainer
 
 CONFIG = TrainConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return train_tokenizer(chat_task(has_ghost_attention=True).read_texts(Path(), CONFIG), CONFIG.vocab_size)
+def data() -> SystemData:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("model.training.tasks.DIALOGUES", {"train": (10, 0), "dev": (1_000, 500_000)})
+        return read_system_data("ghost-attention", Path(), Path("none"), CONFIG, CausalConfig)[0]
 
 
 @pytest.fixture(scope="module")
-def examples(tokenizer: Tokenizer) -> list[Example]:
-    return chat_task(has_ghost_attention=True).read_examples(Path(), "val", tokenizer, CONFIG, CausalConfig(700))
+def tokenizer(data: SystemData) -> Tokenizer:
+    return data.tokenizer
+
+
+@pytest.fixture(scope="module")
+def examples(data: SystemData) -> list[Example]:
+    return [data.dev[index] for index in range(len(data.dev))]
+
+
+def num_prompt(example: Example) -> int:
+    """Return the number of tokens before the first token of the loss."""
+    return list(example[1]).index(1)
 
 
 def test_only_the_last_response_and_its_end_token_have_loss(tokenizer: Tokenizer, examples: list[Example]) -> None:
     drawn = draw_examples(CONFIG.seed + 500_000, len(examples), True)
     for (read, answer), example in zip(drawn[:200], examples[:200], strict=True):
-        batch = make_batch([example], 0)
+        batch = make_batch([example], CausalConfig(700))
         (targets,) = batch.targets.tolist()
-        assert len(targets) == batch.ids.size(1) == len(example.ids) - 1
-        counted = [token for token in targets if token != 0]
-        assert targets == [0] * (len(targets) - len(counted)) + counted
+        assert len(targets) == batch.ids.size(1) == len(example[0]) - 1
+        counted = [token for token in targets if token != IGNORED]
+        assert targets == [IGNORED] * (len(targets) - len(counted)) + counted
         assert decode_ids(tokenizer, counted) == answer
         assert counted[-1] == 2 and 2 not in counted[:-1]
-        assert example.ids[0] == 1
-        assert decode_ids(tokenizer, example.ids[: example.num_prompt]) == read
+        assert example[0][0] == 1
+        assert decode_ids(tokenizer, example[0][: num_prompt(example)]) == read
 
 
 def test_each_target_follows_the_tokens_read_before_it(examples: list[Example]) -> None:
-    batch = make_batch(examples[:8], 0)
+    batch = make_batch(examples[:8], CausalConfig(700))
     for row, example in enumerate(examples[:8]):
-        for index in range(example.num_prompt - 1, len(example.ids) - 1):
-            assert batch.ids[row, : index + 1].tolist() == example.ids[: index + 1]
-            assert batch.targets[row, index] == example.ids[index + 1]
+        ids = example[0]
+        for index in range(num_prompt(example) - 1, len(ids) - 1):
+            assert batch.ids[row, : index + 1].tolist() == ids[: index + 1]
+            assert batch.targets[row, index] == ids[index + 1]
 
 
 def test_the_loss_has_no_gradient_from_earlier_turns(examples: list[Example]) -> None:
     """Only the logits of the last answer change the loss."""
-    long = max(examples[:100], key=lambda one: one.num_prompt)
+    long = max(examples[:100], key=num_prompt)
     torch.manual_seed(1)
     model = CausalModel(CausalConfig(700, d_model=16, num_heads=2, d_ff=16, layers=1)).eval()
-    batch = make_batch([long], 0)
+    batch = make_batch([long], CausalConfig(700))
     logprobs = model(batch.ids)[0].log_softmax(-1)
-    expected = -sum(logprobs[index, long.ids[index + 1]] for index in range(long.num_prompt - 1, len(long.ids) - 1))
-    torch.testing.assert_close(answer_loss(model, batch), torch.as_tensor(expected))
+    expected = -sum(logprobs[index, long[0][index + 1]] for index in range(num_prompt(long) - 1, len(long[0]) - 1))
+    torch.testing.assert_close(token_loss(model, batch), torch.as_tensor(expected))
 
 
 def test_batches_contain_each_example_once_within_their_size(examples: list[Example]) -> None:
-    task = chat_task(has_ghost_attention=True)
-    batches = list(task.batches(examples, 2048, 1, CausalConfig(700, d_model=16, num_heads=2)))
+    buckets = bucket(LANGUAGE_MODEL.sizes(MemoryExamples(examples).lengths), 2048, 1)
+    config = CausalConfig(700, d_model=16, num_heads=2)
+    batches = [LANGUAGE_MODEL.make_batch([examples[index] for index in indices], config) for indices in buckets]
     assert sum(batch.ids.size(0) for batch in batches) == len(examples)
     assert all(batch.ids.numel() <= 2048 for batch in batches)
-    assert sum(task.count(batch, 0) for batch in batches) == sum(len(one.ids) - one.num_prompt for one in examples)
+    assert sum(LANGUAGE_MODEL.count(batch, 0) for batch in batches) == sum(sum(counted) for _, counted in examples)
 
 
 def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) -> None:
-    assert max(len(one.ids) for one in examples) < 700 < CausalConfig(700).max_positions
+    assert max(len(ids) for ids, _ in examples) < 700 < CausalConfig(700).max_positions
 
 
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.training.chat.SPLITS", {"train": (64, 0), "val": (16, 500_000)})
+    monkeypatch.setattr("model.training.tasks.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
     config = TrainConfig(
         vocab_size=500, max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1
     )
@@ -82,8 +99,8 @@ def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch
     def make(vocab_size: int) -> CausalConfig:
         return CausalConfig(vocab_size, d_model=32, num_heads=2, d_ff=32, layers=1, dropout=0.0)
 
-    task = chat_task(has_ghost_attention=False)
-    trainer = Trainer(tmp_path / "run", config, task, tmp_path, make, torch.device("cpu"))
+    data, model_config = read_system_data("chat", tmp_path, tmp_path / "run", config, make)
+    trainer = Trainer(tmp_path / "run", config, LANGUAGE_MODEL, data, model_config, torch.device("cpu"))
     before = trainer.validate()
     trainer.fit()
     assert trainer.validate() < 0.8 * before

@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 from model.architectures.classifier import Classifier
 from model.checkpoint import load_model
 from model.config import ClassifierConfig, ModelConfig
+from model.data.batches import bucket, make_labelled_batch
 from model.data.text import read_labelled
 from model.evaluation.accuracy import accuracy
 from model.training.classification import CLASSIFICATION, label_loss
 from model.training.config import TrainConfig
+from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
 
 TOY = TrainConfig(
@@ -26,8 +28,13 @@ def toy_classifier(vocab_size: int) -> ModelConfig:
     return ClassifierConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, word_dropout=0.1)
 
 
+def make_trainer(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
+    prepared, model_config = read_system_data("classification", data, run, config, toy_classifier)
+    return Trainer(run, config, CLASSIFICATION, prepared, model_config, CPU)
+
+
 def train(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
-    trainer = Trainer(run, config, CLASSIFICATION, data, toy_classifier, CPU)
+    trainer = make_trainer(run, data, config)
     trainer.fit()
     return trainer
 
@@ -67,22 +74,23 @@ def test_a_run_resumed_after_an_epoch_gives_the_same_weights(tmp_path: Path, rev
 
 
 def test_the_loss_is_the_same_sum_over_examples_in_any_batches(tmp_path: Path, reviews: Path) -> None:
-    trainer = Trainer(tmp_path / "run", TOY, CLASSIFICATION, reviews, toy_classifier, CPU)
+    trainer = make_trainer(tmp_path / "run", reviews)
     model, examples = trainer.model.eval(), trainer.train_examples
     assert isinstance(model, Classifier)
     sums = []
     for batch_tokens in (128, 20):
-        batches = list(CLASSIFICATION.batches(examples, batch_tokens, 1, model.config))
+        buckets = bucket(CLASSIFICATION.sizes(examples.lengths), batch_tokens, 1)
+        batches = [make_labelled_batch([examples[index] for index in indices], 0) for indices in buckets]
         assert sum(CLASSIFICATION.count(batch, 0) for batch in batches) == len(examples)
         sums.append(sum(label_loss(model, batch, 0.1).item() for batch in batches))
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
 
 
 def test_smoothing_moves_a_share_of_each_target_to_every_label(tmp_path: Path, reviews: Path) -> None:
-    trainer = Trainer(tmp_path / "run", TOY, CLASSIFICATION, reviews, toy_classifier, CPU)
+    trainer = make_trainer(tmp_path / "run", reviews)
     model = trainer.model.eval()
     assert isinstance(model, Classifier)
-    batch = next(CLASSIFICATION.batches(trainer.train_examples, 128, 1, model.config))
+    batch = next(trainer.batches(trainer.train_examples, epoch=1))
     logprobs = model(batch.source, batch.source_lengths)
     own = logprobs.gather(1, batch.labels.unsqueeze(1)).sum()
     expected = -(0.8 * own + 0.1 * logprobs.sum())

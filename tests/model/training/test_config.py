@@ -26,6 +26,13 @@ from model.training.config import TrainConfig, read_train_config
         ({"seed": 2**32}, "seed must be between 0 and 4294967295, got 4294967296"),
         ({"seed": True}, "seed must be of type int, got True"),
         ({"max_epochs": 1.5}, "max_epochs must be of type int, got 1.5"),
+        ({"max_minutes": -1.0}, "max_minutes must be at least 0, got -1.0"),
+        ({"checkpoint_minutes": math.nan}, "checkpoint_minutes must be a finite number, got nan"),
+        ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
+        ({"evaluate_epochs": 0}, "evaluate_epochs must be at least 1, got 0"),
+        ({"threads": -1}, "threads must be at least 0, got -1"),
+        ({"checkpoint_steps": -1}, "checkpoint_steps must be at least 0, got -1"),
+        ({"multi_label": 1}, "multi_label must be of type bool, got 1"),
         ({"target": "en"}, "source and target must be different file extensions, got en for both"),
     ],
 )

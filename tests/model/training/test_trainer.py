@@ -19,8 +19,11 @@ from safetensors.torch import load_file
 from model.checkpoint import average, load_checkpoint, load_metadata
 from model.config import TransformerConfig
 from model.training.config import TrainConfig, read_train_config
-from model.training.trainer import Trainer, inverse_sqrt_rate, read_log
+from model.training.folder import RunFolder, read_log
+from model.training.tasks import read_system_data
+from model.training.trainer import Trainer, inverse_sqrt_rate
 from model.training.translation import TRANSLATION
+from tests.model.training.toys import assert_same_run
 
 MakeConfig = Callable[[int], TransformerConfig]
 TOY = TrainConfig(vocab_size=300, max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
@@ -28,21 +31,15 @@ TINY = 1e-30  # a rate that changes no weight
 CPU = torch.device("cpu")
 
 
+def make_trainer(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
+    prepared, model_config = read_system_data("translation", corpus, run, config, make)
+    return Trainer(run, config, TRANSLATION, prepared, model_config, CPU)
+
+
 def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
-    trainer = Trainer(run, config, TRANSLATION, corpus, make, CPU)
+    trainer = make_trainer(run, corpus, make, config)
     trainer.fit()
     return trainer
-
-
-def assert_same_run(first: Path, second: Path) -> None:
-    """Check that all tensors of two runs are bitwise equal: weights, optimizer, averages."""
-    files = sorted(path.relative_to(first) for path in first.rglob("*.safetensors"))
-    assert files == sorted(path.relative_to(second) for path in second.rglob("*.safetensors"))
-    for file in files:
-        ours, theirs = load_file(first / file), load_file(second / file)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
-        assert load_metadata(first / file) == load_metadata(second / file)
 
 
 @pytest.fixture(scope="module")
@@ -116,13 +113,13 @@ def test_a_run_resumed_within_an_epoch_gives_the_same_weights(
 ) -> None:
     broken = tmp_path / "broken"
     trainer = train(broken, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
-    trainer.train_epoch(3)  # and nothing of it is written
+    trainer.train_epoch()  # and nothing of it is written
     train(broken, corpus, toy_config)
     assert_same_run(unbroken, broken)
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180  # PyTorch takes a minute to import on a busy machine
     while not condition():
         assert process.poll() is None, "training ended before it could be killed"
         assert time.monotonic() < deadline
@@ -133,7 +130,7 @@ def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     """A real process gets a real SIGKILL in the middle of an epoch."""
-    config = dataclasses.replace(TOY, max_epochs=6, batch_tokens=32, max_length_tokens=32)
+    config = dataclasses.replace(TOY, max_epochs=6, batch_tokens=64, max_length_tokens=32)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     script = f"""
 import dataclasses
@@ -141,12 +138,15 @@ from pathlib import Path
 import torch
 from model.config import TransformerConfig
 from model.training.config import TrainConfig
+from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
-from model.training.translation import TRANSLATION
+from model.training import translation
 torch.set_num_threads(1)
 def make(vocab_size):
     return dataclasses.replace({toy_config(300)}, vocab_size=vocab_size)
-Trainer(Path({str(killed)!r}), {config}, TRANSLATION, Path({str(corpus)!r}), make, torch.device("cpu")).fit()
+run, config = Path({str(killed)!r}), {config}
+prepared, model_config = read_system_data("translation", Path({str(corpus)!r}), run, config, make)
+Trainer(run, config, translation.TRANSLATION, prepared, model_config, torch.device("cpu")).fit()
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
@@ -183,14 +183,7 @@ def test_other_settings_for_an_existing_run_are_rejected_by_name(
 ) -> None:
     train(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
     with pytest.raises(ValueError, match="contains a run with other values of label_smoothing, seed; choose"):
-        Trainer(
-            tmp_path / "run",
-            dataclasses.replace(TOY, seed=9, label_smoothing=0.2),
-            TRANSLATION,
-            corpus,
-            toy_config,
-            CPU,
-        )
+        make_trainer(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, seed=9, label_smoothing=0.2))
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -199,14 +192,14 @@ def test_other_data_for_an_existing_run_are_rejected(
 ) -> None:
     """Test it also for a run that was killed in its first epoch."""
     config = dataclasses.replace(TOY, max_epochs=1)
-    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    trainer = make_trainer(tmp_path / "run", corpus, toy_config, config)
     if epochs:
         trainer.fit()
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     path = data / "train.de"
     path.write_text(path.read_text(encoding="utf-8").replace("M", "N"), encoding="utf-8")
     with pytest.raises(ValueError, match="contains a run with other data; choose"):
-        Trainer(tmp_path / "run", config, TRANSLATION, data, toy_config, CPU)
+        make_trainer(tmp_path / "run", data, toy_config, config)
 
 
 def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
@@ -216,31 +209,31 @@ def test_a_kill_after_the_log_repeats_the_epoch_and_its_line(
         raise KeyboardInterrupt
 
     config = dataclasses.replace(TOY, max_epochs=1)
-    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    trainer = make_trainer(tmp_path / "run", corpus, toy_config, config)
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "_save_state", kill)
         with pytest.raises(KeyboardInterrupt):
             trainer.fit()
-    Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).fit()
+    make_trainer(tmp_path / "run", corpus, toy_config, config).fit()
     assert len((tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     assert list(read_log(tmp_path / "run")) == [1]
 
 
 def test_another_model_for_an_existing_run_is_rejected(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     """A different size must not be ignored in favour of the existing run."""
-    Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    make_trainer(tmp_path / "run", corpus, toy_config, TOY)
     with pytest.raises(ValueError, match="contains a run of another model; choose"):
-        Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, TransformerConfig.tiny, CPU)
+        make_trainer(tmp_path / "run", corpus, TransformerConfig.tiny, TOY)
 
 
 def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
-    trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    trainer = make_trainer(tmp_path / "run", corpus, toy_config, TOY)
     trainer.model.eval()
 
     def total(seed: int) -> float:
-        batches = trainer._batches(trainer.train_examples, seed)
+        batches = trainer.batches(trainer.train_examples, seed)
         return sum(trainer.task.training_loss(trainer.model, batch, 0.1).item() for batch in batches)
 
     assert total(0) == pytest.approx(total(1), rel=1e-4)
@@ -251,11 +244,11 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, clip_norm: float
 ) -> None:
     config = dataclasses.replace(TOY, clip_norm=clip_norm, peak_learning_rate=TINY)
-    trainer = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU)
+    trainer = make_trainer(tmp_path / "run", corpus, toy_config, config)
     trainer.model.eval()  # without dropout and changes of weights, the loss can be computed again
-    batch = next(iter(trainer._batches(trainer.train_examples, 1)))
+    batch = next(trainer.batches(trainer.train_examples, epoch=1))
     trainer.progress.step = 1
-    trainer.update(batch)
+    trainer.update([batch])
     gradients = [parameter.grad.clone() for parameter in trainer.model.parameters() if parameter.grad is not None]
     loss = trainer.task.training_loss(trainer.model, batch, config.label_smoothing)
     per_token = loss / (batch.target_output != 0).sum()
@@ -266,19 +259,23 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     torch.testing.assert_close(gradients, [gradient * scale for gradient in expected], atol=1e-7, rtol=1e-3)
 
 
+def examples_of(trainer: Trainer) -> list[Any]:
+    return [trainer.train_examples[index] for index in range(len(trainer.train_examples))]
+
+
 def test_pairs_that_are_too_long_are_skipped(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    whole = Trainer(tmp_path / "whole", TOY, TRANSLATION, corpus, toy_config, CPU).train_examples
+    whole = examples_of(make_trainer(tmp_path / "whole", corpus, toy_config))
     lengths = sorted(max(map(len, pair)) for pair in whole)
     limit = lengths[len(lengths) // 2]
     config = dataclasses.replace(TOY, max_length_tokens=limit)
-    kept = Trainer(tmp_path / "run", config, TRANSLATION, corpus, toy_config, CPU).train_examples
+    kept = examples_of(make_trainer(tmp_path / "run", corpus, toy_config, config))
     assert kept == [pair for pair in whole if max(map(len, pair)) <= limit]
     assert 0 < len(kept) < len(whole)
 
 
 def test_a_limit_that_leaves_no_example_is_rejected(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
     with pytest.raises(ValueError, match="no example of train"):
-        Trainer(tmp_path / "run", dataclasses.replace(TOY, max_length_tokens=2), TRANSLATION, corpus, toy_config, CPU)
+        make_trainer(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_length_tokens=2))
     assert not (tmp_path / "run").exists()
 
 
@@ -288,9 +285,9 @@ def test_a_run_that_cannot_start_does_not_lock_the_folder(
     """A failed command must not leave settings that block the corrected command."""
     run = tmp_path / "run"
     with pytest.raises(ValueError, match="vocab_size must be at least 259"):
-        Trainer(run, dataclasses.replace(TOY, vocab_size=100), TRANSLATION, corpus, toy_config, CPU)
+        make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, vocab_size=100))
     with pytest.raises(FileNotFoundError):
-        Trainer(run, dataclasses.replace(TOY, precision="bfloat16"), TRANSLATION, tmp_path, toy_config, CPU)
+        make_trainer(run, tmp_path, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
     train(run, corpus, toy_config)
     assert_same_run(unbroken, run)
 
@@ -302,14 +299,14 @@ def test_epochs_without_their_state_are_not_mixed_with_new_ones(
     run = Path(shutil.copytree(unbroken, tmp_path / "run"))
     (run / "state.safetensors").unlink()
     with pytest.raises(ValueError, match=r"contains a run without state\.safetensors that cannot be resumed"):
-        Trainer(run, TOY, TRANSLATION, corpus, toy_config, CPU)
+        make_trainer(run, corpus, toy_config, TOY)
 
 
 def test_a_run_that_ended_before_its_first_state_starts_again(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     run = tmp_path / "run"
-    Trainer(run, dataclasses.replace(TOY, seed=9), TRANSLATION, corpus, toy_config, CPU)
+    make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, seed=9))
     (run / "state.safetensors").unlink()  # which is written last
     train(run, corpus, toy_config)
     assert_same_run(unbroken, run)
@@ -362,7 +359,7 @@ def test_every_split_is_checked_before_anything_is_written(
     """Errors in any split must come before the first epoch and leave no run."""
     run = tmp_path / "run"
     with pytest.raises(ValueError, match=message):
-        Trainer(run, TOY, TRANSLATION, copied(corpus, tmp_path, **changes), toy_config, CPU)
+        make_trainer(run, copied(corpus, tmp_path, **changes), toy_config, TOY)
     assert not run.exists()
     train(run, corpus, toy_config)
     assert_same_run(unbroken, run)
@@ -377,9 +374,9 @@ def test_an_example_that_the_model_cannot_read_is_rejected_before_anything_is_wr
     long = copied(corpus, tmp_path, val__en=lambda text: text.replace(b"A dog", b"A dog of many colours and names", 1))
     config = dataclasses.replace(TOY, vocab_size=600)
     with pytest.raises(
-        ValueError, match=r"val has \d+ tokens, but max_positions of the model is 20; set max_length_tokens to 20"
+        ValueError, match=r"dev has \d+ tokens, but max_positions of the model is 20; set max_length_tokens to 20"
     ):
-        Trainer(tmp_path / "run", config, TRANSLATION, long, short, CPU)
+        make_trainer(tmp_path / "run", long, short, config)
     assert not (tmp_path / "run").exists()
     config = dataclasses.replace(config, max_length_tokens=20, max_epochs=1)
     train(tmp_path / "run", long, short, config)
@@ -394,7 +391,7 @@ def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
         return dataclasses.replace(toy_config(vocab_size), pad_id=40)
 
     with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but <pad> has the id 0 in the tokenizer"):
-        Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, make, CPU)
+        make_trainer(tmp_path / "run", corpus, make, TOY)
     assert not (tmp_path / "run").exists()
 
 
@@ -404,10 +401,10 @@ def test_a_nan_loss_ends_the_run_which_keeps_its_last_state(
 ) -> None:
     """Training must stop instead of writing weights that are NaN."""
     run = tmp_path / "run"
-    trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
+    trainer = make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
     if epochs:
         train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
-        trainer = Trainer(run, dataclasses.replace(TOY, max_epochs=2), TRANSLATION, corpus, toy_config, CPU)
+        trainer = make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=2))
     before = (run / "state.safetensors").read_bytes()
     with torch.no_grad():
         trainer.model.embedding.weight[5] = math.nan
@@ -422,10 +419,10 @@ def test_a_nan_validation_loss_is_not_written(
 ) -> None:
     """The last update of an epoch may be the one that ruins the weights."""
 
-    def ruin(trainer: Trainer, epoch: int) -> float:
+    def ruin(trainer: Trainer) -> bool:
         with torch.no_grad():
             trainer.model.embedding.weight.fill_(math.inf)
-        return 1.0
+        return True
 
     monkeypatch.setattr(Trainer, "train_epoch", ruin)
     with pytest.raises(ValueError, match="the validation loss is nan"):
@@ -446,7 +443,7 @@ def test_the_record_says_how_long_the_run_is(tmp_path: Path, corpus: Path, toy_c
 def test_a_run_that_another_trainer_has_taken_further_is_not_trained_twice(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
-    late = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
+    late = make_trainer(tmp_path / "run", corpus, toy_config, TOY)
     train(tmp_path / "run", corpus, toy_config)
     before = (tmp_path / "run" / "log.jsonl").read_bytes()
     with pytest.raises(
@@ -473,27 +470,32 @@ def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
 ) -> None:
     run = tmp_path / "run"
     train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
+
+    def files() -> dict[Path, bytes]:
+        """Return the files without those that the start of a command writes."""
+        written = ("train.json", "record.json")
+        return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in written}
+
+    before = files()
     limit_file_size(20_000)  # the tokenizer fits, weights do not
     with pytest.raises(OSError, match=r"cannot write .*0002\.safetensors: .*File too large"):
         train(run, corpus, toy_config)
     limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != "train.json"}
-    assert after == before
+    assert files() == before
     train(run, corpus, toy_config)
     assert_same_run(unbroken, run)
 
 
 def test_a_full_disk_leaves_no_part_of_a_line_in_the_log(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig, limit_file_size: Callable[[int], None]
+    tmp_path: Path, limit_file_size: Callable[[int], None]
 ) -> None:
-    trainer = Trainer(tmp_path / "run", TOY, TRANSLATION, corpus, toy_config, CPU)
-    trainer._log(1, 2.0, 3.0, 4.0)
-    limit_file_size(100)
+    folder = RunFolder(tmp_path)
+    folder.add_to_log({"epoch": 1, "train_loss": 2.0})
+    limit_file_size(50)
     with pytest.raises(OSError, match="File too large"):
-        trainer._log(2, 2.0, 3.0, 4.0)
+        folder.add_to_log({"epoch": 2, "train_loss": 2.0})
     limit_file_size(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
-    assert list(read_log(tmp_path / "run")) == [1]
+    assert list(read_log(tmp_path)) == [1]
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
@@ -505,7 +507,7 @@ def test_a_truncated_state_is_rejected_with_its_name(
     with pytest.raises(
         ValueError, match=r"state\.safetensors is damaged or truncated: .*; the run cannot be resumed, choose another"
     ):
-        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+        make_trainer(unbroken, corpus, toy_config, TOY)
 
 
 def test_the_state_of_another_model_is_rejected_with_its_name(
@@ -513,4 +515,4 @@ def test_the_state_of_another_model_is_rejected_with_its_name(
 ) -> None:
     shutil.copyfile(unbroken / "epochs" / "0004.safetensors", unbroken / "state.safetensors")
     with pytest.raises(ValueError, match=r"state\.safetensors does not match this model .*Missing key.*choose"):
-        Trainer(unbroken, TOY, TRANSLATION, corpus, toy_config, CPU)
+        make_trainer(unbroken, corpus, toy_config, TOY)

@@ -1,0 +1,136 @@
+"""Model card of the bundle of a training run: Markdown with the front matter of Hugging Face."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from export.sources.run_folder import RunRecord
+from service.bundle import Manifest, read_manifest
+
+CARD = "MODEL_CARD.md"
+# The last line of a card that this module wrote. A card without it belongs to the user.
+MARK = "<!-- Written by `sightline export`, which replaces this file; remove this line to keep changes. -->"
+PIPELINE_TAGS = {
+    "translation": "translation",
+    "classification": "text-classification",
+    "language-model": "text-generation",
+    "encoder": "sentence-similarity",
+}
+DATA_HEADER = ("file", "SHA-256")
+
+
+def write_card(bundle: Path, record: RunRecord) -> bool:
+    """Write the model card of a bundle, unless the user has written or changed it.
+
+    Args:
+        bundle: the written bundle.
+        record: record of the training.
+
+    Returns:
+        True if the card was written.
+    """
+    path = bundle / CARD
+    if path.exists() and MARK not in path.read_text(encoding="utf-8"):
+        return False
+    path.write_text(model_card(read_manifest(bundle), record), encoding="utf-8")
+    return True
+
+
+def model_card(manifest: Manifest, record: RunRecord) -> str:
+    """Return the card of a model."""
+    parts = [
+        _front_matter(manifest, record),
+        f"# {manifest.name}",
+        manifest.description,
+        _table(("", ""), _facts(manifest, record)),
+        *_metrics(record),
+        *_training(record),
+        MARK,
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _front_matter(manifest: Manifest, record: RunRecord) -> str:
+    """Return the metadata in YAML. Strings are quoted as in JSON, which YAML reads as well."""
+    fields: dict[str, Any] = {}
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", manifest.license):
+        fields["license"] = manifest.license.lower()  # the identifiers of Hugging Face are lower case
+    elif manifest.license:
+        fields |= {"license": "other", "license_name": manifest.license}
+    if manifest.languages is not None:
+        fields["language"] = list(dict.fromkeys((*manifest.languages.sources, *manifest.languages.targets)))
+    if record.task in PIPELINE_TAGS:
+        fields["pipeline_tag"] = PIPELINE_TAGS[record.task]
+    fields["tags"] = ["sightline", "onnx"]
+    lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _facts(manifest: Manifest, record: RunRecord) -> list[tuple[str, str]]:
+    limits, languages = manifest.limits, manifest.languages
+    kind = {"independent": "any number for a text"}.get(manifest.label_kind, "one for a text")
+    sizes = f"{limits.max_source_tokens:,} tokens of input"
+    if manifest.is_decoder_only:
+        sizes = f"{limits.max_target_tokens:,} tokens, prompt and generated tokens together"
+    elif limits.max_target_tokens:
+        sizes += f", {limits.max_target_tokens:,} of output"
+    facts = {
+        "task": record.task,
+        "architecture": f"{manifest.architecture}; {manifest.parameters:,} parameters",
+        "vocabulary": f"{limits.vocabulary:,} tokens",
+        "limits": sizes,
+        "languages": None if languages is None else f"{languages.source} to {languages.target}",
+        "labels": f"{', '.join(manifest.labels)} ({kind})" if manifest.labels else None,
+        "chat": "has a chat template" if manifest.chat is not None else None,
+        "examples": ", ".join(f"{split} {number:,}" for split, number in record.examples.items() if number is not None),
+        "license": manifest.license or "not stated",
+    }
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _metrics(record: RunRecord) -> list[str]:
+    """Return the section with the metrics, which the record has by split or for one split."""
+    rows = list[tuple[str, str]]()
+    for name, value in record.metrics.items():
+        values = value.items() if isinstance(value, Mapping) else [("", value)]
+        rows += [(f"{name} {part}".strip(), _shown(number)) for part, number in values if number is not None]
+    if not rows:
+        return []
+    signatures = record.signature.items() if isinstance(record.signature, dict) else [("", record.signature)]
+    said = [f"Signature{f' of {name}' if name else ''}: `{_shown(text)}`" for name, text in signatures if text]
+    return ["## Metrics", _table(("metric", "value"), rows), *said]
+
+
+def _training(record: RunRecord) -> list[str]:
+    parts = [_fence("sh", record.command) if record.command else ""]
+    if record.versions:
+        parts.append("Versions: " + ", ".join(f"{name} {_shown(version)}" for name, version in record.versions.items()))
+    if record.data:
+        parts.append(_table(DATA_HEADER, [(file, f"`{digest}`") for file, digest in record.data.items()]))
+    if record.config:
+        parts += ["Configuration:", _fence("json", json.dumps(record.config, indent=2, ensure_ascii=False))]
+    return ["## Training", *parts] if any(parts) else []
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _fence(language: str, text: str) -> str:
+    """Return a block of code; its fence is longer than any in the text."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *([_cell(text) for text in row] for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

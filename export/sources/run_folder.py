@@ -1,0 +1,158 @@
+"""Folder of a training run: its checkpoints, and the record of the training.
+
+The trainer writes `record.json` into the folder of the run. Runs of earlier versions have none.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from model.config import read_model_config
+from model.errors import UsageError
+from model.parts import CONFIG, TOKENIZER, WEIGHTS
+
+RECORD = "record.json"
+AVERAGED, BEST, EPOCHS = "averaged", "best", "epochs"
+# Files that a trainer writes into the folder of a run, and no checkpoint has.
+_OF_RUNS = ("train.json", "state.safetensors", "log.jsonl")
+# Weights of a checkpoint of this project, and of a Hugging Face folder.
+_WEIGHTS = (WEIGHTS, "model.safetensors", "model.safetensors.index.json")
+
+
+class RunRecord(BaseModel):
+    """Facts of a training run that its bundle and its model card repeat; each may be missing."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: str | None = None  # "translation", "classification", "language-model" or "encoder"
+    command: str | None = None
+    license: str | None = None  # license of the weights, as given by the user
+    source: str | None = None  # BCP 47 tags of a translation model
+    target: str | None = None
+    examples: dict[str, int | None] = {}  # number by split
+    metrics: dict[str, Any] = {}  # values by name, or values by name for each split
+    signature: Any = None  # of the metrics, as sacreBLEU writes it, or such texts by name
+    data: dict[str, str] = {}  # SHA-256 of each file by name
+    config: dict[str, Any] = {}  # settings of the training
+    versions: dict[str, Any] = {}  # of Python and libraries
+    has_dialogues: bool | None = None  # a language model was trained on messages of a chat
+
+    @property
+    def description(self) -> str:
+        """Description of the model in one line, empty if the task is not known."""
+        pair = f" from {self.source} to {self.target}" if self.source and self.target else ""
+        kinds = {
+            "translation": f"Translation{pair}",
+            "classification": "Classification of texts",
+            "language-model": "Chat" if self.has_dialogues else "Language model",
+            "encoder": "Embeddings of texts",
+        }
+        return kinds.get(self.task or "", "")
+
+
+def read_record(checkpoint: Path) -> RunRecord | None:
+    """Return the record of the run that a checkpoint belongs to, None if there is none.
+
+    Args:
+        checkpoint: folder of the checkpoint, such as `averaged` in the folder of the run. A
+            checkpoint of this project can have a record of its own.
+
+    Raises:
+        ValueError: the record is not JSON, or a field has another type.
+    """
+    folders = [checkpoint] if (checkpoint / WEIGHTS).is_file() else []
+    checkpoint = checkpoint.absolute()  # "." has no name
+    if checkpoint.name in (AVERAGED, BEST):
+        folders.append(checkpoint.parent)
+    path = next((folder / RECORD for folder in folders if (folder / RECORD).is_file()), None)
+    if path is None:
+        return None
+    try:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        problem = f"{where}: {first['msg']}" if where else first["msg"]
+        raise ValueError(f"{path} is not the record of a training run: {problem}; correct or remove the file") from None
+
+
+def is_run(path: Path) -> bool:
+    """Return True for the folder of a training run, which contains checkpoints but is none."""
+    if not path.is_dir() or _has_weights(path):
+        return False
+    if any((path / name).is_file() for name in (*_OF_RUNS, RECORD)):
+        return True
+    return any(_has_weights(path / name) for name in (AVERAGED, BEST)) or bool(_epochs(path))
+
+
+@contextmanager
+def run_checkpoint(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the checkpoint to export: of a run folder one of its own, otherwise the path itself.
+
+    A run folder has `averaged` when its training has finished. Otherwise the weights of its last
+    epochs are averaged in a temporary folder, or `best` is used, and the second value is a note
+    that says so. Otherwise it is empty.
+
+    Raises:
+        UsageError: the run has no checkpoint yet.
+        ValueError: the weights of an epoch are damaged.
+    """
+    if not is_run(path):
+        yield path, ""
+        return
+    if _has_weights(path / AVERAGED):
+        yield path / AVERAGED, ""
+        return
+    epochs, parts = _epochs(path), next(filter(_has_parts, (path, path / BEST)), None)
+    if epochs and parts is not None:
+        names = epochs[0].stem if len(epochs) == 1 else f"{epochs[0].stem} to {epochs[-1].stem}"
+        with TemporaryDirectory(prefix="sightline-") as temporary:
+            note = f"{path} has no {AVERAGED}/; used is the mean of the {len(epochs)} epochs in {EPOCHS}/, {names}"
+            yield _averaged(path, parts, epochs, Path(temporary)), note
+        return
+    if not _has_weights(path / BEST):
+        raise UsageError(
+            f"{path} is a training run without a checkpoint: it has no weights in {AVERAGED}/, {EPOCHS}/ or {BEST}/; "
+            "train it for at least one epoch"
+        )
+    yield path / BEST, f"{path} has no {AVERAGED}/, and no epochs that can be averaged; used is {BEST}/"
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _WEIGHTS)
+
+
+def _epochs(run: Path) -> list[Path]:
+    return sorted((run / EPOCHS).glob("*.safetensors"))
+
+
+def _has_parts(folder: Path) -> bool:
+    """Return True if a folder has a configuration and a tokenizer of this project."""
+    try:
+        read_model_config(folder / CONFIG)
+    except (OSError, ValueError):
+        return False
+    return (folder / TOKENIZER).is_file()
+
+
+def _averaged(run: Path, parts: Path, epochs: list[Path], out: Path) -> Path:
+    """Write the checkpoint with the mean weights of several epochs to an empty folder.
+
+    Args:
+        run: folder of the run, with its record if there is one.
+        parts: folder with the configuration and the tokenizer.
+        epochs: files of weights.
+        out: the empty folder.
+    """
+    from model.checkpoint import average, save_tensors  # with PyTorch
+
+    for source in (parts / CONFIG, parts / TOKENIZER, run / RECORD):
+        if source.is_file():
+            shutil.copy2(source, out / source.name)
+    save_tensors(out / WEIGHTS, average(epochs))
+    return out

@@ -1,0 +1,221 @@
+"""Encoding of texts and dialogues for a language model that others trained first.
+
+Dialogues have the chat template of the checkpoint, a Jinja template.
+
+The template is rendered in a sandbox. It may only add text around messages: the loss is on the
+tokens of each reply up to the special token that ends it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from model.config import PretrainedConfig
+from model.data.examples import Example
+from model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
+from model.data.records import DialogueRecord, Message, TextRecord
+from model.errors import UsageError
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Templates may ask for the time. It must not change, so that a resumed run has the same examples.
+_NOW = datetime(2024, 7, 26)
+
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
+        """Compile a template.
+
+        Args:
+            text: the Jinja template.
+            special_tokens: variables of the template, such as `bos_token`.
+
+        Raises:
+            UsageError: Jinja is not installed, or the template is not valid.
+        """
+        try:
+            from jinja2.exceptions import TemplateError
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ModuleNotFoundError:
+            raise UsageError(
+                "training on dialogues with the chat template of a checkpoint needs Jinja: pip install '.[train]'"
+            ) from None
+        self._error: type[Exception] = TemplateError
+        self._special = dict(special_tokens)
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+        environment.globals["raise_exception"] = self._raise
+        environment.globals["strftime_now"] = _NOW.strftime
+        del environment.globals["lipsum"]  # random text
+        try:
+            self._template = environment.from_string(text)
+        except TemplateError as error:
+            raise UsageError(f"the chat template of the checkpoint is not valid Jinja: {error}") from None
+
+    def _raise(self, message: str) -> None:
+        raise self._error(message)
+
+    def render(self, messages: Sequence[Message], *, reply: bool = False) -> str:
+        """Return a dialogue as text; with `reply`, followed by the beginning of a reply.
+
+        Raises:
+            UsageError: the template rejects the dialogue.
+        """
+        listed = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            return self._template.render(
+                messages=listed, tools=None, documents=None, add_generation_prompt=reply, **self._special
+            )
+        except Exception as error:  # templates can raise anything
+            roles = ", ".join(message.role for message in messages[:8])
+            raise UsageError(
+                f"the chat template of the checkpoint rejects a dialogue of {len(messages)} messages ({roles}): {error}"
+                "; correct the dialogue, or use another checkpoint"
+            ) from None
+
+
+def read_chat_template(config: PretrainedConfig) -> ChatTemplate | None:
+    """Compile the chat template of a checkpoint; return None if it has none.
+
+    Raises:
+        UsageError: Jinja is not installed, or the template is not valid.
+    """
+    settings = _object(config.files.get(TOKENIZER_CONFIG))
+    text = config.files.get(CHAT_TEMPLATE) or _default_template(settings.get("chat_template"))
+    if text is None:
+        return None
+    tokens = _object(config.files.get(SPECIAL_TOKENS_MAP)) | settings
+    return ChatTemplate(text, {name: token for name in _SPECIAL if (token := _token(tokens.get(name)))})
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    try:
+        values = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _default_template(value: Any) -> str | None:
+    if isinstance(value, list):  # several templates by name
+        value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _token(value: Any) -> str:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else ""
+
+
+class DialogueEncoder:
+    """Encodes dialogues as token ids, and marks the tokens of the replies."""
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self._template = template
+        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer.encode_special_tokens = False  # the template names special tokens
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = {id_: token.content for id_, token in added.items() if token.special}
+
+    def encode(self, messages: Sequence[Message]) -> Example:
+        """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0.
+
+        Raises:
+            UsageError: the template does not allow it, or a message contains a special token.
+        """
+        text = self._template.render(messages)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        self._check_messages(messages)
+        mask = [0] * len(encoding.ids)
+        for index, message in enumerate(messages):
+            if message.role == "assistant":
+                start = self._template.render(messages[:index], reply=True)
+                if not text.startswith(start):
+                    raise UsageError(
+                        "the chat template of the checkpoint changes earlier messages of a dialogue when a reply "
+                        "follows, so that its prompts are not those of the training; use another checkpoint"
+                    )
+                self._mark(text, encoding, len(start), message.content.strip(), mask)
+        return encoding.ids, mask
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a dialogue that ends with the beginning of a reply.
+
+        Raises:
+            UsageError: the template rejects the dialogue, or a message contains a special token.
+        """
+        self._check_messages(messages)
+        text = self._template.render(messages, reply=True)
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _check_messages(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            found = next((name for name in self._special.values() if name and name in message.content), None)
+            if found is not None:
+                raise UsageError(
+                    f"a message of the role {message.role} contains {found}, a special token of the tokenizer; remove "
+                    "it from the message"
+                )
+
+    def _mark(self, text: str, encoding: Any, start: int, content: str, mask: list[int]) -> None:
+        """Mark the tokens of a reply that begins at the index `start` of the text."""
+        found = text.find(content, start)
+        if found < 0:
+            raise UsageError(
+                "the chat template of the checkpoint changes the text of a reply, so that it cannot be trained on; use "
+                "another checkpoint"
+            )
+        for index, (first, _) in enumerate(encoding.offsets):
+            if first < start:
+                continue
+            mask[index] = 1
+            if first >= found + len(content) and encoding.ids[index] in self._special:
+                return
+        raise UsageError(
+            "the chat template of the checkpoint ends a reply without a special token, so that the model would not "
+            "learn to stop; use another checkpoint"
+        )
+
+
+def end_token(config: PretrainedConfig, tokenizer: Tokenizer) -> int:
+    """Return the id of the token that ends a reply in the chat template of a checkpoint.
+
+    Raises:
+        UsageError: there is none, or the template cannot be used.
+    """
+    template = read_chat_template(config)
+    assert template is not None, "the caller checks it"
+    ids, mask = DialogueEncoder(template, tokenizer).encode([Message("user", "x"), Message("assistant", "y")])
+    return [id_ for id_, is_trained in zip(ids, mask, strict=True) if is_trained][-1]
+
+
+def encode_records(
+    config: PretrainedConfig, tokenizer: Tokenizer, records: Sequence[TextRecord | DialogueRecord]
+) -> list[Example]:
+    """Encode records of a language model that others trained first, one example for each.
+
+    A text ends with the end token, and all its tokens but the first are part of the loss.
+
+    Raises:
+        UsageError: a dialogue cannot be encoded, or there is no chat template for it.
+    """
+    template = read_chat_template(config)
+    dialogues = None if template is None else DialogueEncoder(template, tokenizer)
+    examples = list[Example]()
+    for record in records:
+        if isinstance(record, TextRecord):
+            ids = tokenizer.encode(record.text).ids
+            ids = ids if ids[-1:] == [config.eos_id] else [*ids, config.eos_id]
+            examples.append((ids, [0] + [1] * (len(ids) - 1)))
+        elif dialogues is None:
+            raise UsageError("the checkpoint has no chat template for dialogues; use one that has, or plain texts")
+        else:
+            examples.append(dialogues.encode(record.messages))
+    return examples

@@ -1,0 +1,314 @@
+"""Files and splits of a corpus.
+
+A corpus is a folder with `train`, `dev` (also named `val`, `valid` or `validation`) and optionally
+`test`, or one file. Without `dev`, some records of train become dev. `model.data.formats` describes
+the formats. Pairs may be two files, such as `train.de-CH` and `train.en`. Files are read again for
+each iteration, so that no corpus is held in memory.
+"""
+
+import hashlib
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from model.data.formats import PAIR_TASKS, TABLES, TEXT, CorpusError, open_file, read_records
+from model.data.records import LabelledRecord, Record, TaskName, texts_of
+
+SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
+DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
+MAX_LABELS = 10_000
+_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # BCP 47, without the rare forms
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rule that divides the records of one file between train and dev, by a hash of their texts.
+
+    Equal texts are in the same part.
+    """
+
+    is_dev: bool
+    seed: int
+    threshold: int  # largest hash of a record of dev
+    train_only: frozenset[int] = frozenset()  # hashes of records that train needs, to have all labels
+
+    def contains(self, record: Record) -> bool:
+        number = hash_texts(texts_of(record), self.seed)
+        return (number <= self.threshold and number not in self.train_only) == self.is_dev
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of a corpus. Each iteration reads its files and yields the records with text."""
+
+    name: str  # "train", "dev" or "test"
+    files: tuple[Path, ...]  # one, or two for the two sides of pairs
+    task: TaskName
+    multi_label: bool = False
+    part: Part | None = None  # None: all records of the files
+
+    def __iter__(self) -> Iterator[Record]:
+        return (record for _, record in self.numbered() if record is not None)
+
+    def numbered(self, kinds: dict[str, str] | None = None) -> Iterator[tuple[int, Record | None]]:
+        """Yield the line number of each record, and the record or None if it has no text.
+
+        Args:
+            kinds: kinds of values that may not be mixed, with the location of the first of each;
+                one mapping for several splits compares them.
+
+        Raises:
+            CorpusError: a file cannot be read, or a line is not a record.
+        """
+        for number, record in read_records(self.files, self.task, multi_label=self.multi_label, kinds=kinds):
+            if self.part is None:
+                yield number, record
+            elif record is None:  # a record without text counts for train
+                if not self.part.is_dev:
+                    yield number, record
+            elif self.part.contains(record):
+                yield number, record
+
+    def location(self, index: int) -> str:
+        """Return file and line of the record with an index, such as "train.jsonl, line 7"."""
+        numbers = (number for number, record in self.numbered() if record is not None)
+        for position, number in enumerate(numbers):
+            if position == index:
+                return self.line(number)
+        raise IndexError(f"{self.name} has no record with the index {index}")
+
+    def line(self, number: int) -> str:
+        return f"{self}, line {number}"
+
+    def __str__(self) -> str:
+        return " and ".join(path.name for path in self.files)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Splits of a corpus, and the facts about its files that a run records."""
+
+    task: TaskName
+    train: Split
+    dev: Split
+    test: Split | None
+    digests: Mapping[str, str]  # SHA-256 of each file by name
+    split_seed: int | None  # seed of the division into train and dev; None if the files divide them
+    languages: tuple[str, str] | None = None  # tags of source and target, if they are known
+    multi_label: bool = False
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        return (self.train, self.dev) if self.test is None else (self.train, self.dev, self.test)
+
+
+def open_corpus(
+    data: Path,
+    task: TaskName,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    multi_label: bool = False,
+    split_seed: int = 1,
+) -> Corpus:
+    """Find the files of a corpus, and divide train if there is no dev.
+
+    Args:
+        data: folder or file.
+        task: task that the records are for.
+        source: language of sources, which is the ending of their files if there are two files.
+        target: language of targets, likewise.
+        multi_label: a text has any number of labels.
+        split_seed: seed of the division into train and dev.
+
+    Returns:
+        The corpus. Its records are checked while they are read; a corpus that is divided was read
+        once.
+
+    Raises:
+        CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
+    """
+    if (source or target) and task not in PAIR_TASKS:
+        raise CorpusError(f"source and target are languages of {' and '.join(PAIR_TASKS)}; omit them for {task}")
+    if source is not None and source == target:
+        raise CorpusError(f"source and target must be different languages, got {source} for both")
+    if multi_label and task != "classification":
+        raise CorpusError(f"several labels a text are possible for classification only; omit the option for {task}")
+    languages = (source, target) if source and target else None
+    files: dict[str, tuple[Path, ...]] = {}
+    if data.is_file():
+        if data.suffix not in _formats(task):
+            raise CorpusError(f"{data} has an unsupported format; {_expected(task)}")
+        files["train"] = (data,)
+    elif data.is_dir():
+        languages, files = _find_files(data, task, source, target)
+    else:
+        raise CorpusError(f"missing file or folder {data}; {_expected(task)}")
+    splits = {name: Split(name, paths, task, multi_label) for name, paths in files.items()}
+    digests = {path.name: _digest(path) for split in splits.values() for path in split.files}
+    is_divided = "dev" not in splits
+    if is_divided:
+        splits["train"], splits["dev"] = _divide(splits["train"], split_seed)
+    return Corpus(
+        task,
+        splits["train"],
+        splits["dev"],
+        splits.get("test"),
+        digests,
+        split_seed if is_divided else None,
+        languages,
+        multi_label,
+    )
+
+
+def open_held_out(
+    data: Path,
+    task: TaskName,
+    *,
+    source: str | None = None,
+    target: str | None = None,
+    multi_label: bool = False,
+    split_seed: int = 1,
+) -> Split:
+    """Find the records of a file, or of the part test, or else dev, of a folder.
+
+    The arguments are those of `open_corpus`. A folder without test and dev is divided as there.
+
+    Raises:
+        CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
+    """
+    if data.is_file() and data.suffix in _formats(task):
+        return Split("test", (data,), task, multi_label)
+    if data.is_dir():
+        _, files = _find_files(data, task, source, target, needs_train=False)
+        for name in ("test", "dev"):
+            if name in files:
+                return Split(name, files[name], task, multi_label)
+    corpus = open_corpus(data, task, source=source, target=target, multi_label=multi_label, split_seed=split_seed)
+    return corpus.dev
+
+
+def _formats(task: TaskName) -> tuple[str, ...]:
+    return (*TABLES, TEXT) if task == "language-model" else TABLES
+
+
+def _expected(task: TaskName, languages: tuple[str, str] | None = None) -> str:
+    source, target = languages or ("de", "en")
+    pairs = f" or as two files, such as train.{source} and train.{target}" if task in PAIR_TASKS else ""
+    *most, last = _formats(task)
+    return (
+        f"{task} needs a file in the format {', '.join(most)} or {last}, or a folder with the files train and, "
+        f"optionally, dev and test in one of these formats{pairs}"
+    )
+
+
+def _find_files(
+    folder: Path, task: TaskName, source: str | None, target: str | None, *, needs_train: bool = True
+) -> tuple[tuple[str, str] | None, dict[str, tuple[Path, ...]]]:
+    """Return the languages, if they are known, and the files of each split."""
+    languages = (source, target) if source and target else None
+    if languages is None and task in PAIR_TASKS:
+        languages = _find_languages(folder, source, target)
+    found = {}
+    for split, names in SPLIT_NAMES.items():
+        candidates = [(folder / f"{name}{ending}",) for name in names for ending in _formats(task)]
+        present: list[tuple[Path, ...]] = [one for one in candidates if one[0].is_file()]
+        for name in names if languages else ():
+            pair = tuple(folder / f"{name}.{language}" for language in languages or ())
+            missing = [path for path in pair if not path.is_file()]
+            if not missing:
+                present.append(pair)
+            elif len(missing) == 1 and not present:
+                raise CorpusError(
+                    f"missing file {missing[0]}: the texts of {split} are two files whose lines correspond, "
+                    f"{pair[0].name} and {pair[1].name}; add it, or remove the other"
+                )
+        if len(present) > 1:
+            first, second = (" and ".join(path.name for path in files) for files in present[:2])
+            raise CorpusError(f"{folder} has two candidates for {split}, {first} and {second}; remove one of them")
+        if present:
+            found[split] = present[0]
+    if needs_train and "train" not in found:
+        present_names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"
+        raise CorpusError(f"missing file train in {folder}, which has {present_names}; {_expected(task, languages)}")
+    return languages, found
+
+
+def _find_languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
+    """Return the languages of the files `train.XX` and `train.YY`, in alphabetical order.
+
+    Returns:
+        None if there are no such files.
+
+    Raises:
+        CorpusError: more than two languages are possible, or one has no partner.
+    """
+    endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
+    formats = {one.removeprefix(".") for one in (*TABLES, TEXT)}
+    given = source or target
+    tags = sorted(one for one in endings - formats if _TAG.fullmatch(one) or one == given)
+    if len(tags) < 2 and endings & formats:
+        return None
+    others = [tag for tag in tags if tag != given]
+    if given and len(others) == 1:
+        return (given, others[0]) if source else (others[0], given)
+    if not given and len(tags) == 2:
+        return tags[0], tags[1]
+    if not tags:
+        return None
+    names = ", ".join(f"train.{tag}" for tag in tags)
+    raise CorpusError(
+        f"{folder} has {names}: name the language of the source with --source and that of the target with --target"
+    )
+
+
+def _digest(path: Path) -> str:
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_texts(texts: Iterable[str], seed: int = 0) -> int:
+    """Return a hash of 8 bytes of texts without NUL characters."""
+    content = "\0".join(texts).encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=seed.to_bytes(8, "big")).digest(), "big")
+
+
+def check_number_of_labels(number: int, split: Split) -> None:
+    if number > MAX_LABELS:
+        raise CorpusError(
+            f"{split} has more than {MAX_LABELS:,} different labels; check that text and label are not swapped"
+        )
+
+
+def _divide(split: Split, seed: int) -> tuple[Split, Split]:
+    """Divide the records of train between train and dev.
+
+    About 5 % of the different records are in dev, at least 1 and at most 1,000. The first record of
+    each label stays in train.
+
+    Raises:
+        CorpusError: a line is not a record, or there are too few different records.
+    """
+    hashes, labels, train_only = array("Q"), set[str](), set[int]()
+    for record in split:
+        hashes.append(hash_texts(texts_of(record), seed))
+        if isinstance(record, LabelledRecord) and not labels.issuperset(record.labels):
+            labels.update(record.labels)
+            check_number_of_labels(len(labels), split)
+            train_only.add(hashes[-1])
+    if not hashes:
+        raise CorpusError(f"{split} is empty or has only blank texts; add examples")
+    distinct = np.unique(np.frombuffer(hashes, np.uint64))
+    candidates = np.setdiff1d(distinct, np.array(sorted(train_only), np.uint64), assume_unique=True)
+    if len(distinct) < 2 or not len(candidates):
+        raise CorpusError(
+            f"{split} has too few different examples ({len(distinct)}) to keep one for dev; add examples, or add a "
+            "file dev"
+        )
+    count = min(max(round(DEV_SHARE * len(distinct)), 1), MAX_DEV_RECORDS, len(candidates))
+    part = Part(False, seed, int(candidates[count - 1]), frozenset(train_only))
+    return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))

@@ -1,0 +1,158 @@
+"""Encoding of records as the examples of a task (see `model.data.examples.Example`)."""
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Tokenizer
+
+from model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
+from model.data.examples import Example
+from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
+from model.data.tokenizer import BOS, encode_lines, special_id
+
+Tokens = tuple[list[int], list[int]]  # ids, and 1 for each token that is part of the loss, otherwise 0
+
+
+def texts_of(record: Record) -> list[str]:
+    """Return the texts of a record as they are encoded, to train a tokenizer on them."""
+    if isinstance(record, PairRecord):
+        return [record.source, record.target]
+    if isinstance(record, DialogueRecord):
+        return [text_of(message) for message in record.messages]
+    return [record.text]
+
+
+def encode(
+    tokenizer: Tokenizer, records: Sequence[Record], *, labels: Sequence[str] = (), max_length_tokens: int = 2**30
+) -> list[Example]:
+    """Encode records as examples of the task that has such records.
+
+    - Pairs: the token ids of both texts, each with the end token.
+    - Labelled texts: the token ids with the end token, and the indices of the labels in order.
+    - Texts and dialogues: see `encode_texts` and `encode_dialogues`. A long record gives several
+      examples.
+
+    Args:
+        tokenizer: trained by or adapted in `model.data.tokenizer`.
+        records: pairs, or labelled texts, or texts and dialogues.
+        labels: names of all labels, for labelled texts.
+        max_length_tokens: length of the windows of texts and dialogues; at least 2.
+
+    Raises:
+        ValueError: a record has a label that is not in `labels`.
+    """
+    if all(isinstance(record, PairRecord) for record in records):
+        pairs = [record for record in records if isinstance(record, PairRecord)]
+        sources = encode_lines(tokenizer, [pair.source for pair in pairs])
+        return list(zip(sources, encode_lines(tokenizer, [pair.target for pair in pairs]), strict=True))
+    if all(isinstance(record, LabelledRecord) for record in records):
+        return _encode_labelled(tokenizer, [one for one in records if isinstance(one, LabelledRecord)], labels)
+    texts = [record.text for record in records if isinstance(record, TextRecord)]
+    dialogues = [record.messages for record in records if isinstance(record, DialogueRecord)]
+    encoded_texts = iter(encode_texts(tokenizer, texts, max_length_tokens))
+    encoded_dialogues = iter(encode_dialogues(tokenizer, dialogues, max_length_tokens) if dialogues else [])
+    examples: list[Example] = []
+    for record in records:
+        examples += next(encoded_texts if isinstance(record, TextRecord) else encoded_dialogues)
+    return examples
+
+
+def _encode_labelled(tokenizer: Tokenizer, records: Sequence[LabelledRecord], labels: Sequence[str]) -> list[Example]:
+    index_of = {label: index for index, label in enumerate(labels)}
+    for record in records:
+        for label in record.labels:
+            if label not in index_of:
+                raise ValueError(f"the label {label!r} is not one of {', '.join(labels)}")
+    ids = encode_lines(tokenizer, [record.text for record in records])
+    indices = [sorted(index_of[label] for label in record.labels) for record in records]
+    return list(zip(ids, indices, strict=True))
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length_tokens: int) -> list[list[Tokens]]:
+    """Encode each text as the start token, its tokens and the end token, in windows.
+
+    All tokens but the start token are part of the loss. A window begins with the last token of the
+    window before it, which is only read there: each token is predicted exactly once.
+    """
+    assert max_length_tokens >= 2, "a window has a token that is read and a token that is predicted"
+    start_id, windows = special_id(tokenizer, BOS), []
+    for ids in encode_lines(tokenizer, texts):
+        ids = [start_id, *ids]
+        cuts = [ids[start : start + max_length_tokens] for start in range(0, len(ids) - 1, max_length_tokens - 1)]
+        windows.append([(cut, [0] + [1] * (len(cut) - 1)) for cut in cuts])
+    return windows
+
+
+def encode_dialogues(
+    tokenizer: Tokenizer, dialogues: Sequence[Sequence[Message]], max_length_tokens: int
+) -> list[list[Tokens]]:
+    """Encode each dialogue in the chat format, see `model.data.chat_format`.
+
+    The contents of replies and the tokens that end them are part of the loss. A dialogue that is
+    too long is split between exchanges; each part begins with the system message. An exchange that
+    is too long by itself stays whole, so that the caller can drop it.
+
+    The ids equal those that the service computes for a prompt with the same messages.
+    """
+    encoder = _Messages(tokenizer)
+    return [list(encoder.windows(messages, max_length_tokens)) for messages in dialogues]
+
+
+def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of messages and the start of a reply."""
+    encoder = _Messages(tokenizer)
+    return [*encoder.encode(messages)[0], encoder.start_id, *encoder.ids(header("assistant"))]
+
+
+class _Messages:
+    """Encoder of messages, whose texts follow a special token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = _without_first_space(tokenizer)
+        self.start_id, self._end_id = special_id(tokenizer, IM_START), special_id(tokenizer, IM_END)
+        self._between = self.ids(BETWEEN)
+
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode(self, messages: Sequence[Message]) -> Tokens:
+        encodings = self._tokenizer.encode_batch([text_of(one) for one in messages], add_special_tokens=False)
+        ids, is_counted = list[int](), list[int]()
+        for message, encoding in zip(messages, encodings, strict=True):
+            is_reply, start = int(message.role == "assistant"), len(header(message.role))
+            ids += [self.start_id, *encoding.ids, self._end_id, *self._between]
+            is_counted += [0, *(is_reply & (end > start) for _, end in encoding.offsets), is_reply]
+            is_counted += [0] * len(self._between)
+        return ids, is_counted
+
+    def windows(self, messages: Sequence[Message], max_length_tokens: int) -> Iterator[Tokens]:
+        has_system = bool(messages) and messages[0].role == "system"
+        system = self.encode(messages[:has_system])
+        ids, is_counted = system
+        for exchange in exchanges(messages[has_system:]):
+            more_ids, more_counted = self.encode(exchange)
+            # The line break after the last message is left out.
+            if len(ids) > len(system[0]) and len(ids) + len(more_ids) - len(self._between) > max_length_tokens:
+                yield self._ended(ids, is_counted)
+                ids, is_counted = system
+            ids, is_counted = ids + more_ids, is_counted + more_counted
+        if len(ids) > len(system[0]):
+            yield self._ended(ids, is_counted)
+
+    def _ended(self, ids: list[int], is_counted: list[int]) -> Tokens:
+        end = len(ids) - len(self._between)
+        return ids[:end], is_counted[:end]
+
+
+def _without_first_space(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for texts after special tokens.
+
+    A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
+    the whole input.
+    """
+    first, never = (f'"prepend_scheme":"{scheme}"' for scheme in ("first", "never"))
+    if tokenizer.pre_tokenizer is None or first not in tokenizer.pre_tokenizer.__getstate__().decode():
+        return tokenizer
+    copied = Tokenizer.from_str(tokenizer.to_str().replace(first, never))
+    copied.encode_special_tokens = tokenizer.encode_special_tokens
+    return copied

@@ -1,0 +1,584 @@
+"""Checks of a corpus before training, and its encoded examples in the folder of a run.
+
+`check_corpus` reads all records once and needs no tokenizer; `prepare` encodes them. Both read
+streams. In memory are 8 bytes for each record (16 for a labelled text), and tables whose sizes do
+not depend on the number of records.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import compress, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from model.data.corpus import Corpus, Split, check_number_of_labels, hash_texts
+from model.data.examples import DiskExamples, Example, Examples, ExampleWriter, flatten, lengths_of
+from model.data.formats import PAIR_TASKS, CorpusError
+from model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
+from model.errors import UsageError
+
+FOLDER = "data"  # of the encoded examples, in the folder of a run
+MAX_DEV_RECORDS = 1_000  # of `Prepared.dev_records`
+MIN_COVERAGE = 0.98  # share of the tokens of dev below which a warning is due
+MIN_LABEL_EXAMPLES = 10
+MAX_DROPPED = 0.05  # share of train above which a warning is due
+MAX_LISTED = 20  # labels in a line
+
+_VERSION = 1  # of the files in FOLDER
+_RESULT = "result.json"
+_CHUNK = 1_000  # records that are encoded at once
+_COMPARED = 100  # records whose stored examples are compared when they are used again
+
+Encode = Callable[[Tokenizer, Sequence[Record]], list[Example]]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of the examples of a split; that of a pair is the length of its longer text."""
+
+    total: int
+    median: int
+    percentile_95: int
+    percentile_99: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a checked corpus. Mappings by split have the keys train, dev and test."""
+
+    task: TaskName
+    # Number of records with text, without repeated ones that are dropped. `prepare` replaces it by
+    # the number of encoded examples.
+    examples: Mapping[str, int]
+    dropped: Mapping[str, Mapping[str, int]]  # by split: reason ("empty", "repeated", "too long") and number
+    repeated: Mapping[str, int]  # records that equal an earlier one of the split
+    overlap: Mapping[str, int]  # records of dev and test whose texts train also has
+    labels: Mapping[str, int]  # names in the order of their indices, and numbers in train
+    labels_missing_in_dev: tuple[str, ...]
+    num_contradictions: int  # texts of train that a later line repeats with other labels
+    has_dialogues: bool
+    characters: Mapping[str, Lengths]  # of all records with text
+    words: Mapping[str, Lengths]  # of the same records; words are separated by spaces
+    languages: tuple[str, str] | None = None
+    split_seed: int | None = None
+    # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
+    tokens: Mapping[str, Lengths] = field(default_factory=dict)
+    max_length_tokens: int = 0
+    vocab_size: int = 0
+    coverage: Mapping[str, float] = field(default_factory=dict)  # shares of tokens of dev, test that train has
+    byte_share: Mapping[str, float] = field(default_factory=dict)  # shares of tokens that are bytes or unknown
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that training reads from a corpus."""
+
+    tokenizer: Tokenizer
+    labels: tuple[str, ...]
+    train: Examples
+    dev: Examples
+    dev_records: Sequence[Record]  # at most 1,000, at equal distances
+    facts: Facts
+    digest: str  # SHA-256 of labels and examples
+
+
+class _Scan:
+    """Counts over the records of a split."""
+
+    def __init__(self, split: Split, kinds: dict[str, str]) -> None:
+        self.num_examples = self.num_empty = 0
+        self.has_dialogues = False
+        self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
+        self.labels = Counter[str]()
+        self.label_lines: dict[str, int] = {}  # line of the first record of each label
+        self.characters, self.words = Counter[int](), Counter[int]()
+        for number, record in split.numbered(kinds):
+            if record is None:
+                self.num_empty += 1
+                continue
+            self.num_examples += 1
+            self._count(record)
+            if isinstance(record, LabelledRecord):
+                for label in record.labels:
+                    self.labels[label] += 1
+                    self.label_lines.setdefault(label, number)
+                check_number_of_labels(len(self.labels), split)
+        if not self.num_examples:
+            problem = "has only blank texts" if self.num_empty else "is empty"
+            raise CorpusError(f"{split} {problem}; {split.name} needs at least one example")
+
+    def _count(self, record: Record) -> None:
+        texts = texts_of(record)
+        self.texts.append(hash_texts(texts))
+        if isinstance(record, LabelledRecord):
+            self.records.append(hash_texts((*texts, *sorted(record.labels))))
+        self.has_dialogues |= isinstance(record, DialogueRecord)
+        combine = max if isinstance(record, PairRecord) else sum
+        self.characters[combine(map(len, texts))] += 1
+        self.words[combine(len(text.split()) for text in texts)] += 1
+
+    @property
+    def num_repeated(self) -> int:
+        hashes = self.records or self.texts
+        return len(hashes) - len(distinct(hashes))
+
+
+def distinct(hashes: "array[int]") -> NDArray[np.uint64]:
+    """Return different values in ascending order."""
+    return np.unique(np.frombuffer(hashes, np.uint64))
+
+
+def measure(counts: Mapping[int, int]) -> Lengths:
+    """Return statistics of lengths.
+
+    Args:
+        counts: for each length, the number of examples; at least one.
+    """
+    lengths = sorted(counts)
+    cumulative = np.cumsum([counts[length] for length in lengths])
+
+    def percentile(share: int) -> int:  # the smallest length that this share of examples does not exceed
+        return lengths[int(np.searchsorted(cumulative, -(-cumulative[-1] * share // 100)))]
+
+    total = sum(length * count for length, count in counts.items())
+    return Lengths(total, percentile(50), percentile(95), percentile(99), lengths[-1])
+
+
+def check_corpus(corpus: Corpus) -> Facts:
+    """Read and check all records of a corpus.
+
+    Repeated records are kept, as in fairseq, OpenNMT and the trainers of Hugging Face, except pairs
+    of the task encoder: a pair that occurs twice in a batch would be its own negative example.
+
+    Raises:
+        CorpusError: a line is not a record, kinds of values are mixed, a split is empty, train and
+            dev are identical, labels are missing in train, or there are fewer than two.
+    """
+    kinds: dict[str, str] = {}
+    scans = {split.name: _Scan(split, kinds) for split in corpus.splits}
+    train, dev = scans["train"], scans["dev"]
+    train_texts = distinct(train.texts)
+    if corpus.split_seed is None and np.array_equal(train_texts, distinct(dev.texts)):
+        raise CorpusError(
+            f"{corpus.train} and {corpus.dev} have the same texts, so that dev could not show overfitting; use other "
+            "texts for dev, or remove the file to keep a part of train for it"
+        )
+    if corpus.task == "classification":
+        _check_labels(corpus, scans)
+    is_deduplicated = corpus.task == "encoder"
+    examples = {name: scan.num_examples for name, scan in scans.items()}
+    dropped = {name: {"empty": scan.num_empty} for name, scan in scans.items()}
+    if is_deduplicated:
+        dropped["train"]["repeated"] = train.num_repeated
+        examples["train"] -= train.num_repeated
+    contradictions = len(distinct(train.records)) - len(train_texts) if train.records else 0
+    return Facts(
+        corpus.task,
+        examples,
+        dropped,
+        repeated={name: scan.num_repeated for name, scan in scans.items()},
+        overlap={
+            name: int(np.isin(np.frombuffer(scan.texts, np.uint64), train_texts).sum())
+            for name, scan in scans.items()
+            if name != "train"
+        },
+        labels={label: train.labels[label] for label in sorted(train.labels, key=_label_order(train.labels))},
+        labels_missing_in_dev=tuple(sorted(train.labels.keys() - dev.labels.keys())),
+        num_contradictions=contradictions,
+        has_dialogues=train.has_dialogues,
+        characters={name: measure(scan.characters) for name, scan in scans.items()},
+        words={name: measure(scan.words) for name, scan in scans.items()},
+        languages=corpus.languages,
+        split_seed=corpus.split_seed,
+    )
+
+
+def _check_labels(corpus: Corpus, scans: Mapping[str, _Scan]) -> None:
+    known = scans["train"].labels
+    if len(known) < 2:
+        found = f"only the label {next(iter(known))!r}" if known else "no label"
+        raise CorpusError(f"{corpus.train} has {found}; classification needs at least two: add examples of another")
+    for split in corpus.splits[1:]:
+        for label, number in scans[split.name].label_lines.items():
+            if label not in known:
+                raise CorpusError(
+                    f"{split.line(number)}: train has no example of the label {label!r}; add some, or remove the label "
+                    f"from {split.name}"
+                )
+
+
+def _label_order(labels: Mapping[str, int]) -> Callable[[str], Any]:
+    """Return a key that sorts integers by value, and other labels alphabetically."""
+    return int if all(re.fullmatch(r"-?[0-9]{1,18}", label) for label in labels) else str
+
+
+def prepare(
+    run: Path,
+    corpus: Corpus,
+    facts: Facts,
+    tokenizer: Tokenizer,
+    encode: Encode,
+    max_length_tokens: int,
+    max_positions: int,
+) -> Prepared:
+    """Encode a corpus and write the examples to the folder of a run.
+
+    Examples of the same files, tokenizer and settings are used again. Only one process at a time
+    may prepare a run.
+
+    Args:
+        run: folder of the run.
+        corpus: files and splits.
+        facts: returned by `check_corpus`.
+        tokenizer: tokenizer of the model.
+        encode: returns the examples of records in their order, one or more for each.
+        max_length_tokens: longer examples of train are dropped.
+        max_positions: largest number of tokens that the model can read. A longer example of dev or
+            test is an error.
+
+    Raises:
+        CorpusError: an example of dev or test is too long, all of train are, or a file changed.
+        OSError: the folder cannot be written.
+    """
+    limit = min(max_length_tokens, max_positions)
+    settings = {
+        "version": _VERSION,
+        "task": corpus.task,
+        "multi_label": corpus.multi_label,
+        "files": {split.name: [path.name for path in split.files] for split in corpus.splits},
+        "digests": dict(corpus.digests),
+        "split_seed": corpus.split_seed,
+        "labels": list(facts.labels),
+        "tokenizer": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
+        "max_length_tokens": max_length_tokens,
+        "max_positions": max_positions,
+    }
+    first, sample = _read_dev(corpus.dev, facts.examples["dev"])
+    folder = run / FOLDER
+    result = _read_result(folder, settings, encode(tokenizer, first))
+    if result is None:
+        with _replacing(folder) as temporary:
+            encoder = _Encoder(corpus.task, tokenizer, encode, limit, max_positions)
+            result = _encode_corpus(temporary, corpus, facts, encoder)
+            (temporary / _RESULT).write_text(json.dumps({"settings": settings, "result": result}), encoding="utf-8")
+    digest = result.pop("digest")
+    tokens = {name: Lengths(**values) for name, values in result.pop("tokens").items()}
+    prepared_facts = replace(facts, tokens=tokens, max_length_tokens=limit, **result)
+    train, dev = DiskExamples(folder, "train"), DiskExamples(folder, "dev")
+    return Prepared(tokenizer, tuple(facts.labels), train, dev, sample, prepared_facts, digest)
+
+
+def _read_dev(dev: Split, num_records: int) -> tuple[list[Record], list[Record]]:
+    """Return the first records of dev, and a sample of all."""
+    num_sampled = min(num_records, MAX_DEV_RECORDS)
+    sampled = {index * num_records // num_sampled for index in range(num_sampled)}
+    first, sample = list[Record](), list[Record]()
+    for index, record in enumerate(dev):
+        if index < _COMPARED:
+            first.append(record)
+        if index in sampled:
+            sample.append(record)
+    return first, sample
+
+
+def _read_result(folder: Path, settings: Mapping[str, Any], first: Sequence[Example]) -> dict[str, Any] | None:
+    """Return the stored result of `_encode_corpus`.
+
+    Returns:
+        None if there is none with these settings and these first examples of dev.
+    """
+    try:
+        stored = json.loads((folder / _RESULT).read_text(encoding="utf-8"))
+        train, dev = DiskExamples(folder, "train"), DiskExamples(folder, "dev")
+        num_examples = stored["result"]["examples"]
+        is_complete = (len(train), len(dev)) == (num_examples["train"], num_examples["dev"])
+        has_first = all(dev[index] == (list(one), list(two)) for index, (one, two) in enumerate(first))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    result: dict[str, Any] = stored["result"]
+    return result if stored.get("settings") == settings and is_complete and has_first else None
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that replaces `folder` on success and is removed on failure."""
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process that was killed
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    except OSError as error:
+        raise OSError(f"cannot write {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encoder") -> dict[str, Any]:
+    """Write the examples of train and dev; return facts about the examples of all splits.
+
+    Dev and test come first, because train takes long and cannot have examples that are too long.
+    """
+    encoded = {split.name: encoder.encode_split(folder, split, facts) for split in reversed(corpus.splits)}
+    for path in folder.glob("test.*"):  # only train and dev are read
+        path.unlink()
+    names = [split.name for split in corpus.splits]
+    train, dev = encoded["train"], encoded["dev"]
+    uses = {name: one.token_uses for name, one in encoded.items()}
+    is_byte = _is_byte(encoder.tokenizer, encoder.vocab_size)
+    content = json.dumps([list(facts.labels), train.digest, dev.digest])
+    return {
+        "digest": hashlib.sha256(content.encode()).hexdigest(),
+        "examples": {name: encoded[name].sizes.total() for name in names},
+        "dropped": {**facts.dropped, "train": {**facts.dropped["train"], "too long": train.num_dropped}},
+        "tokens": {name: dataclasses.asdict(measure(encoded[name].sizes)) for name in names},
+        "vocab_size": encoder.vocab_size,
+        "coverage": {name: float(uses[name][uses["train"] > 0].sum() / uses[name].sum()) for name in names[1:]},
+        "byte_share": {name: float(uses[name][is_byte].sum() / uses[name].sum()) for name in names},
+    }
+
+
+@dataclass
+class _Encoded:
+    """Counts over the examples of a split."""
+
+    token_uses: NDArray[np.int64]  # by token id
+    sizes: Counter[int] = field(default_factory=Counter)  # numbers of examples by their number of tokens
+    num_read: int = 0
+    num_dropped: int = 0
+    digest: str = ""
+
+
+class _Encoder:
+    """Encodes splits as streams, and checks the lengths of examples."""
+
+    def __init__(self, task: TaskName, tokenizer: Tokenizer, encode: Encode, limit: int, max_positions: int) -> None:
+        self.tokenizer, self._task, self._encode = tokenizer, task, encode
+        self._limit, self._max_positions = limit, max_positions
+        self.vocab_size = max(tokenizer.get_vocab().values()) + 1
+        self._sides = (0, 1) if task in PAIR_TASKS else (0,)  # lists of an example that are tokens
+
+    def encode_split(self, folder: Path, split: Split, facts: Facts) -> _Encoded:
+        """Write the examples of a split.
+
+        Raises:
+            CorpusError: see `prepare`.
+        """
+        last_id, last_label = self.vocab_size - 1, len(facts.labels) - 1
+        last = {"classification": last_label, "language-model": 1}.get(self._task, last_id)
+        result = _Encoded(np.zeros(self.vocab_size, np.int64))
+        with ExampleWriter(folder, split.name, (last_id, last)) as writer:
+            is_deduplicated = self._task == "encoder" and split.name == "train"
+            records = _without_repeated(split) if is_deduplicated else iter(split)
+            while chunk := list(islice(records, _CHUNK)):
+                writer.add(self._encode_chunk(split, chunk, result))
+                result.num_read += len(chunk)
+        if result.num_read != facts.examples[split.name]:
+            raise CorpusError(f"{split} changed while it was read; start again when it is complete")
+        if not result.sizes:
+            raise CorpusError(
+                f"{split} has no example of at most {self._limit} tokens; increase max_length_tokens and the positions "
+                "of the model, or shorten the texts"
+            )
+        result.digest = writer.digest()
+        return result
+
+    def _encode_chunk(self, split: Split, records: Sequence[Record], result: _Encoded) -> list[Example]:
+        """Return the examples of records, without those of train that are too long; count them."""
+        examples = self._encode(self.tokenizer, records)
+        sizes = self._sizes(examples)
+        if split.name == "train":
+            is_kept = sizes <= self._limit
+            result.num_dropped += int((~is_kept).sum())
+            examples, sizes = list(compress(examples, is_kept)), sizes[is_kept]
+        elif (sizes > self._max_positions).any():
+            raise self._too_long(split, records, result.num_read)
+        result.sizes.update(sizes.tolist())
+        for side in self._sides:
+            result.token_uses += np.bincount(flatten(examples, side), minlength=self.vocab_size)
+        return examples
+
+    def _sizes(self, examples: Sequence[Example]) -> NDArray[np.int32]:
+        """Return the number of tokens of each example; that of a pair is the larger one."""
+        sizes: NDArray[np.int32] = lengths_of(examples)[:, self._sides].max(axis=1)
+        return sizes
+
+    def _too_long(self, split: Split, records: Sequence[Record], start: int) -> CorpusError:
+        """Return the error for the first of some records that is too long.
+
+        Args:
+            split: the split of the records.
+            records: records, at least one of which is too long.
+            start: index of the first record in the split.
+        """
+        for index, record in enumerate(records, start):
+            longest = int(self._sizes(self._encode(self.tokenizer, [record])).max())
+            if longest > self._max_positions:
+                return CorpusError(
+                    f"{split.location(index)}: the example has {longest} tokens, but the model reads at most "
+                    f"{self._max_positions}; shorten or remove it, or increase max_length_tokens and the positions of "
+                    "the model"
+                )
+        raise AssertionError("a record that is too long in a batch is too long alone")
+
+
+def _without_repeated(split: Split) -> Iterator[Record]:
+    hashes = array("Q", (hash_texts(texts_of(record)) for record in split))
+    _, first = np.unique(np.frombuffer(hashes, np.uint64), return_index=True)
+    is_first = np.zeros(len(hashes), bool)
+    is_first[first] = True
+    return compress(split, is_first)
+
+
+def _is_byte(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.bool_]:
+    """Return True for each token that is one byte of a longer character, or the unknown token."""
+    description = json.loads(tokenizer.to_str())
+    unknown = {description["model"].get("unk_token"), description["model"].get("unk_id")}
+    # A byte-level tokenizer represents a byte by a character: printable ones of Latin-1 by their
+    # own, the others by those from U+0100, in their order.
+    is_byte_level = "'ByteLevel'" in str([description["pre_tokenizer"], description["decoder"]])
+    beyond_ascii = {chr(code) for code in (*range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x122, 0x144))}
+    is_byte = np.zeros(vocab_size, bool)
+    for token, index in tokenizer.get_vocab().items():
+        is_byte[index] = (
+            token in unknown
+            or index in unknown
+            or re.fullmatch("<0x[0-9A-F]{2}>", token) is not None
+            or (is_byte_level and token in beyond_ascii)
+        )
+    return is_byte
+
+
+def summary(facts: Facts) -> list[str]:
+    """Return lines that describe a corpus, with one line for each warning."""
+    numbers = ", ".join(f"{name} {number:,}" for name, number in facts.examples.items())
+    lines = [f"examples: {numbers}"]
+    if facts.split_seed is not None:
+        lines.append(f"dev: a part of the file of train, chosen with the seed {facts.split_seed}")
+    if facts.languages is not None:
+        lines.append(f"languages: {facts.languages[0]} (source) to {facts.languages[1]} (target)")
+    dropped = _join(
+        f"{number:,} {reason} in {name}"
+        for name, reasons in facts.dropped.items()
+        for reason, number in reasons.items()
+        if number
+    )
+    lines.append(f"dropped: {dropped}")
+    kept = {name: number for name, number in facts.repeated.items() if "repeated" not in facts.dropped[name]}
+    lines.append(f"repeated, kept: {_join(f'{number:,} in {name}' for name, number in kept.items() if number)}")
+    if facts.labels:
+        total = facts.examples["train"] + facts.dropped["train"].get("too long", 0)
+        shares = [f"{label} {number / total:.1%}" for label, number in facts.labels.items()]
+        more = f" and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
+        lines.append(f"labels: {len(shares)}: {', '.join(shares[:MAX_LISTED])}{more}")
+    unit, lengths = ("tokens", facts.tokens) if facts.tokens else ("words", facts.words)
+    lines += [
+        f"{unit} of an example of {name}: median {one.median:,}, 95 % have at most {one.percentile_95:,}, longest "
+        f"{one.longest:,}"
+        for name, one in lengths.items()
+    ]
+    lines += [
+        f"vocabulary: train has {share:.1%} of the tokens of {name}; {facts.byte_share[name]:.1%} are single bytes or "
+        "unknown"
+        for name, share in facts.coverage.items()
+    ]
+    return lines + [f"warning: {text}" for text in _warnings(facts)]
+
+
+def _join(parts: Iterable[str]) -> str:
+    return ", ".join(parts) or "none"
+
+
+def _warnings(facts: Facts) -> Iterator[str]:
+    for name, number in facts.overlap.items():
+        if number:
+            yield (
+                f"train also has the texts of {number:,} of {facts.examples[name]:,} examples of {name}, which makes "
+                f"results on {name} too good; remove them from train"
+            )
+    if facts.num_contradictions:
+        yield f"texts of train that occur again with other labels: {facts.num_contradictions:,}; correct them"
+    rare = [label for label, number in facts.labels.items() if number < MIN_LABEL_EXAMPLES]
+    if rare:
+        yield f"fewer than {MIN_LABEL_EXAMPLES} examples in train: {', '.join(rare[:MAX_LISTED])}; add some"
+    if facts.labels_missing_in_dev:
+        missing = ", ".join(facts.labels_missing_in_dev[:MAX_LISTED])
+        yield f"dev has no example of {missing}, so that results do not show them; add some"
+    num_long = facts.dropped["train"].get("too long", 0)
+    num_all = facts.examples["train"] + num_long
+    if num_long > MAX_DROPPED * num_all:
+        yield (
+            f"{num_long:,} of {num_all:,} examples of train are dropped, because they have more than "
+            f"{facts.max_length_tokens:,} tokens; increase max_length_tokens, or shorten them"
+        )
+    for name, share in facts.coverage.items():
+        if share < MIN_COVERAGE:
+            yield f"train has only {share:.1%} of the tokens of {name}; add examples like those of {name}"
+
+
+def check_writable(run: Path) -> None:
+    """Check that the folder of a run can be created or written.
+
+    Raises:
+        UsageError: it cannot, or it is a file.
+    """
+    folder = _existing(run)
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file; choose a folder for the run")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"no write access to {folder} ({error.strerror}); change its permissions, or choose another folder for the "
+            "run"
+        ) from None
+
+
+def check_space(run: Path, bytes_needed: int) -> None:
+    """Check that the disk has space for two checkpoints of a run.
+
+    Raises:
+        UsageError: it has less.
+    """
+    folder = _existing(run)
+    free = shutil.disk_usage(folder).free
+    if free < bytes_needed:
+        raise UsageError(
+            f"the disk of {folder} has {free / 2**20:,.0f} MiB free, but two checkpoints need "
+            f"{bytes_needed / 2**20:,.0f} MiB; remove files, or choose another folder for the run"
+        )
+
+
+def _existing(path: Path) -> Path:
+    """Return the path or its closest parent that exists."""
+    return next(one for one in (path, *path.absolute().parents) if one.exists())
+
+
+def check_special_tokens(tokenizer: Tokenizer, path: Path, required: Sequence[str]) -> None:
+    """Check that a tokenizer has tokens that a task needs.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    missing = [token for token in required if tokenizer.token_to_id(token) is None]
+    if missing:
+        raise UsageError(
+            f"{path} has no token {', '.join(missing)}, which the task needs; add it as a special token, or use "
+            "another tokenizer"
+        )

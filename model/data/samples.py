@@ -1,0 +1,263 @@
+"""Sample data for each task, made by rules from a seed. Nothing is taken from texts of others.
+
+- translation: English sentences about trips and their German translations, in which verbs,
+  articles and adjectives agree. Sentences of test combine adjectives and places that never occur
+  together in train and dev.
+- classification: messages to a shop with five labels (`model.data.customer_messages`).
+- language-model: dialogues of small talk. The last messages of test are never last in train.
+- encoder: the English sentences of the translations, each with one that has synonyms for some of
+  its words.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from model.data.customer_messages import draw_messages
+from model.data.records import TaskName
+from model.data.smalltalk import draw_exchange
+from model.errors import UsageError
+
+DEFAULT_EXAMPLES: Mapping[TaskName, int] = {
+    "translation": 5_000,
+    "classification": 1_000,
+    "language-model": 4_000,
+    "encoder": 1_000,
+}
+HELD_OUT_SHARE, HELD_OUT = 0.2, (20, 200)  # of the number of examples in train; records of dev and of test
+MAX_EXAMPLES = 50_000
+_TRIES = 20  # draws for each record, after which a sample is too large
+
+PERSONS: Sequence[tuple[str, str, str]] = (  # English, German, and person and number of the verb
+    ("my brother", "mein Bruder", "3s"),
+    ("my sister", "meine Schwester", "3s"),
+    ("the teacher", "der Lehrer", "3s"),
+    ("the old woman", "die alte Frau", "3s"),
+    ("the girl", "das Mädchen", "3s"),
+    ("the children", "die Kinder", "3p"),
+    ("our neighbours", "unsere Nachbarn", "3p"),
+    ("my parents", "meine Eltern", "3p"),
+    ("I", "ich", "1s"),
+    ("we", "wir", "3p"),
+)
+TIMES = (
+    ("today", "heute"),
+    ("tomorrow", "morgen"),
+    ("on Monday", "am Montag"),
+    ("on Friday", "am Freitag"),
+    ("in summer", "im Sommer"),
+    ("in winter", "im Winter"),
+    ("next week", "nächste Woche"),
+    ("every year", "jedes Jahr"),
+    ("in the morning", "am Morgen"),
+    ("after lunch", "nach dem Mittagessen"),
+)
+PLACES = (  # English, German, gender
+    ("town", "Stadt", "f"),
+    ("station", "Bahnhof", "m"),
+    ("lake", "See", "m"),
+    ("castle", "Burg", "f"),
+    ("museum", "Museum", "n"),
+    ("beach", "Strand", "m"),
+    ("village", "Dorf", "n"),
+    ("island", "Insel", "f"),
+    ("market", "Markt", "m"),
+    ("bridge", "Brücke", "f"),
+    ("house", "Haus", "n"),
+    ("theatre", "Theater", "n"),
+)
+ADJECTIVES = (
+    ("old", "alt"),
+    ("new", "neu"),
+    ("small", "klein"),
+    ("big", "groß"),
+    ("quiet", "ruhig"),
+    ("famous", "berühmt"),
+    ("beautiful", "schön"),
+    ("strange", "seltsam"),
+)
+MEANS = (
+    ("by train", "mit dem Zug"),
+    ("by bus", "mit dem Bus"),
+    ("by car", "mit dem Auto"),
+    ("by bicycle", "mit dem Fahrrad"),
+    ("by ship", "mit dem Schiff"),
+)
+REASONS = (
+    ("", ""),
+    ("because it is raining", "weil es regnet"),
+    ("because the sun is shining", "weil die Sonne scheint"),
+    ("although it is cold", "obwohl es kalt ist"),
+    ("although it is snowing", "obwohl es schneit"),
+    ("if the weather is good", "wenn das Wetter gut ist"),
+    ("if the wind is not too strong", "wenn der Wind nicht zu stark ist"),
+)
+VERBS = {  # English and German forms by person and number
+    "go": {"1s": ("go", "fahre"), "3s": ("goes", "fährt"), "3p": ("go", "fahren")},
+    "visit": {"1s": ("visit", "besuche"), "3s": ("visits", "besucht"), "3p": ("visit", "besuchen")},
+    "see": {"1s": ("see", "sehe"), "3s": ("sees", "sieht"), "3p": ("see", "sehen")},
+}
+SYNONYMS = {
+    "brother": "sibling",
+    "teacher": "instructor",
+    "girl": "lass",
+    "children": "kids",
+    "parents": "folks",
+    "town": "city",
+    "lake": "water",
+    "castle": "fortress",
+    "village": "hamlet",
+    "house": "building",
+    "small": "little",
+    "big": "large",
+    "quiet": "calm",
+    "famous": "renowned",
+    "beautiful": "pretty",
+    "strange": "odd",
+    "goes": "travels",
+    "go": "travel",
+    "visits": "explores",
+    "visit": "explore",
+    "sees": "notices",
+    "see": "notice",
+    "bicycle": "bike",
+    "raining": "pouring",
+}
+TO = {"m": "zum", "f": "zur", "n": "zum"}  # with the dative
+ACCUSATIVE = {"m": ("den", "en"), "f": ("die", "e"), "n": ("das", "e")}  # article, ending of an adjective
+
+
+@dataclass(frozen=True)
+class _Trip:
+    """A sentence in both languages; its combination is held out for test or not."""
+
+    source: str
+    target: str
+    is_held_out: bool
+
+
+def _draw_trip(draw: Random) -> _Trip:
+    person, time, reason = draw.choice(PERSONS), draw.choice(TIMES), draw.choice(REASONS)
+    place_index, adjective_index = draw.randrange(len(PLACES)), draw.randrange(len(ADJECTIVES))
+    place, adjective = PLACES[place_index], ADJECTIVES[adjective_index]
+    verb = draw.choice(("go", "go", "visit", "see"))
+    means = draw.choice(MEANS) if verb == "go" else ("", "")
+    english_verb, german_verb = VERBS[verb][person[2]]
+    gender = place[2]
+    if verb == "go":
+        english_object = f"to the {adjective[0]} {place[0]}"
+        german_object = f"{TO[gender]} {adjective[1]}en {place[1]}"
+    else:
+        article, ending = ACCUSATIVE[gender]
+        english_object, german_object = f"the {adjective[0]} {place[0]}", f"{article} {adjective[1]}{ending} {place[1]}"
+    english = [person[0], english_verb, english_object, means[0]]
+    # The German verb is always in the second place, so that the subject follows it after a time.
+    if draw.random() < 0.5:
+        english, german = [f"{time[0]},", *english], [time[1], german_verb, person[1], means[1], german_object]
+    else:
+        english, german = [*english, time[0]], [person[1], german_verb, time[1], means[1], german_object]
+    is_held_out = (place_index + 2 * adjective_index) % 8 == 0
+    source, target = _sentence(english, reason[0], ""), _sentence(german, reason[1], ",")
+    return _Trip(source, target, is_held_out)
+
+
+def _sentence(parts: Sequence[str], clause: str, separator: str) -> str:
+    text = " ".join(filter(None, parts)) + (f"{separator} {clause}" if clause else "") + "."
+    return text[0].upper() + text[1:]
+
+
+def _translations(draw: Random) -> Iterator[tuple[bool, dict[str, Any]]]:
+    while True:
+        trip = _draw_trip(draw)
+        yield trip.is_held_out, {"source": trip.source, "target": trip.target}
+
+
+def _paraphrases(draw: Random) -> Iterator[tuple[bool, dict[str, Any]]]:
+    while True:
+        trip = _draw_trip(draw)
+        words = trip.source.removesuffix(".").split()
+        other = " ".join(SYNONYMS.get(word, word) for word in words)
+        yield trip.is_held_out, {"source": trip.source, "target": f"{other}."}
+
+
+def _dialogues(draw: Random) -> Iterator[tuple[bool, dict[str, Any]]]:
+    while True:
+        said = [draw_exchange(draw) for _ in range(draw.choice((1, 1, 2, 3)))]
+        messages = [
+            {"role": role, "content": text}
+            for one in said
+            for role, text in (("user", one.message), ("assistant", one.answer))
+        ]
+        # A checksum is the same in each process, unlike `hash`.
+        yield zlib.crc32(said[-1].message.encode()) % 8 == 0, {"messages": messages}
+
+
+_DRAWN: Mapping[str, Callable[[Random], Iterator[tuple[bool, dict[str, Any]]]]] = {
+    "translation": _translations,
+    "language-model": _dialogues,
+    "encoder": _paraphrases,
+}
+
+
+def draw_sample(task: TaskName, num_examples: int, seed: int = 1) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of train, dev and test as fields of JSONL, without duplicates.
+
+    Args:
+        task: task of the records.
+        num_examples: number of records in train.
+        seed: seed of the random choices.
+
+    Raises:
+        UsageError: the number is too small or too large.
+    """
+    if not 10 <= num_examples <= MAX_EXAMPLES:
+        raise UsageError(f"the number of examples must be between 10 and {MAX_EXAMPLES:,}, got {num_examples}")
+    num_held_out = min(max(round(HELD_OUT_SHARE * num_examples), HELD_OUT[0]), HELD_OUT[1])
+    if task == "classification":
+        num_labels = 5
+        sizes = {name: -(-number // num_labels) for name, number in _numbers(num_examples, num_held_out).items()}
+        drawn = draw_messages(seed, sizes)
+        return {name: [{"text": text, "label": label} for text, label in rows] for name, rows in drawn.items()}
+    numbers = _numbers(num_examples, num_held_out)
+    parts: dict[str, list[dict[str, Any]]] = {name: [] for name in numbers}
+    seen = set[str]()
+    candidates = _DRAWN[task](Random(seed))  # noqa: S311 - sentences, not secrets
+    for is_held_out, record in islice(candidates, _TRIES * num_examples):
+        text = json.dumps(record, ensure_ascii=False)
+        name = "test" if is_held_out else "dev" if len(parts["dev"]) < numbers["dev"] else "train"
+        if text not in seen and len(parts[name]) < numbers[name]:
+            seen.add(text)
+            parts[name].append(record)
+    short = [name for name, rows in parts.items() if len(rows) < numbers[name]]
+    if short:
+        raise UsageError(f"there are only {len(parts['train']):,} different examples; ask for fewer than that")
+    return parts
+
+
+def _numbers(num_examples: int, num_held_out: int) -> dict[str, int]:
+    return {"train": num_examples, "dev": num_held_out, "test": num_held_out}
+
+
+def write_sample(task: TaskName, folder: Path, num_examples: int | None = None, seed: int = 1) -> dict[str, int]:
+    """Write the records of a task to a folder as `train.jsonl`, `dev.jsonl` and `test.jsonl`.
+
+    Returns:
+        The numbers of records.
+
+    Raises:
+        UsageError: the number is too small or too large, or the folder has files.
+        OSError: the folder cannot be written.
+    """
+    parts = draw_sample(task, DEFAULT_EXAMPLES[task] if num_examples is None else num_examples, seed)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} has files, which could be yours; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, records in parts.items():
+        lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return {name: len(records) for name, records in parts.items()}

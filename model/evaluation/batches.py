@@ -1,0 +1,51 @@
+"""Batches for evaluation, which have no random order."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from model.data.batches import pad
+from model.data.tokenizer import encode_lines
+
+MAX_TOKENS = 4096  # padded tokens of a batch
+
+
+def grouped(lengths: Sequence[int], max_tokens: int = MAX_TOKENS) -> Iterator[list[int]]:
+    """Yield groups of indices of sequences of similar length, shortest first.
+
+    A group has at most `max_tokens` padded tokens, or one sequence.
+    """
+    group: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if group and lengths[index] * (len(group) + 1) > max_tokens:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return token ids (B, longest), padded on the right, and their lengths (B,)."""
+    return pad(rows, pad_id).to(device), torch.tensor([len(row) for row in rows], device=device)
+
+
+def encode_fitting(tokenizer: Tokenizer, texts: Sequence[str], max_positions: int) -> list[list[int]]:
+    """Return the token ids of texts.
+
+    Raises:
+        ValueError: a text is too long for the model.
+    """
+    rows = encode_lines(tokenizer, texts)
+    for number, row in enumerate(rows, start=1):
+        if len(row) > max_positions:
+            raise ValueError(
+                f"text {number} must have at most {max_positions} tokens (max_positions), got {len(row)}; shorten it"
+            )
+    return rows

@@ -1,0 +1,136 @@
+"""Evaluation of a checkpoint of any task on records, as the fields of a report."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenizers import Tokenizer
+
+from model.architectures.bert import BertClassifier
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.factory import Model, TranslationModel
+from model.architectures.llama import Llama
+from model.architectures.recurrent import RecurrentModel
+from model.architectures.transformer import Transformer
+from model.checkpoint import load_metadata, load_model
+from model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from model.errors import UsageError
+from model.evaluation.accuracy import (
+    accuracy_fields,
+    confusion_lines,
+    count_labels,
+    exact_matches,
+    expected_labels,
+    label_fields,
+    label_metrics,
+    predict,
+)
+from model.evaluation.bleu import bootstrapped_scores, translate
+from model.evaluation.language import language_fields
+from model.evaluation.retrieval import retrieval_fields
+from model.parts import WEIGHTS
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, records: Sequence[Record], *, num_beams: int = 5, length_penalty: float = 1.0
+) -> dict[str, Any]:
+    """Return the report of a checkpoint: its metadata, and the fields of `evaluate_model`.
+
+    Raises:
+        FileNotFoundError: a file of the checkpoint is missing.
+        UsageError: see `evaluate_model`.
+        ValueError: see `evaluate_model`, or the checkpoint cannot be read.
+    """
+    model, tokenizer = load_model(checkpoint)
+    report = evaluate_model(model, tokenizer, records, num_beams=num_beams, length_penalty=length_penalty)
+    return {"checkpoint": load_metadata(checkpoint / WEIGHTS), **report}
+
+
+def evaluate_model(
+    model: Model, tokenizer: Tokenizer, records: Sequence[Record], *, num_beams: int = 5, length_penalty: float = 1.0
+) -> dict[str, Any]:
+    """Return metrics of a model with their settings and, where defined, 95 % intervals.
+
+    - Translation: BLEU and chrF of beam search, with sacreBLEU's signatures, and all outputs.
+    - Classification: accuracy and F1, the scores of each label, and the most frequent confusions.
+    - Language model: perplexity, and for dialogues the share of replies that are reproduced.
+    - Encoder: recall and mean reciprocal rank.
+
+    Args:
+        model: in evaluation mode.
+        tokenizer: tokenizer of the checkpoint.
+        records: records of the model's task.
+        num_beams: number of beams of translation.
+        length_penalty: exponent of the length by which scores of translations are divided.
+
+    Raises:
+        UsageError: there are no records, the records are not those of the model's task, or the
+            settings of beam search are invalid.
+        ValueError: a text is too long for the model, or the model lacks a label.
+    """
+    if not records:
+        raise UsageError("there is nothing to evaluate: the data has no records")
+    if isinstance(model, TranslationModel):
+        return _translation(model, tokenizer, _only(PairRecord, records), num_beams, length_penalty)
+    if isinstance(model, Classifier | BertClassifier):
+        return _classification(model, tokenizer, _only(LabelledRecord, records))
+    if isinstance(model, CausalModel | Llama):
+        for record in records:
+            if not isinstance(record, TextRecord | DialogueRecord):
+                raise _other_record(record, "texts or dialogues")
+        return {"task": "language-model", **language_fields(model, tokenizer, records)}
+    return {"task": "encoder", **retrieval_fields(model, tokenizer, _only(PairRecord, records))}
+
+
+def _translation(
+    model: Transformer | RecurrentModel,
+    tokenizer: Tokenizer,
+    pairs: Sequence[PairRecord],
+    num_beams: int,
+    length_penalty: float,
+) -> dict[str, Any]:
+    outputs = translate(model, tokenizer, [pair.source for pair in pairs], num_beams, length_penalty)
+    return {
+        "task": "translation",
+        "sentences": len(outputs),
+        "num_beams": num_beams,
+        "length_penalty": length_penalty,
+        **bootstrapped_scores(outputs, [pair.target for pair in pairs]),
+        "outputs": outputs,
+    }
+
+
+def _classification(
+    model: Classifier | BertClassifier, tokenizer: Tokenizer, records: Sequence[LabelledRecord]
+) -> dict[str, Any]:
+    labels, texts = model.config.labels, [record.text for record in records]
+    expected = expected_labels(records, labels)
+    predicted = predict(model, tokenizer, texts)
+    metrics = label_metrics(predicted, expected, len(labels), model.config.multi_label)
+    return {
+        "task": "classification",
+        "multi_label": model.config.multi_label,
+        **accuracy_fields(exact_matches(predicted, expected)),
+        "metrics": {name: round(value, 2) for name, value in metrics.items()},
+        "labels": label_fields(count_labels(predicted, expected, len(labels)), labels),
+        "confusions": confusion_lines(texts, predicted, expected, labels),
+    }
+
+
+DESCRIPTIONS = {PairRecord: "pairs", LabelledRecord: "labelled texts", TextRecord: "texts", DialogueRecord: "dialogues"}
+
+
+def _only(kind: type[RecordT], records: Sequence[Record]) -> list[RecordT]:
+    found = list[RecordT]()
+    for record in records:
+        if not isinstance(record, kind):
+            raise _other_record(record, DESCRIPTIONS[kind])
+        found.append(record)
+    return found
+
+
+def _other_record(record: Record, needed: str) -> UsageError:
+    return UsageError(f"the model is evaluated on {needed}, but the data has {DESCRIPTIONS[type(record)]}")

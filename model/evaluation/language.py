@@ -1,0 +1,195 @@
+"""Perplexity and sample outputs of language models, and the share of replies they reproduce."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch.nn import functional
+
+from model.architectures.causal import CausalModel
+from model.architectures.llama import Llama
+from model.data.chat_format import IM_END, exchanges
+from model.data.chat_template import DialogueEncoder, encode_records, read_chat_template
+from model.data.encoding import encode, encode_prompt
+from model.data.examples import Example
+from model.data.records import DialogueRecord, Message, Record, TextRecord
+from model.data.tokenizer import decode_ids, special_id
+from model.decoding.greedy import continue_greedily
+from model.errors import UsageError
+from model.evaluation.batches import device_of, grouped, padded
+from model.evaluation.result import Evaluation, shortened
+from model.evaluation.share import Share
+
+MAX_ANSWERS = 50  # dialogues whose last reply is generated
+MAX_ANSWER_TOKENS = 128  # longer replies are not compared
+NUM_SAMPLES, PROMPT_TOKENS, CONTINUATION_TOKENS = 3, 16, 32  # of samples of plain texts
+CHUNK_TOKENS = 512  # tokens whose logits are in memory at once
+
+
+@torch.inference_mode()
+def likelihood(model: CausalModel | Llama, examples: Sequence[Example]) -> tuple[float, int]:
+    """Return the negative log-likelihood in nats of all tokens that have loss, and their number."""
+    device, total, count = device_of(model), 0.0, 0
+    for group in grouped([len(ids) for ids, _ in examples]):
+        ids, _ = padded([examples[index][0] for index in group], model.config.pad_id, device)
+        is_counted, _ = padded([examples[index][1] for index in group], 0, device)
+        features, _ = model.hidden_states(ids[:, :-1])
+        is_target = is_counted[:, 1:].bool()  # a token is predicted from the features before it
+        hidden, targets = features[is_target], ids[:, 1:][is_target]  # (N, M), (N,)
+        for start in range(0, len(targets), CHUNK_TOKENS):
+            logits = model.logits(hidden[start : start + CHUNK_TOKENS]).float()
+            total += functional.cross_entropy(logits, targets[start : start + CHUNK_TOKENS], reduction="sum").item()
+        count += len(targets)
+    return total, count
+
+
+def perplexity(nats: float, count: int) -> float:
+    """Return exp(nats / count), or infinity if it is too large."""
+    mean = nats / count if count else math.nan
+    return math.exp(mean) if not mean > 700 else math.inf
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Generated and expected last reply of a dialogue."""
+
+    message: str  # the message before the reply
+    expected: str
+    given: str
+
+    @property
+    def is_exact(self) -> bool:
+        return self.given == self.expected
+
+
+class _Chat:
+    """Prompts of a chat model, and the tokens that end its replies."""
+
+    def __init__(self, model: CausalModel | Llama, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self._encoder = tokenizer, None
+        if isinstance(model, Llama):
+            template = read_chat_template(model.config)
+            if template is None:
+                raise UsageError("the model has no chat template, so it cannot be evaluated on dialogues")
+            self._encoder = DialogueEncoder(template, tokenizer)
+            self.end_ids: tuple[int, ...] = (model.config.eos_id,)
+        else:
+            self.end_ids = (special_id(tokenizer, IM_END), model.config.eos_id)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        return encode_prompt(self._tokenizer, messages) if self._encoder is None else self._encoder.prompt(messages)
+
+
+def encode_all(
+    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[TextRecord | DialogueRecord]
+) -> list[Example]:
+    """Encode records in windows of the positions of a model."""
+    if isinstance(model, Llama):
+        return encode_records(model.config, tokenizer, records)
+    return encode(tokenizer, records, max_length_tokens=model.config.max_positions)
+
+
+def answer_dialogues(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Answer]:
+    """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding.
+
+    Dialogues that are too long for the model, and those whose last reply has more than
+    `MAX_ANSWER_TOKENS` tokens, are skipped.
+    """
+    if not _has_dialogue(records):
+        return []
+    chat = _Chat(model, tokenizer)
+    prompts, replies, messages = list[list[int]](), list[list[int]](), list[str]()
+    for record in records:
+        if not isinstance(record, DialogueRecord) or len(prompts) == MAX_ANSWERS:
+            continue
+        read = [message for exchange in exchanges(record.messages) for message in exchange][:-1]
+        if not read:
+            continue
+        prompt = chat.prompt(read)
+        parts = encode_all(model, tokenizer, [DialogueRecord(record.messages[: len(read) + 1])])
+        whole = parts[0][0]
+        if (
+            len(parts) == 1
+            and len(whole) <= model.config.max_positions
+            and len(whole) - len(prompt) <= MAX_ANSWER_TOKENS
+        ):
+            prompts.append(prompt)
+            replies.append(list(whole[len(prompt) :]))
+            messages.append(read[-1].content)
+    given = [list[int]()] * len(prompts)
+    for group in grouped([len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True)]):
+        # A longer answer could not equal the expected one.
+        longest = max(len(replies[index]) for index in group)
+        generated = continue_greedily(model, [prompts[index] for index in group], chat.end_ids, longest)
+        for index, ids in zip(group, generated, strict=True):
+            given[index] = ids
+    return [
+        Answer(message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
+        for message, reply, ids in zip(messages, replies, given, strict=True)
+    ]
+
+
+def _has_dialogue(records: Sequence[Record]) -> bool:
+    return any(isinstance(record, DialogueRecord) for record in records)
+
+
+def exact_answers(answers: Sequence[Answer]) -> Share:
+    """Return the share of replies that the model reproduces."""
+    return Share(sum(answer.is_exact for answer in answers), len(answers))
+
+
+def continuations(model: CausalModel | Llama, tokenizer: Tokenizer, texts: Sequence[str]) -> list[str]:
+    """Continue the first tokens of each text by greedy decoding, and describe the result."""
+    records = [TextRecord(text) for text in texts]
+    prompts = [list(encode_all(model, tokenizer, [record])[0][0])[:PROMPT_TOKENS] for record in records]
+    prompts = [prompt[:-1] if prompt[-1] == model.config.eos_id else prompt for prompt in prompts]
+    generated = continue_greedily(model, prompts, [model.config.eos_id], CONTINUATION_TOKENS)
+    return [
+        f"{shortened(decode_ids(tokenizer, prompt))} → {shortened(decode_ids(tokenizer, [*prompt, *ids]))}"
+        for prompt, ids in zip(prompts, generated, strict=True)
+    ]
+
+
+def language_fields(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> dict[str, Any]:
+    """Return the perplexity and the exact answers of a model as fields of a report."""
+    texts = [record for record in records if isinstance(record, TextRecord | DialogueRecord)]
+    examples = encode_all(model, tokenizer, texts)
+    fitting = [example for example in examples if len(example[0]) <= model.config.max_positions]
+    nats, count = likelihood(model, fitting)
+    fields: dict[str, Any] = {
+        "records": len(records),
+        "tokens": count,
+        "skipped_as_too_long": len(examples) - len(fitting),
+        "perplexity": perplexity(nats, count),
+    }
+    answers = answer_dialogues(model, tokenizer, records)
+    if answers:
+        share = exact_answers(answers)
+        interval = [round(100 * end, 2) for end in share.interval]
+        exact = {"dialogues": share.total, "exact": share.count, "percent": round(100 * share.value, 2)}
+        fields["exact_answers"] = {**exact, "interval_95": interval}
+    return {**fields, "samples": samples(model, tokenizer, records, answers)}
+
+
+def samples(
+    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record], answers: Sequence[Answer]
+) -> list[str]:
+    """Return lines that show some outputs."""
+    lines = [
+        f"message: {shortened(one.message)} | expected: {shortened(one.expected)} | output: {shortened(one.given)}"
+        for one in answers[:NUM_SAMPLES]
+    ]
+    texts = [record.text for record in records if isinstance(record, TextRecord)][: NUM_SAMPLES - len(lines)]
+    return [*lines, *(continuations(model, tokenizer, texts) if texts else [])]
+
+
+def evaluate_language(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
+    """Return the perplexity, and for dialogues the percentage of replies that are reproduced."""
+    fields = language_fields(model, tokenizer, records)
+    metrics = {"perplexity": fields["perplexity"]}
+    if "exact_answers" in fields:
+        metrics["exact answers"] = fields["exact_answers"]["percent"]
+    return Evaluation(metrics, tuple(fields["samples"]))

@@ -1,0 +1,123 @@
+"""Recall and reciprocal rank of an encoder that finds the other text of a pair."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from model.architectures.bert import BertEncoder
+from model.architectures.encoder import TextEncoder
+from model.data.records import PairRecord, Record
+from model.data.tokenizer import encode_lines
+from model.evaluation.batches import device_of, encode_fitting, grouped, padded
+from model.evaluation.result import Evaluation, shortened
+from model.evaluation.share import Share
+
+MAX_PAIRS = 1000
+NUM_SAMPLES, NUM_NEIGHBOURS = 3, 2
+
+
+@torch.inference_mode()
+def text_vectors(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """Return the vectors (N, M) of texts, each of length 1, on the CPU.
+
+    Raises:
+        ValueError: a text is too long for the model.
+    """
+    config, device = model.config, device_of(model)
+    rows = encode_fitting(tokenizer, texts, config.max_positions)
+    order, vectors = list[int](), list[Tensor]()
+    for group in grouped(list(map(len, rows))):
+        order += group
+        vectors.append(model(*padded([rows[index] for index in group], config.pad_id, device)).cpu())
+    return torch.cat(vectors)[torch.tensor(order).argsort()]
+
+
+def ranks(sources: Tensor, candidates: Tensor, pairs: Sequence[PairRecord], targets: Sequence[str]) -> list[int]:
+    """Return the rank of the best right target of each source, 1 for the best.
+
+    The targets of all pairs with the same source are right. A target that is the source itself is
+    no candidate. Wrong targets with the score of the right one rank before it, so that a model with
+    equal vectors for all texts is not perfect.
+
+    Args:
+        sources: vectors of the sources of the pairs (N, M).
+        candidates: vectors of `targets` (C, M).
+        pairs: the pairs, one for each source.
+        targets: different texts, which include the targets of the pairs.
+    """
+    right: dict[str, set[int]] = defaultdict(set)
+    index_of = {target: index for index, target in enumerate(targets)}
+    for pair in pairs:
+        right[pair.source].add(index_of[pair.target])
+    found = []
+    for vector, pair in zip(sources, pairs, strict=True):
+        row = candidates @ vector  # (C,)
+        is_right = torch.zeros(len(targets), dtype=torch.bool)
+        is_right[list(right[pair.source])] = True
+        is_wrong = ~is_right
+        if pair.source in index_of:
+            is_wrong[index_of[pair.source]] = False
+        found.append(1 + int((row[is_wrong] >= row[is_right].max()).sum()))
+    return found
+
+
+def retrieval_fields(
+    model: TextEncoder | BertEncoder, tokenizer: Tokenizer, pairs: Sequence[PairRecord]
+) -> dict[str, Any]:
+    """Return recall and mean reciprocal rank in percent as fields of a report.
+
+    Each source is compared with the targets of all pairs.
+
+    Raises:
+        ValueError: a text is too long for the model.
+    """
+    targets = list(dict.fromkeys(pair.target for pair in pairs))
+    sources, candidates = (
+        text_vectors(model, tokenizer, [one.source for one in pairs]),
+        text_vectors(model, tokenizer, targets),
+    )
+    found = ranks(sources, candidates, pairs, targets)
+    first = Share(sum(rank == 1 for rank in found), len(found))
+    return {
+        "pairs": len(pairs),
+        "targets": len(targets),
+        "recall_at_1": round(100 * first.value, 2),
+        "interval_95": [round(100 * end, 2) for end in first.interval],
+        "recall_at_10": round(100 * sum(rank <= 10 for rank in found) / len(found), 2),
+        "mrr": round(100 * sum(1 / rank for rank in found) / len(found), 2),
+        "samples": _neighbours(sources[:NUM_SAMPLES] @ candidates.T, pairs, targets),
+    }
+
+
+def _neighbours(scores: Tensor, pairs: Sequence[PairRecord], targets: Sequence[str]) -> list[str]:
+    lines = []
+    for row, pair in zip(scores, pairs, strict=False):
+        best = row.topk(min(NUM_NEIGHBOURS, len(targets)))
+        nearest = [
+            f"{shortened(targets[index], 60)} ({score:.2f})"
+            for score, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        lines.append(
+            f"source: {shortened(pair.source, 60)} | expected: {shortened(pair.target, 60)} | "
+            f"nearest: {', '.join(nearest)}"
+        )
+    return lines
+
+
+def evaluate_encoder(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
+    """Return recall@1 and the mean reciprocal rank of the first `MAX_PAIRS` pairs, in percent.
+
+    Pairs with a text that is too long for the model are skipped.
+    """
+    pairs = [record for record in records if isinstance(record, PairRecord)][:MAX_PAIRS]
+    sides = [encode_lines(tokenizer, texts) for texts in zip(*((one.source, one.target) for one in pairs), strict=True)]
+    limit = model.config.max_positions
+    kept = [pair for pair, *both in zip(pairs, *sides, strict=True) if max(map(len, both)) <= limit]
+    if not kept:
+        return Evaluation({})
+    fields = retrieval_fields(model, tokenizer, kept)
+    return Evaluation({"recall@1": fields["recall_at_1"], "MRR": fields["mrr"]}, tuple(fields["samples"]))

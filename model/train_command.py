@@ -1,0 +1,426 @@
+"""Actions of `sightline train TASK` and `sightline evaluate`: from the files of a user to a run.
+
+The flow of a training: the files are found and checked, a tokenizer is trained or read, the data
+are encoded into the folder of the run, the settings that the user left open are chosen from the
+data, and the trainer trains. Each error in options or data is raised before the first update.
+"""
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from model.architectures.factory import build_model
+from model.checkpoint import replace_text
+from model.commands import evaluate_split, write_json
+from model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
+from model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
+from model.data.chat_template import encode_records
+from model.data.corpus import Corpus, open_corpus, open_held_out
+from model.data.encoding import encode
+from model.data.formats import PAIR_TASKS
+from model.data.preparation import (
+    Facts,
+    Prepared,
+    check_corpus,
+    check_space,
+    check_writable,
+    prepare,
+    summary,
+)
+from model.data.records import TASK_NAMES, TaskName, texts_of
+from model.data.tokenizer import adapt_tokenizer, read_tokenizer, train_tokenizer
+from model.errors import UsageError
+from model.evaluation.defaults import TEST_SPLIT
+from model.evaluation.evaluate import evaluate_checkpoint
+from model.fields import read_fields
+from model.parts import CONFIG, load_parts
+from model.training.classification import CLASSIFICATION
+from model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
+from model.training.distributed import World, default_device
+from model.training.encoder import ENCODER
+from model.training.folder import RunFolder, locked
+from model.training.language_model import LANGUAGE_MODEL
+from model.training.multi_label import MULTI_LABEL
+from model.training.options import (
+    AUTO,
+    Value,
+    given_options,
+    options_of,
+    options_to_toml,
+    read_options,
+    read_task,
+    training_fields,
+)
+from model.training.recipe import (
+    MAX_LENGTH_TOKENS,
+    Recipe,
+    Vocabulary,
+    choose,
+    choose_vocabulary,
+)
+from model.training.start import TASK_ARCHITECTURES, start_from
+from model.training.task import Task
+from model.training.tasks import VALIDATION_SPLITS
+from model.training.trainer import Trainer
+from model.training.translation import TRANSLATION
+
+TASKS: Mapping[TaskName, Task[Any, Any]] = {
+    task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER)
+}
+OPTIONS_FILE = "options.toml"  # in the folder of a run
+BYTES_OF_STATE = 12  # of a parameter: float32 weight and two moments of Adam
+BYTES_OF_WEIGHT = 4
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """Tokenizer of a run, and the model that it starts from, if there is one."""
+
+    tokenizer: Tokenizer
+    vocabulary: Vocabulary
+    model: ModelConfig | None = None
+    initialise: Callable[[nn.Module], None] | None = None
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Train a model on data, or resume the run.
+
+    Raises:
+        UsageError: options or data can never work.
+        OSError, ValueError: see `Trainer`.
+    """
+    task, run = arguments.task, arguments.run
+    check_writable(run)
+    world = World.join(default_device())
+    with locked(run) if world.is_first else nullcontext():
+        _train(task, arguments.data, run, given_options(arguments, task), world)
+
+
+def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], world: World) -> None:
+    folder = RunFolder(run)
+    is_resumed = world.first(folder.state.exists())
+    stored = _stored_options(folder, task) if is_resumed else {}
+    defaults = {option.name: option.default for option in options_of(task).values()}
+    values = {**defaults, **stored, **given}
+    if is_resumed:
+        _check_unchanged(folder, task, stored, values)
+
+    def show(lines: Sequence[str]) -> None:
+        for line in lines if world.is_first else ():
+            print(line, file=sys.stderr)
+
+    corpus = open_corpus(
+        data,
+        task,
+        source=_text(values, "source"),
+        target=_text(values, "target"),
+        multi_label=bool(values.get("multi_label")),
+        split_seed=int(values["split_seed"]),
+    )
+    facts = check_corpus(corpus)
+    notes = list[str]()
+    if is_resumed:
+        beginning = _resumed(folder)
+    elif _text(values, "from"):
+        beginning = _start_from(task, facts, values, notes)
+    else:
+        beginning = _from_tokenizer(task, corpus, facts, values, notes, world)
+    prepared = _prepare(run, corpus, facts, beginning, values, world)
+    show([*summary(prepared.facts), *notes])
+    fields = training_fields(values)
+    if is_resumed:
+        fields = {**dataclasses.asdict(read_train_config(folder.settings)), **fields}
+    recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
+    show(recipe.reasons)
+    _check_space(run, recipe)
+    if world.is_first:
+        replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
+    details = _details(corpus, prepared, values, data, recipe.config)
+    trainer = Trainer(
+        run,
+        recipe.config,
+        MULTI_LABEL if corpus.multi_label else TASKS[task],
+        prepared,
+        recipe.model,
+        initialise=beginning.initialise,
+        details=details,
+    )
+    trainer.fit()
+    show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
+
+
+def _text(values: Mapping[str, Value], name: str) -> str | None:
+    """Return an option that is a text, None if it is not used."""
+    return str(values.get(name, "")) or None
+
+
+def _stored_options(folder: RunFolder, task: TaskName) -> dict[str, Value]:
+    """Return the options of the run in a folder.
+
+    Raises:
+        UsageError: the run is of another task, or another command has started it.
+    """
+    path = folder.path / OPTIONS_FILE
+    if not path.is_file():
+        raise UsageError(f"{folder} contains a run without {OPTIONS_FILE} of another command; choose another folder")
+    stored = read_task(path)
+    if stored != task:
+        raise UsageError(f"{folder} contains a run of the task {stored}, not {task}; choose another folder")
+    return read_options(path, task)
+
+
+def _check_unchanged(
+    folder: RunFolder, task: TaskName, stored: Mapping[str, Value], values: Mapping[str, Value]
+) -> None:
+    """Check that a resumed run has the options that it was started with.
+
+    Raises:
+        UsageError: it has others.
+    """
+    changed = [
+        option.name
+        for option in options_of(task).values()
+        if option.field not in CHANGEABLE
+        and option.name != "license"
+        and values[option.name] != stored.get(option.name, option.default)
+    ]
+    if changed:
+        raise UsageError(f"{folder} contains a run with other values of {', '.join(changed)}; choose another folder")
+
+
+def _resumed(folder: RunFolder) -> _Beginning:
+    tokenizer, model = read_tokenizer(folder.tokenizer), read_model_config(folder.config)
+    return _Beginning(tokenizer, Vocabulary(model.vocab_size, model.pad_id, model.bos_id, model.eos_id), model)
+
+
+def _start_from(task: TaskName, facts: Facts, values: Mapping[str, Value], notes: list[str]) -> _Beginning:
+    for name in ("tokenizer", "size", "vocab_size"):
+        if values.get(name, "") not in ("", AUTO):
+            raise UsageError(f"--{name.replace('_', '-')} cannot be combined with --from, which determines it; omit it")
+    template = CHAT_TEMPLATE if facts.has_dialogues else None
+    multi_label = bool(values.get("multi_label"))
+    start = start_from(
+        Path(str(values["from"])), task, tuple(facts.labels), multi_label=multi_label, chat_template=template
+    )
+    config = start.config
+    if values["dropout"] != AUTO:
+        config = dataclasses.replace(config, dropout=float(values["dropout"]))
+    notes += start.notes
+    vocabulary = Vocabulary(config.vocab_size, config.pad_id, config.bos_id, config.eos_id)
+    return _Beginning(start.tokenizer, vocabulary, config, start.initialise)
+
+
+def _from_tokenizer(
+    task: TaskName, corpus: Corpus, facts: Facts, values: Mapping[str, Value], notes: list[str], world: World
+) -> _Beginning:
+    """Read the given tokenizer, or train one; all processes get that of the first."""
+    special_tokens = CHAT_TOKENS if facts.has_dialogues else ()
+    path = _text(values, "tokenizer")
+    if path is not None:
+        if not Path(path).is_file():
+            raise UsageError(f"missing file {path}; name a tokenizer.json with --tokenizer")
+        try:
+            tokenizer, *ids = adapt_tokenizer(read_tokenizer(Path(path)), task, special_tokens)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        return _Beginning(tokenizer, Vocabulary(tokenizer.get_vocab_size(), *ids))
+    size = values["vocab_size"]
+    if size == AUTO:
+        size, reason = choose_vocabulary(facts)
+        notes.append(reason)
+    text = ""
+    if world.is_first:
+        texts = (text for record in corpus.train for text in texts_of(record))
+        try:
+            text = train_tokenizer(texts, int(size), special_tokens).to_str()
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    tokenizer = Tokenizer.from_str(world.first(text))
+    tokenizer.encode_special_tokens = True
+    found = tokenizer.get_vocab_size()
+    if found < int(size):
+        notes.append(f"the vocabulary has only {found:,} tokens, because the texts have no more pairs to merge")
+    return _Beginning(tokenizer, Vocabulary(found))
+
+
+def _prepare(
+    run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value], world: World
+) -> Prepared:
+    """Encode the data in the first process; the others use the same files."""
+    given = values["max_length_tokens"]
+    longest = MAX_LENGTH_TOKENS if given == AUTO else int(given)
+    if beginning.model is not None:
+        longest = min(longest, beginning.model.max_positions)
+    labels = tuple(facts.labels)
+    encoder = partial(_encode, labels=labels, max_length_tokens=longest, model=beginning.model)
+
+    def run_once() -> Prepared:
+        return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest, longest)
+
+    prepared = run_once() if world.is_first else None
+    world.first(None)
+    return prepared or run_once()
+
+
+def _encode(
+    tokenizer: Tokenizer, records: Sequence[Any], *, labels: Sequence[str], max_length_tokens: int, model: Any
+) -> list[Any]:
+    """Encode records for a model of this project, or for one of others."""
+    if isinstance(model, PretrainedConfig) and model.task == "language-model":
+        return encode_records(model, tokenizer, records)
+    return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)
+
+
+def _recipe(
+    facts: Facts, beginning: _Beginning, values: Mapping[str, Value], fields: dict[str, Any], corpus: Corpus
+) -> Recipe:
+    """Choose the settings that the user left open.
+
+    Raises:
+        UsageError: given values contradict each other.
+    """
+    if values["precision"] == AUTO and "precision" not in fields:
+        precision: Precision = "bfloat16" if default_device().type == "cuda" else "float32"
+        fields["precision"] = precision
+    if corpus.languages is not None:
+        fields["source"], fields["target"] = corpus.languages
+    size, dropout = values["size"], values["dropout"]
+    start = "random"
+    if _text(values, "from"):
+        start = "checkpoint" if isinstance(beginning.model, PretrainedConfig) else "run"
+    try:
+        return choose(
+            facts,
+            beginning.vocabulary,
+            fields,
+            size=None if size == AUTO else size,  # type: ignore[arg-type]  # one of the choices
+            dropout=None if dropout == AUTO else float(dropout),
+            multi_label=corpus.multi_label,
+            model=beginning.model,
+            start=start,  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _check_space(run: Path, recipe: Recipe) -> None:
+    """Check that the disk has space for two states, and for the weights that a run keeps."""
+    with torch.device("meta"):
+        parameters = sum(parameter.numel() for parameter in build_model(recipe.model).parameters())
+    kept = recipe.config.average_last + 3  # of the last epochs and the next, averaged and best
+    check_space(run, parameters * (2 * BYTES_OF_STATE + kept * BYTES_OF_WEIGHT))
+
+
+def _details(
+    corpus: Corpus, prepared: Prepared, values: Mapping[str, Value], data: Path, config: TrainConfig
+) -> dict[str, Any]:
+    """Return facts for the record of a run, which the exported bundle repeats."""
+    return {
+        "command": shlex.join(["sightline", *sys.argv[1:]]),
+        "license": _text(values, "license"),
+        "source": corpus.languages[0] if corpus.languages else None,
+        "target": corpus.languages[1] if corpus.languages else None,
+        "config": dataclasses.asdict(config),
+        "has_dialogues": prepared.facts.has_dialogues,
+        "data": dict(corpus.digests),
+        "data_path": str(data.resolve()),
+        "split_seed": corpus.split_seed,
+        "labels": dict(prepared.facts.labels),
+        "summary": summary(prepared.facts),
+        "options": dict(values),
+    }
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Print the metrics of a checkpoint on held-out data.
+
+    Raises:
+        UsageError: the folder has no checkpoint, or the data do not belong to its task.
+    """
+    limit = getattr(arguments, "limit", None)
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit must be at least 1, got {limit}")
+    run, checkpoint = _run_and_checkpoint(arguments.checkpoint)
+    record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
+    task = _task_of(checkpoint)
+    if arguments.data is None:
+        if "data_path" not in record:
+            raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
+        arguments.data = Path(record["data_path"])
+    data, split = arguments.data, getattr(arguments, "split", None)
+    source, target = (getattr(arguments, side, record.get(side)) for side in ("source", "target"))
+    if task == "translation":
+        sides = source or "en", target or "de"
+        if split is not None or _has_named_split(data, sides[0]):
+            evaluate_split(arguments, checkpoint, split, *sides)
+            return
+    if split is not None:
+        raise UsageError(f"--split is for translation only; omit it for {task}")
+    is_pairs = task in PAIR_TASKS
+    part = open_held_out(
+        data,
+        task,
+        source=source if is_pairs else None,
+        target=target if is_pairs else None,
+        multi_label=_is_multi_label(checkpoint),
+        split_seed=record.get("split_seed") or 1,
+    )
+    records = list(islice(part, limit))
+    report = evaluate_checkpoint(
+        checkpoint, records, num_beams=arguments.num_beams, length_penalty=arguments.length_penalty
+    )
+    report = {"data": str(part), "split": part.name, **report}
+    print(
+        json.dumps({name: value for name, value in report.items() if name != "outputs"}, indent=2, ensure_ascii=False)
+    )
+    if part.name == "dev":
+        print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
+    if hasattr(arguments, "json"):
+        write_json(arguments.json, report)
+
+
+def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
+    """Return the folder of a run and its averaged checkpoint, or that which the path names."""
+    for name in ("averaged", "best"):
+        if (path / name / CONFIG).is_file():
+            return path, path / name
+    return (path.parent if path.name in ("averaged", "best") else path), path
+
+
+def _task_of(checkpoint: Path) -> TaskName:
+    """Return the task of a checkpoint.
+
+    Raises:
+        FileNotFoundError, ValueError: see `load_parts`.
+    """
+    config, _ = load_parts(checkpoint)
+    if isinstance(config, PretrainedConfig):
+        return config.task
+    return next(task for task in TASK_NAMES if architecture_of(config) in TASK_ARCHITECTURES[task])
+
+
+def _is_multi_label(checkpoint: Path) -> bool:
+    return bool(getattr(load_parts(checkpoint)[0], "multi_label", False))
+
+
+def _has_named_split(data: Path, source: str) -> bool:
+    """Return True if a folder has files named as in Multi30k, and no test files of its own."""
+    if not data.is_dir() or any(data.glob("test.*")):
+        return False
+    names = (TEST_SPLIT, VALIDATION_SPLITS["translation"])
+    return any((data / f"{name}.{source}").is_file() for name in names) or not any(data.iterdir())

@@ -1,0 +1,125 @@
+"""Folder of a run: its files and its lock.
+
+A run is a folder:
+
+    train.json                    settings of the training
+    config.json, tokenizer.json   configuration and tokenizer of the model
+    state.safetensors             last checkpoint: weights, optimizer, counters and random state
+    epochs/0001.safetensors ...   weights of the last epochs, for averaging
+    best/                         checkpoint with the lowest validation loss
+    averaged/                     checkpoint with the mean weights of the last epochs
+    log.jsonl                     one line per epoch; of a repeated epoch, the last line counts
+    curve.svg                     losses by epoch
+    record.json                   data, versions, commands and times of the run
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from model.checkpoint import average, replace_text, save_checkpoint, save_tensors
+from model.config import ModelConfig
+from model.errors import UsageError
+from model.parts import CONFIG, TOKENIZER
+from model.training.curve import draw_curve
+
+# Folders that this process has locked. The lock belongs to the process, so that a part of a command
+# can lock a folder that the whole command holds.
+_HELD: set[Path] = set()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create the folder if necessary and lock it; remove a new folder that stays empty.
+
+    The operating system releases the lock when the process ends.
+
+    Raises:
+        UsageError: the folder is a file.
+        ValueError: another process holds the lock.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; choose a folder for the run")
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    name = folder.resolve()
+    if name in _HELD:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another process is using {folder}; wait until it ends, or choose another folder"
+            ) from None
+        _HELD.add(name)
+        yield
+    finally:
+        _HELD.discard(name)
+        if is_new:
+            with suppress(OSError):  # the folder is not empty
+                folder.rmdir()
+        os.close(descriptor)
+
+
+class RunFolder:
+    """Paths of a run, and its log."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings, self.config, self.tokenizer = path / "train.json", path / CONFIG, path / TOKENIZER
+        self.state, self.epochs = path / "state.safetensors", path / "epochs"
+        self.averaged, self.best = path / "averaged", path / "best"
+        self.log, self.curve, self.record = path / "log.jsonl", path / "curve.svg", path / "record.json"
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def write_epoch(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+        *,
+        average_last: int,
+        is_best: bool,
+    ) -> None:
+        """Write the weights of an epoch, the averaged checkpoint and, if `is_best`, the best."""
+        self.epochs.mkdir(exist_ok=True)
+        save_tensors(self.epochs / f"{facts['epoch']:04d}.safetensors", weights, facts)
+        paths = sorted(self.epochs.glob("*.safetensors"))
+        kept = paths[-average_last:]
+        for old in paths[:-average_last]:
+            old.unlink()
+        averaged_facts = {"epochs": [int(path.stem) for path in kept]}
+        save_checkpoint(self.averaged, config, average(kept), self.tokenizer, averaged_facts)
+        if is_best:
+            save_checkpoint(self.best, config, weights, self.tokenizer, facts)
+
+    def read_log(self) -> dict[int, dict[str, Any]]:
+        return read_log(self.path)
+
+    def add_to_log(self, row: Mapping[str, Any]) -> None:
+        """Add a line to the log and draw the curve again.
+
+        Both files are replaced, so that a full disk leaves no partial line. A line of the log that
+        is not valid only prevents the curve.
+        """
+        earlier = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        replace_text(self.log, earlier + json.dumps(row) + "\n")
+        with suppress(ValueError, KeyError):
+            replace_text(self.curve, draw_curve(list(self.read_log().values())))
+
+
+def read_log(run: Path) -> dict[int, dict[str, Any]]:
+    """Read the log of a run as rows by epoch; the last row of a repeated epoch counts."""
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["epoch"]: row for row in map(json.loads, lines)}

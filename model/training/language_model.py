@@ -1,0 +1,72 @@
+"""Language-model task: cross-entropy of the tokens that an example marks.
+
+An example has the token ids of a text or a dialogue, and 1 for each token that is part of the loss
+(`model.data.encoding`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.architectures.causal import CausalModel
+from model.config import ModelConfig
+from model.data.batches import pad
+from model.data.examples import Example
+from model.evaluation.language import evaluate_language
+from model.training.loss import projected_cross_entropy
+from model.training.task import Task
+
+IGNORED = -100  # target of a token without loss
+
+
+@dataclass(frozen=True)
+class LanguageBatch:
+    """Padded token ids without the last token (B, T), and their targets (B, T).
+
+    A target is the next token, or `IGNORED` if that token is not part of the loss.
+    """
+
+    ids: Tensor
+    targets: Tensor
+
+    def to(self, device: torch.device) -> "LanguageBatch":
+        return LanguageBatch(self.ids.to(device), self.targets.to(device))
+
+
+def make_batch(examples: Sequence[Example], config: ModelConfig) -> LanguageBatch:
+    targets = [
+        [token if is_counted else IGNORED for token, is_counted in zip(ids[1:], mask[1:], strict=True)]
+        for ids, mask in examples
+    ]
+    return LanguageBatch(pad([ids[:-1] for ids, _ in examples], config.pad_id), pad(targets, IGNORED))
+
+
+def token_loss(model: CausalModel, batch: LanguageBatch, smoothing: float = 0.0) -> Tensor:
+    """Return the sum of the cross-entropies over the tokens that are part of the loss, in nats."""
+    features, _ = model.hidden_states(batch.ids)
+    return projected_cross_entropy(
+        features.flatten(0, 1), model.output_weight, batch.targets.flatten(), smoothing, IGNORED
+    )
+
+
+def count_targets(batch: LanguageBatch, pad_id: int) -> int:
+    return int((batch.targets != IGNORED).sum())
+
+
+def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    return lengths[:, :1]
+
+
+LANGUAGE_MODEL: Task[LanguageBatch, CausalModel] = Task(
+    name="language-model",
+    sizes=sizes,
+    make_batch=make_batch,
+    count=count_targets,
+    training_loss=token_loss,
+    validation_loss=token_loss,
+    evaluate=evaluate_language,
+)

@@ -1,0 +1,236 @@
+"""Settings of a training that fit the data. This module needs no PyTorch.
+
+The rules come from the experiments in docs/research/training.md. They have two parts: the size of
+the vocabulary, which is needed before the data are encoded, and everything else.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from model.data.records import TaskName
+from model.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from model.data.preparation import Facts
+
+Size = Literal["tiny", "small", "base"]
+SIZES: tuple[Size, ...] = get_args(Size)
+Start: TypeAlias = Literal[
+    "random", "run", "checkpoint"
+]  # initial weights: random, of a run, of a checkpoint of others
+
+MAX_LENGTH_TOKENS = 512  # of an example, if the user gives no other limit
+MIN_POSITIONS = 128
+_POSITIONS_STEP = 64  # positions of a model are a multiple of it
+
+# Rules for the vocabulary: tokens for the square root of the characters of train.
+_TOKENS_PER_ROOT = 3.7
+_VOCABULARY = (500, 16_000)
+
+# Numbers of examples up to which a size is chosen.
+_TINY_EXAMPLES, _SMALL_EXAMPLES = 50_000, 1_000_000
+_WIDTHS: Mapping[Size, int] = {"tiny": 128, "small": 256, "base": 512}
+_HEADS: Mapping[Size, int] = {"tiny": 4, "small": 4, "base": 8}
+_LEARNING_RATES: Mapping[Size, float] = {"tiny": 3e-3, "small": 1.5e-3, "base": 7e-4}
+# Layers of the encoder and of the decoder, or of the only stack.
+_LAYERS: Mapping[TaskName, Mapping[Size, int]] = {
+    "translation": {"tiny": 2, "small": 4, "base": 6},
+    "classification": {"tiny": 2, "small": 4, "base": 6},
+    "encoder": {"tiny": 2, "small": 4, "base": 6},
+    "language-model": {"tiny": 4, "small": 6, "base": 8},
+}
+_LABEL_SMOOTHING: Mapping[TaskName, float] = {"translation": 0.1}
+
+# Rules for the updates. Batches are so small that an epoch has some updates, within limits.
+_UPDATES_PER_EPOCH = 60
+_BATCH_TOKENS = (512, 4096)
+# Total updates of 300 examples; they grow with the power of the number of examples.
+_UPDATES: Mapping[TaskName, float] = {"translation": 900, "classification": 600, "encoder": 600, "language-model": 900}
+_UPDATES_POWER = 0.25
+_EPOCHS = (3, 100)
+_WARMUP_SHARE = 0.1  # of all updates
+_WARMUP_STEPS = (10, 1_000)
+_UPDATES_PER_VALIDATION = 200
+_PATIENCE_VALIDATIONS = 5
+_AVERAGED_SHARE = 0.1  # of all epochs
+_AVERAGED = (3, 10)
+
+# Weights of a run or of a checkpoint of others need smaller steps, and fewer.
+_START_LEARNING_RATES: Mapping[TaskName, float] = {
+    "classification": 5e-5,
+    "encoder": 3e-5,
+    "language-model": 3e-5,
+    "translation": 5e-5,
+}
+_START_UPDATES = 0.3  # of those from random weights
+_CHECKPOINT_EPOCHS = (2, 10)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Number of tokens of a tokenizer, and the ids of its special tokens."""
+
+    size: int
+    pad_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a run, its model, and why they were chosen."""
+
+    config: TrainConfig
+    model: ModelConfig
+    reasons: tuple[str, ...]  # one line for each choice
+
+
+def choose_vocabulary(facts: "Facts") -> tuple[int, str]:
+    """Return the number of tokens of the tokenizer to train, and why."""
+    sides = 2 if facts.task in ("translation", "encoder") else 1
+    characters = sides * facts.characters["train"].total
+    size = _within(_VOCABULARY, round(_TOKENS_PER_ROOT * math.sqrt(characters), -2))
+    return size, f"vocabulary of {size:,} tokens, for {characters:,} characters of train"
+
+
+def choose(
+    facts: "Facts",
+    vocabulary: Vocabulary,
+    given: Mapping[str, Any],
+    *,
+    size: Size | None = None,
+    dropout: float | None = None,
+    multi_label: bool = False,
+    model: ModelConfig | None = None,
+    start: Start = "random",
+) -> Recipe:
+    """Choose the settings of a run and its model.
+
+    Args:
+        facts: facts about the encoded data.
+        vocabulary: of the tokenizer.
+        given: fields of TrainConfig that the user gave.
+        size: size of the model, if the user gave one.
+        dropout: dropout of the model, if the user gave one.
+        multi_label: a text has any number of labels.
+        model: the model of the checkpoint that the run starts from, if there is one.
+        start: kind of the initial weights.
+
+    Raises:
+        ValueError: given values contradict each other; the message names them.
+    """
+    reasons = list[str]()
+    if model is None:
+        model = _choose_model(facts, vocabulary, size, dropout, multi_label, reasons)
+    config = _choose_training(facts, model, given, start, reasons)
+    return Recipe(config, model, tuple(reasons))
+
+
+def size_of(num_examples: int) -> Size:
+    """Return the size of a model for a number of examples of train."""
+    if num_examples <= _TINY_EXAMPLES:
+        return "tiny"
+    return "small" if num_examples <= _SMALL_EXAMPLES else "base"
+
+
+def dropout_of(task: TaskName, num_examples: int) -> float:
+    """Return the dropout of a model for a number of examples of train."""
+    if task == "language-model":
+        return 0.1 if num_examples <= _SMALL_EXAMPLES else 0.0
+    if num_examples <= 2 * _TINY_EXAMPLES:
+        return 0.3
+    return 0.2 if num_examples <= _SMALL_EXAMPLES else 0.1
+
+
+def _choose_model(
+    facts: "Facts",
+    vocabulary: Vocabulary,
+    size: Size | None,
+    dropout: float | None,
+    multi_label: bool,
+    reasons: list[str],
+) -> ModelConfig:
+    task, num_examples = facts.task, facts.examples["train"]
+    longest = max(lengths.longest for lengths in facts.tokens.values())
+    positions = max(MIN_POSITIONS, math.ceil(longest / _POSITIONS_STEP) * _POSITIONS_STEP)
+    if size is None:
+        size = size_of(num_examples)
+        reasons.append(f"model size {size}, for {num_examples:,} examples of train")
+    if dropout is None:
+        dropout = dropout_of(task, num_examples)
+        reasons.append(f"dropout {dropout:g}, for {num_examples:,} examples of train")
+    reasons.append(f"{positions} positions, because the longest example has {longest} tokens")
+    width, layers = _WIDTHS[size], _LAYERS[task][size]
+    shared: dict[str, Any] = {
+        "vocab_size": vocabulary.size,
+        "pad_id": vocabulary.pad_id,
+        "bos_id": vocabulary.bos_id,
+        "eos_id": vocabulary.eos_id,
+        "dropout": dropout,
+        "max_positions": positions,
+        "d_model": width,
+        "num_heads": _HEADS[size],
+        "d_ff": (4 if size == "base" else 2) * width,
+    }
+    if task == "translation":
+        return TransformerConfig(**shared, encoder_layers=layers, decoder_layers=layers)
+    if task == "language-model":
+        return CausalConfig(**shared, layers=layers)
+    shared |= {"encoder_layers": layers, "word_dropout": dropout}
+    if task == "encoder":
+        return EncoderConfig(**shared)
+    return ClassifierConfig(**shared, labels=tuple(facts.labels), multi_label=multi_label)
+
+
+def _choose_training(
+    facts: "Facts", model: ModelConfig, given: Mapping[str, Any], start: Start, reasons: list[str]
+) -> TrainConfig:
+    task, tokens, num_examples = facts.task, facts.tokens["train"], facts.examples["train"]
+    chosen = dict[str, Any](given)
+
+    def choose_value(name: str, value: Any, reason: str) -> Any:
+        if name not in chosen:
+            chosen[name] = value
+            reasons.append(reason)
+        return chosen[name]
+
+    chosen.setdefault("max_length_tokens", min(facts.max_length_tokens, model.max_positions))
+    batch = max(_within(_BATCH_TOKENS, tokens.total / _UPDATES_PER_EPOCH), chosen["max_length_tokens"])
+    batch = choose_value("batch_tokens", batch, f"batches of {batch:,} tokens, for {tokens.total:,} tokens of train")
+    updates_per_epoch = max(1, math.ceil(tokens.total / batch / chosen.get("accumulate", 1)))
+    updates = _UPDATES[task] * max(1.0, num_examples / 300) ** _UPDATES_POWER
+    updates *= 1.0 if start == "random" else _START_UPDATES
+    limits = _CHECKPOINT_EPOCHS if start == "checkpoint" else _EPOCHS
+    epochs = _within(limits, math.ceil(updates / updates_per_epoch))
+    epochs = choose_value("max_epochs", epochs, f"{epochs} epochs of about {updates_per_epoch:,} updates")
+    total = updates_per_epoch * epochs
+    warmup = _within(_WARMUP_STEPS, _WARMUP_SHARE * total)
+    choose_value("warmup_steps", warmup, f"{warmup:,} updates of warm-up, for about {total:,} updates in all")
+    width = getattr(model, "d_model", 128)
+    if start == "random":
+        rate = next(_LEARNING_RATES[size] for size in reversed(SIZES) if width >= _WIDTHS[size] or size == "tiny")
+        choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, for a model of width {width}")
+    else:
+        rate = _START_LEARNING_RATES[task] if start == "checkpoint" else 3e-4
+        choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, because the weights are trained already")
+    evaluate = min(epochs, max(1, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
+    evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
+    patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
+    choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")
+    averaged = _within(_AVERAGED, _AVERAGED_SHARE * epochs)
+    choose_value("average_last", averaged, f"averaged weights of the last {averaged} epochs")
+    smoothing = _LABEL_SMOOTHING.get(task, 0.0)
+    choose_value("label_smoothing", smoothing, f"label smoothing {smoothing:g}, for {task}")
+    return TrainConfig(**chosen)
+
+
+def _within(limits: tuple[int, int], value: float) -> int:
+    low, high = limits
+    return max(low, min(high, math.ceil(value)))
+
+
+def _count(number: int, unit: str) -> str:
+    return unit if number == 1 else f"{number} {unit}s"

@@ -1,0 +1,202 @@
+"""Report of a run: messages, progress, log, record, and events for TensorBoard."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.config import ModelConfig, architecture_of, model_config_to_json
+from model.training.config import TrainConfig
+from model.training.display import (
+    Display,
+    Estimate,
+    Events,
+    Step,
+    add_scalars,
+    duration,
+    megabytes,
+    open_events,
+    peak_memory,
+    plural,
+)
+from model.training.distributed import World
+from model.training.folder import RunFolder
+from model.training.record import Record, differences, environment
+from model.training.state import Progress
+from model.training.task import Evaluation
+
+BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two moments of Adam
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Task, model and data of a run."""
+
+    task: str
+    model: ModelConfig
+    parameters: int
+    examples: Mapping[str, int]  # by split
+    steps: int  # updates of an epoch
+    data_digest: str
+    details: Mapping[str, Any]  # more fields of the record
+
+
+class Report:
+    """Report of the training in this process. Only the first process of a run writes anything."""
+
+    def __init__(self, folder: RunFolder, config: TrainConfig, world: World, device: torch.device) -> None:
+        """Read the record of the run, if there is one.
+
+        Raises:
+            UsageError: the settings request events for TensorBoard, which is not installed.
+            ValueError: the record is not valid JSON.
+        """
+        self._folder, self._config, self._world, self._device = folder, config, world, device
+        self.display = Display(config.max_epochs, is_silent=not world.is_first)
+        self._estimate, self._record = Estimate(), Record(folder.record)
+        self._events: Events | None = None
+        if config.tensorboard and world.is_first:
+            self._events = open_events(folder.path / "tensorboard")
+
+    def start(self, facts: RunFacts, progress: Progress, changes: Mapping[str, Any]) -> None:
+        """Write that the training starts or resumes.
+
+        Args:
+            facts: task, model and data of the run.
+            progress: progress of the run.
+            changes: settings that the earlier part of the run had differently, with both values.
+        """
+        if not self._world.is_first:
+            return
+        self.display.line(self._describe(facts))
+        now, earlier = environment(self._device, self._world.size), self._record.last_start
+        start: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, **now}
+        if progress.step:
+            start["changes"] = {name: list(values) for name, values in changes.items()}
+            texts = [f"{name} is {after} instead of {before}" for name, (before, after) in changes.items()]
+            self.display.line(f"resuming at epoch {progress.epoch + 1}, step {progress.step:,}")
+            if texts:
+                self.display.line(f"note: {', '.join(texts)}")
+            if others := differences(earlier or {}, now):
+                self.display.line(
+                    f"note: the run continues with {', '.join(others)}; its weights will differ in their last bits "
+                    "from those of a run without this change"
+                )
+        fields = {
+            "task": facts.task,
+            "model": json.loads(model_config_to_json(facts.model)),
+            "training": dataclasses.asdict(self._config),
+            "seed": self._config.seed,
+            "examples": facts.examples,
+            "data_digest": facts.data_digest,
+            **facts.details,
+        }
+        self._record.start(fields, start)
+
+    def _describe(self, facts: RunFacts) -> str:
+        config = self._config
+        limit = f" or {config.max_minutes:g} minutes" if config.max_minutes else ""
+        length = f"{plural(config.max_epochs, 'epoch')} of {plural(facts.steps, 'step')}{limit}"
+        processes = f" in each of {self._world.size} processes" if self._world.size > 1 else ""
+        return (
+            f"training {facts.task} on {facts.examples['train']:,} examples, with {facts.examples['dev']:,} for "
+            f"validation: {architecture_of(facts.model)} model with {facts.parameters:,} parameters; at most {length}; "
+            f"{config.precision} on {self._device.type}, threads: {torch.get_num_threads()}{processes}; weights and "
+            f"optimizer take {megabytes(facts.parameters * BYTES_PER_PARAMETER)}"
+        )
+
+    def already_finished(self, reason: str) -> None:
+        """Write that the run had finished before."""
+        self.display.line(
+            f"{self._folder} has already finished: {reason}; to train longer, increase --epochs, --patience-epochs or "
+            "--minutes"
+        )
+
+    def step(self, progress: Progress, num_steps: int, tokens: int, rate: float, seconds: float) -> None:
+        """Show an update.
+
+        Args:
+            progress: progress after the update.
+            num_steps: updates of the epoch.
+            tokens: tokens of the batches, without padding.
+            rate: learning rate.
+            seconds: time of the update.
+        """
+        config, estimate, epoch = self._config, self._estimate, progress.epoch + 1
+        estimate.add(seconds)
+        done = math.ceil(progress.batch / (config.accumulate * self._world.size))
+        steps = num_steps * (config.max_epochs - progress.epoch) - done
+        limit = 60 * config.max_minutes - progress.seconds if config.max_minutes else None
+        validations = (config.max_epochs - progress.epoch) / config.evaluate_epochs
+        left = estimate.seconds_left(steps, validations, limit)
+        self.display.update(Step(epoch, progress.step, progress.train_loss, rate, tokens, left))
+        if estimate.is_first and left is not None and estimate.step_seconds is not None:
+            self.display.line(
+                f"about {duration(left)} for at most {steps:,} more steps of {estimate.step_seconds:.2g} s and "
+                f"{validations:g} validations; {megabytes(peak_memory(self._device))} of memory are in use"
+            )
+
+    def epoch(
+        self,
+        epoch: int,
+        progress: Progress,
+        validation_loss: float | None,
+        evaluation: Evaluation | None,
+        validation_seconds: float,
+        is_whole: bool,
+    ) -> None:
+        """Write the log line of an epoch."""
+        if validation_loss is not None:
+            self._estimate.validation_seconds = validation_seconds
+        if not self._world.is_first:
+            return
+        row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
+        losses = {"loss/train": progress.train_loss}
+        texts = [f"train loss {progress.train_loss:.4f}"]
+        if validation_loss is not None:
+            row["validation_loss"] = round(validation_loss, 4)
+            losses["loss/dev"] = validation_loss
+            texts.append(f"dev loss {validation_loss:.4f}{' (lowest)' if progress.best_epoch == epoch else ''}")
+        row["seconds"] = round(progress.epoch_seconds, 1)
+        metrics = evaluation.metrics if evaluation is not None else {}
+        if metrics:
+            row["metrics"] = {name: round(value, 4) for name, value in metrics.items()}
+            texts += [f"{name} {value:.2f}" for name, value in metrics.items()]
+        if not is_whole:
+            row["is_whole"] = False
+        self._folder.add_to_log(row)
+        add_scalars(self._events, {**losses, **{f"dev/{name}": one for name, one in metrics.items()}}, progress.step)
+        name = f"epoch {epoch} of {self._config.max_epochs}{'' if is_whole else ', not finished'}"
+        self.display.line(f"{name}: {', '.join(texts)}; {duration(progress.epoch_seconds)}")
+        for sample in evaluation.samples if evaluation is not None else ():
+            self.display.line(f"  {sample}")
+
+    def end(self, reason: str, progress: Progress, checkpoints: Sequence[Path]) -> None:
+        """Write why the training ended.
+
+        Args:
+            reason: why it ended.
+            progress: progress of the run.
+            checkpoints: folders of the finished checkpoints; empty if the run is interrupted.
+        """
+        if not self._world.is_first:
+            return
+        result: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
+        result["minutes"] = round(progress.seconds / 60, 2)
+        if progress.best_epoch:
+            result |= {"best_epoch": progress.best_epoch, "best_validation_loss": round(progress.best_loss, 4)}
+        rows = self._folder.read_log() if self._folder.log.exists() else {}
+        result["last_epoch"] = rows[max(rows)] if rows else None
+        self._record.end(reason, result)
+        if self._events is not None:
+            self._events.close()
+        if checkpoints:
+            self.display.line(
+                f"finished: {reason}; lowest dev loss {progress.best_loss:.4f} in epoch {progress.best_epoch}; "
+                f"checkpoints: {' and '.join(map(str, checkpoints))}"
+            )

@@ -1,0 +1,49 @@
+"""The pages about training work from sample data to a response, with less data and one epoch."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.server import serving
+from tests.e2e.test_documented_commands import read_blocks
+
+PAGES = {"train-a-translator": "trips", "train-a-classifier": "messages", "train-a-chat-model": "smalltalk"}
+
+
+def shortened(code: str) -> str:
+    """Return the commands of a block with less data, one epoch and this Python."""
+    code = re.sub(r"--examples \d+", "--examples 60", code)
+    code = re.sub(r"(sightline train (?!sample).*--run \S+)", r"\1 --epochs 1 --threads 1", code)
+    code = re.sub(r"\S*sightline serve .*\n", "", code)
+    return code.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_a_page_train_export_and_serve(page: str, tmp_path: Path) -> None:
+    blocks = [block for block in read_blocks(Path("docs/how-to") / f"{page}.md") if block.language == "sh"]
+    commands = [shortened(block.code) for block in blocks if block.needs == "time"]
+    environment = {**os.environ, "SIGHTLINE_DEFAULT_MODEL": ""}
+
+    def run(code: str) -> str:
+        command = ["sh", "-e", "-c", code]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    requests = [code for code in commands if "curl" in code]
+    for code in commands:
+        if code not in requests:
+            run(code)
+    bundle = tmp_path / "bundles" / PAGES[page]
+    assert (bundle / "MODEL_CARD.md").read_text(encoding="utf-8").startswith("---\n")
+    assert requests
+    with serving(tmp_path / "bundles") as server:
+        for code in requests:
+            assert f'"{PAGES[page]}"' in run(code.replace("http://127.0.0.1:8000", server.url))

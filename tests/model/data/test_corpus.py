@@ -1,0 +1,276 @@
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, open_corpus
+from model.data.formats import CorpusError
+from model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
+
+
+def write(folder: Path, files: Mapping[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder
+
+
+def lines(count: int, start: int = 0) -> str:
+    return "".join(f"text {number}\n" for number in range(start, start + count))
+
+
+def labelled(labels: list[str]) -> str:
+    return "".join(json.dumps({"text": f"text {index}", "label": label}) + "\n" for index, label in enumerate(labels))
+
+
+def error_of(
+    data: Path, task: TaskName, source: str | None = None, target: str | None = None, multi_label: bool = False
+) -> str:
+    with pytest.raises(CorpusError) as caught:
+        open_corpus(data, task, source=source, target=target, multi_label=multi_label)
+    return str(caught.value)
+
+
+def names(corpus: Corpus) -> list[str]:
+    return [f"{split.name}: {split}" for split in corpus.splits]
+
+
+@pytest.mark.parametrize("alias", ["dev", "val", "valid", "validation"])
+def test_splits_are_found_by_their_names_in_any_formats(tmp_path: Path, alias: str) -> None:
+    pair = '{"source": "a", "target": "b"}\n'
+    folder = write(
+        tmp_path, {"train.de": "eins\nzwei\n", "train.en": "one\ntwo\n", f"{alias}.jsonl": pair, "README": "no data"}
+    )
+    (tmp_path / "test.csv").write_text("target,source\nd,c\n", encoding="utf-8")
+    corpus = open_corpus(folder, "translation")
+    assert names(corpus) == ["train: train.de and train.en", f"dev: {alias}.jsonl", "test: test.csv"]
+    assert list(corpus.train) == [PairRecord("eins", "one"), PairRecord("zwei", "two")]
+    assert list(corpus.dev) == [PairRecord("a", "b")]
+    assert corpus.test is not None
+    assert list(corpus.test) == [PairRecord("c", "d")]
+    assert corpus.languages == ("de", "en")
+    assert corpus.split_seed is None
+    assert corpus.digests.keys() == {"train.de", "train.en", f"{alias}.jsonl", "test.csv"}
+    assert corpus.digests["train.en"] == hashlib.sha256(b"one\ntwo\n").hexdigest()
+
+
+def test_a_corpus_without_test_has_none(tmp_path: Path) -> None:
+    corpus = open_corpus(write(tmp_path, {"train.txt": lines(3), "dev.txt": lines(1)}), "language-model")
+    assert corpus.test is None
+    assert names(corpus) == ["train: train.txt", "dev: dev.txt"]
+    assert corpus.languages is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (None, None, ("de-CH", "zh-Hans")),
+        ("zh-Hans", None, ("zh-Hans", "de-CH")),
+        (None, "de-CH", ("zh-Hans", "de-CH")),
+        ("zh-Hans", "de-CH", ("zh-Hans", "de-CH")),
+    ],
+)
+def test_languages_come_from_names_of_files_or_options(
+    tmp_path: Path, source: str | None, target: str | None, expected: tuple[str, str]
+) -> None:
+    folder = write(tmp_path, {"train.de-CH": "de-CH\n" * 3, "train.zh-Hans": "zh-Hans\n" * 3})
+    for split in ("dev.de-CH", "dev.zh-Hans"):
+        (folder / split).write_text("other\n", encoding="utf-8")
+    corpus = open_corpus(folder, "translation", source=source, target=target)
+    assert corpus.languages == expected
+    assert next(iter(corpus.train)) == PairRecord(*expected)
+
+
+def test_options_choose_among_several_languages_and_other_endings(tmp_path: Path) -> None:
+    endings = ("cs", "de", "en", "question")
+    folder = write(tmp_path, {f"{split}.{one}": f"{one}\n" for split in ("train", "val") for one in endings})
+    corpus = open_corpus(folder, "encoder", source="question", target="en")
+    assert list(corpus.train) == [PairRecord("question", "en")]
+    assert error_of(folder, "translation") == (
+        f"{folder} has train.cs, train.de, train.en: name the language of the source with --source and that of the "
+        "target with --target"
+    )
+    assert "train.cs, train.de, train.en: name the language" in error_of(folder, "translation", source="de")
+
+
+def test_languages_of_options_are_recorded_for_other_formats(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.tsv": "source\ttarget\na\tb\nc\td\n", "dev.tsv": "source\ttarget\ne\tf\n"})
+    (folder / "train.log").touch()  # one file that could be a language has no partner
+    assert open_corpus(folder, "translation", source="de", target="en").languages == ("de", "en")
+    assert open_corpus(folder, "translation").languages is None
+
+
+@pytest.mark.parametrize(
+    ("files", "task", "problem"),
+    [
+        (["train.jsonl", "train.csv"], "classification", "two candidates for train, train.jsonl and train.csv"),
+        (["train.txt", "train.tsv"], "language-model", "two candidates for train, train.tsv and train.txt"),
+        (["train.tsv", "val.tsv", "dev.tsv"], "classification", "two candidates for dev, dev.tsv and val.tsv"),
+        (
+            ["train.jsonl", "train.de", "train.en"],
+            "translation",
+            "two candidates for train, train.jsonl and train.de and train.en",
+        ),
+    ],
+)
+def test_two_candidates_for_a_split_are_an_error_that_names_both(
+    tmp_path: Path, files: list[str], task: TaskName, problem: str
+) -> None:
+    folder = write(tmp_path, dict.fromkeys(files, ""))
+    assert error_of(folder, task) == f"{folder} has {problem}; remove one of them"
+
+
+def test_plain_text_is_for_language_models_only(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.txt": lines(1), "train.tsv": "text\tlabel\na\tx\nb\ty\nc\tx\n"})
+    assert names(open_corpus(folder, "classification"))[0] == "train: train.tsv"
+
+
+FOLDER = "or a folder with the files train and, optionally, dev and test in one of these formats"
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_missing_data_is_named_with_the_formats_of_the_task(tmp_path: Path, task: TaskName) -> None:
+    formats = ".jsonl, .tsv, .csv or .txt" if task == "language-model" else ".jsonl, .tsv or .csv"
+    pairs = " or as two files, such as train.de and train.en" if task in ("translation", "encoder") else ""
+    expected = f"{task} needs a file in the format {formats}, {FOLDER}{pairs}"
+    assert error_of(tmp_path / "data", task) == f"missing file or folder {tmp_path / 'data'}; {expected}"
+    (tmp_path / "data.parquet").touch()
+    assert error_of(tmp_path / "data.parquet", task) == (
+        f"{tmp_path / 'data.parquet'} has an unsupported format; {expected}"
+    )
+    empty = write(tmp_path / "empty", {})
+    assert error_of(empty, task) == f"missing file train in {empty}, which has no files; {expected}"
+    (empty / "dev.tsv").touch()
+    assert error_of(empty, task) == f"missing file train in {empty}, which has dev.tsv; {expected}"
+
+
+def test_missing_sides_are_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.de": "a\n", "train.en": "a\n", "val.en": "b\n"})
+    assert error_of(folder, "translation") == (
+        f"missing file {folder / 'val.de'}: the texts of dev are two files whose lines correspond, val.de and val.en; "
+        "add it, or remove the other"
+    )
+    assert error_of(folder, "translation", source="de", target="fr") == (
+        f"missing file {folder / 'train.fr'}: the texts of train are two files whose lines correspond, train.de and "
+        "train.fr; add it, or remove the other"
+    )
+    assert "such as train.cs and train.fr" in error_of(folder, "translation", source="cs", target="fr")
+
+
+def test_options_that_have_no_effect_are_errors(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.txt": "a\nb\n"})
+    assert error_of(folder, "language-model", source="de") == (
+        "source and target are languages of translation and encoder; omit them for language-model"
+    )
+    assert error_of(folder, "translation", source="de", target="de") == (
+        "source and target must be different languages, got de for both"
+    )
+    assert error_of(folder, "language-model", multi_label=True) == (
+        "several labels a text are possible for classification only; omit the option for language-model"
+    )
+
+
+@pytest.mark.parametrize(("count", "num_dev"), [(2, 1), (19, 1), (300, 15), (1_000, 50)])
+def test_one_file_is_divided_by_a_seed(tmp_path: Path, count: int, num_dev: int) -> None:
+    path = tmp_path / "all.txt"
+    path.write_text(lines(count), encoding="utf-8")
+    corpus = open_corpus(path, "language-model", split_seed=3)
+    train, dev = list(corpus.train), list(corpus.dev)
+    assert len(dev) == num_dev
+    assert len(train) == count - num_dev
+    assert set(train) | set(dev) == {TextRecord(f"text {number}") for number in range(count)}
+    assert corpus.split_seed == 3
+    again = open_corpus(path, "language-model", split_seed=3)
+    assert (list(again.train), list(again.dev)) == (train, dev)
+    if num_dev > 1:
+        assert list(open_corpus(path, "language-model", split_seed=4).dev) != dev
+
+
+def test_dev_has_at_most_1_000_records(tmp_path: Path) -> None:
+    path = tmp_path / "all.txt"
+    path.write_text(lines(20_200), encoding="utf-8")
+    assert sum(1 for _ in open_corpus(path, "language-model").dev) == MAX_DEV_RECORDS == 1_000
+
+
+def test_a_folder_without_dev_is_divided_in_the_same_way(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.txt": lines(100), "test.txt": lines(5, start=100)})
+    corpus, of_file = (open_corpus(data, "language-model") for data in (folder, folder / "train.txt"))
+    assert list(corpus.dev) == list(of_file.dev)
+    assert corpus.test is not None
+    assert len(list(corpus.test)) == 5
+    assert corpus.digests.keys() == {"train.txt", "test.txt"}
+
+
+def test_equal_texts_are_in_the_same_part(tmp_path: Path) -> None:
+    path = tmp_path / "all.txt"
+    path.write_text(lines(40) * 5, encoding="utf-8")
+    corpus = open_corpus(path, "language-model")
+    train, dev = list(corpus.train), list(corpus.dev)
+    assert not set(train) & set(dev)
+    assert len(dev) == 10 and len(train) == 190
+
+
+def test_train_keeps_an_example_of_each_label(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    path.write_text(labelled([f"label {index % 60}" for index in range(80)]), encoding="utf-8")
+    for seed in range(20):
+        corpus = open_corpus(path, "classification", split_seed=seed)
+        train, dev = list(corpus.train), list(corpus.dev)
+        assert len(dev) == 4
+        labels = [
+            {label for one in part if isinstance(one, LabelledRecord) for label in one.labels} for part in (train, dev)
+        ]
+        assert len(labels[0]) == 60
+        assert labels[1] <= labels[0]
+
+
+@pytest.mark.parametrize("content", ["one\n", "one\none\n"])
+def test_too_few_texts_cannot_be_divided(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path, {"train.txt": content})
+    assert error_of(folder, "language-model") == (
+        "train.txt has too few different examples (1) to keep one for dev; add examples, or add a file dev"
+    )
+
+
+@pytest.mark.parametrize("content", ["\n", ""])
+def test_an_empty_file_cannot_be_divided(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path, {"train.txt": content})
+    assert error_of(folder, "language-model") == "train.txt is empty or has only blank texts; add examples"
+
+
+def test_texts_that_are_all_needed_for_their_labels_cannot_be_divided(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.jsonl": labelled(["a", "b", "c"])})
+    assert error_of(folder, "classification").startswith("train.jsonl has too few different examples (3) to keep one")
+
+
+def test_texts_in_the_place_of_labels_are_an_error_before_they_fill_the_memory(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"train.jsonl": labelled([f"text {index}" for index in range(MAX_LABELS + 1)])})
+    assert error_of(folder, "classification") == (
+        "train.jsonl has more than 10,000 different labels; check that text and label are not swapped"
+    )
+
+
+def test_locations_name_file_and_line(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, {"train.de": "a\n\nb\n", "train.en": "a\nx\nb\n", "dev.csv": 'source,target\n"c\nc",c\nd,d\n'}
+    )
+    corpus = open_corpus(folder, "translation")
+    assert [corpus.train.location(index) for index in (0, 1)] == [
+        "train.de and train.en, line 1",
+        "train.de and train.en, line 3",
+    ]
+    assert [corpus.dev.location(index) for index in (0, 1)] == ["dev.csv, line 2", "dev.csv, line 4"]
+    with pytest.raises(IndexError, match="dev has no record with the index 2"):
+        corpus.dev.location(2)
+
+
+def test_locations_of_a_divided_file_are_lines_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "all.txt"
+    path.write_text("\n" + lines(50), encoding="utf-8")
+    corpus = open_corpus(path, "language-model")
+    for split in (corpus.train, corpus.dev):
+        for index, record in enumerate(split):
+            (text,) = texts_of(record)
+            assert split.location(index) == f"all.txt, line {int(text.removeprefix('text ')) + 2}"

@@ -1,0 +1,603 @@
+import dataclasses
+import json
+import random
+import subprocess
+import sys
+import tracemalloc
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from model.data.corpus import Corpus, open_corpus
+from model.data.examples import Example, MemoryExamples
+from model.data.formats import CorpusError
+from model.data.preparation import (
+    Encode,
+    Facts,
+    Lengths,
+    Prepared,
+    check_corpus,
+    check_space,
+    check_special_tokens,
+    check_writable,
+    measure,
+    prepare,
+    summary,
+)
+from model.data.records import LabelledRecord, PairRecord, Record, TaskName, TextRecord
+from model.data.tokenizer import encode_lines, train_tokenizer
+from model.errors import EXIT_USAGE, UsageError, exit_status
+
+PAIRS = [(f"{animal} {number}", f"{number} {animal}!") for animal in ("Hund", "Katze", "Maus") for number in range(20)]
+
+
+def write_pairs(folder: Path, splits: Mapping[str, Sequence[tuple[str, str]]]) -> Corpus:
+    folder.mkdir(exist_ok=True)
+    for split, pairs in splits.items():
+        rows = (json.dumps({"source": source, "target": target}) + "\n" for source, target in pairs)
+        (folder / f"{split}.jsonl").write_text("".join(rows), encoding="utf-8")
+    return open_corpus(folder, "translation")
+
+
+def write_labelled(
+    folder: Path, splits: Mapping[str, Sequence[tuple[str, object]]], *, multi_label: bool = False
+) -> Corpus:
+    folder.mkdir(exist_ok=True)
+    for split, rows in splits.items():
+        lines = (json.dumps({"text": text, "label": label}) + "\n" for text, label in rows)
+        (folder / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return open_corpus(folder, "classification", multi_label=multi_label)
+
+
+def write_texts(folder: Path, splits: Mapping[str, Sequence[str]]) -> Corpus:
+    folder.mkdir(exist_ok=True)
+    for split, texts in splits.items():
+        (folder / f"{split}.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return open_corpus(folder, "language-model")
+
+
+def error_of(corpus: Corpus) -> str:
+    with pytest.raises(CorpusError) as caught:
+        check_corpus(corpus)
+    assert exit_status(caught.value) == EXIT_USAGE
+    return str(caught.value)
+
+
+def encode_pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+    pairs = [record for record in records if isinstance(record, PairRecord)]
+    sources = encode_lines(tokenizer, [pair.source for pair in pairs])
+    return list(zip(sources, encode_lines(tokenizer, [pair.target for pair in pairs]), strict=True))
+
+
+def encode_labelled(labels: Sequence[str]) -> Encode:
+    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        texts = [record for record in records if isinstance(record, LabelledRecord)]
+        ids = encode_lines(tokenizer, [record.text for record in texts])
+        return [(one, [labels.index(label) for label in text.labels]) for one, text in zip(ids, texts, strict=True)]
+
+    return encode
+
+
+def encode_windows(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+    """Encode texts as windows of at most two tokens."""
+    ids = encode_lines(tokenizer, [record.text for record in records if isinstance(record, TextRecord)])
+    windows = [one[start : start + 2] for one in ids for start in range(0, len(one), 2)]
+    return [(window, [1] * len(window)) for window in windows]
+
+
+@pytest.fixture(scope="module")
+def toy() -> Tokenizer:
+    return train_tokenizer([text for pair in PAIRS for text in pair], vocab_size=300)
+
+
+def run_prepare(
+    run: Path,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    encode: Encode = encode_pairs,
+    *,
+    max_length_tokens: int = 100,
+    max_positions: int = 100,
+) -> Prepared:
+    return prepare(run, corpus, check_corpus(corpus), tokenizer, encode, max_length_tokens, max_positions)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=200))
+def test_statistics_equal_those_of_a_sorted_list(lengths: list[int]) -> None:
+    ordered = sorted(lengths)
+    median, high, higher = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 95, 99))
+    assert measure(Counter(lengths)) == Lengths(sum(lengths), median, high, higher, ordered[-1])
+
+
+def test_facts_of_pairs(tmp_path: Path) -> None:
+    train = [("a b", "c"), ("a b", "c"), ("d", "e f g"), (" ", "x"), ("h", "i")]
+    corpus = write_pairs(tmp_path, {"train": train, "dev": [("d", "e f g"), ("d", "other")], "test": [("h", "i")] * 2})
+    facts = check_corpus(corpus)
+    assert facts.examples == {"train": 4, "dev": 2, "test": 2}
+    assert facts.dropped == {"train": {"empty": 1}, "dev": {"empty": 0}, "test": {"empty": 0}}
+    assert facts.repeated == {"train": 1, "dev": 0, "test": 1}
+    assert facts.overlap == {"dev": 1, "test": 2}
+    assert facts.labels == {} and facts.labels_missing_in_dev == () and facts.num_contradictions == 0
+    assert facts.words["train"] == Lengths(total=8, median=2, percentile_95=3, percentile_99=3, longest=3)
+    assert facts.characters["dev"] == Lengths(total=10, median=5, percentile_95=5, percentile_99=5, longest=5)
+    assert not facts.has_dialogues
+
+
+def test_facts_of_labelled_texts(tmp_path: Path) -> None:
+    rows: list[tuple[str, object]] = [("one", 10), ("two", 9), ("two", 10), ("two", 10), ("three", -2), ("four", 10)]
+    corpus = write_labelled(tmp_path, {"train": rows, "dev": [("one", 9), ("five", 10)]})
+    facts = check_corpus(corpus)
+    assert list(facts.labels.items()) == [("-2", 1), ("9", 1), ("10", 4)]
+    assert facts.labels_missing_in_dev == ("-2",)
+    assert facts.num_contradictions == 1
+    assert facts.repeated == {"train": 1, "dev": 0}
+    assert facts.overlap == {"dev": 1}  # the text counts, not the label
+
+
+def test_labels_are_in_alphabetical_order_if_one_is_no_integer(tmp_path: Path) -> None:
+    rows = [("a", "10"), ("b", "9"), ("c", "x"), ("d", "²")]
+    facts = check_corpus(write_labelled(tmp_path, {"train": rows, "dev": [("e", "x")]}))
+    assert list(facts.labels) == ["10", "9", "x", "²"]
+
+
+def test_facts_of_several_labels(tmp_path: Path) -> None:
+    rows: list[tuple[str, object]] = [("one", ["x", "y"]), ("one", ["y", "x"]), ("two", []), ("three", ["y"])]
+    corpus = write_labelled(tmp_path, {"train": rows, "dev": [("four", ["x"]), ("five", [])]}, multi_label=True)
+    facts = check_corpus(corpus)
+    assert facts.labels == {"x": 2, "y": 3}
+    assert facts.repeated["train"] == 1 and facts.num_contradictions == 0
+    assert "labels: 2: x 50.0%, y 75.0%" in summary(facts)
+
+
+def test_facts_of_dialogues(tmp_path: Path) -> None:
+    def dialogue(text: str) -> str:
+        roles = ("user", "assistant")
+        return json.dumps({"messages": [{"role": role, "content": text} for role in roles]}) + "\n"
+
+    (tmp_path / "all.jsonl").write_text("".join(dialogue(f"a {index}") for index in range(30)), encoding="utf-8")
+    facts = check_corpus(open_corpus(tmp_path / "all.jsonl", "language-model"))
+    assert facts.has_dialogues
+    assert facts.examples == {"train": 28, "dev": 2}
+    assert facts.words["dev"] == Lengths(total=8, median=4, percentile_95=4, percentile_99=4, longest=4)
+    assert "dev: a part of the file of train, chosen with the seed 1" in summary(facts)
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+@pytest.mark.parametrize(("texts", "problem"), [([], "is empty"), ([" ", ""], "has only blank texts")])
+def test_an_empty_split_is_an_error(tmp_path: Path, split: str, texts: list[str], problem: str) -> None:
+    corpus = write_texts(tmp_path, {"train": ["a"], "dev": ["b"], "test": ["c"], split: texts})
+    assert error_of(corpus) == f"{split}.txt {problem}; {split} needs at least one example"
+
+
+def test_identical_train_and_dev_are_an_error(tmp_path: Path) -> None:
+    corpus = write_texts(tmp_path, {"train": ["a", "b", "b"], "dev": ["b", "", "a"]})
+    assert error_of(corpus) == (
+        "train.txt and dev.txt have the same texts, so that dev could not show overfitting; use other texts for dev, "
+        "or remove the file to keep a part of train for it"
+    )
+
+
+def test_a_label_that_train_never_shows_is_an_error(tmp_path: Path) -> None:
+    rows = [("a", "x"), ("b", "y")]
+    corpus = write_labelled(tmp_path, {"train": rows, "dev": rows[:1], "test": [("c", "x"), ("d", "z")]})
+    assert error_of(corpus) == (
+        "test.jsonl, line 2: train has no example of the label 'z'; add some, or remove the label from test"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "multi_label", "found"),
+    [
+        (["x", "x"], False, "only the label 'x'"),
+        ([["x"], []], True, "only the label 'x'"),
+        ([[], []], True, "no label"),
+    ],
+)
+def test_fewer_than_two_labels_are_an_error(
+    tmp_path: Path, labels: list[object], multi_label: bool, found: str
+) -> None:
+    rows = list(zip("ab", labels, strict=True))
+    corpus = write_labelled(tmp_path, {"train": rows, "dev": rows[:1]}, multi_label=multi_label)
+    assert error_of(corpus) == (f"train.jsonl has {found}; classification needs at least two: add examples of another")
+
+
+def test_types_of_labels_are_compared_between_splits(tmp_path: Path) -> None:
+    corpus = write_labelled(tmp_path, {"train": [("a", "1"), ("b", "0")], "dev": [("c", 1)]})
+    assert error_of(corpus) == (
+        f"label types differ: {tmp_path}/train.jsonl, line 1 has a string, but {tmp_path}/dev.jsonl, line 1 has an "
+        "integer; use only one of them"
+    )
+
+
+def test_prepared_examples_equal_examples_in_memory(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40] + PAIRS[:1], "dev": PAIRS[40:50], "test": PAIRS[50:]})
+    prepared = run_prepare(tmp_path / "run", corpus, toy)
+    for split, examples in ((corpus.train, prepared.train), (corpus.dev, prepared.dev)):
+        in_memory = MemoryExamples(encode_pairs(toy, list(split)))
+        assert [examples[index] for index in range(len(examples))] == [
+            in_memory[index] for index in range(len(in_memory))
+        ]
+        np.testing.assert_array_equal(examples.lengths, in_memory.lengths)
+    assert list(prepared.dev_records) == list(corpus.dev)
+    assert prepared.labels == ()
+    assert prepared.facts.examples == {"train": 41, "dev": 10, "test": 10}
+    assert prepared.facts.tokens["test"].longest == max(
+        map(len, (ids for one in encode_pairs(toy, list(corpus.test or ())) for ids in one))
+    )
+    assert {path.name for path in (tmp_path / "run" / "data").iterdir()} == {
+        *(f"{split}.{part}.npy" for split in ("train", "dev") for part in ("first", "second", "offsets")),
+        "result.json",
+    }
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+
+
+def test_prepared_labels_are_indices(tmp_path: Path, toy: Tokenizer) -> None:
+    rows: list[tuple[str, object]] = [("Hund", ["x", "y"]), ("Katze", []), ("Maus", ["y"])]
+    corpus = write_labelled(tmp_path / "data", {"train": rows, "dev": [("Hunde", ["x"])]}, multi_label=True)
+    prepared = run_prepare(tmp_path / "run", corpus, toy, encode_labelled(["x", "y"]))
+    assert prepared.labels == ("x", "y")
+    assert [prepared.train[index][1] for index in range(3)] == [[0, 1], [], [1]]
+
+
+def test_a_text_may_give_several_examples(tmp_path: Path, toy: Tokenizer) -> None:
+    texts = [source for source, _ in PAIRS]
+    corpus = write_texts(tmp_path / "data", {"train": texts[:40], "dev": texts[40:]})
+    prepared = run_prepare(tmp_path / "run", corpus, toy, encode_windows, max_length_tokens=2)
+    expected = encode_windows(toy, list(corpus.train))
+    assert len(expected) > 40
+    assert [prepared.train[index] for index in range(len(prepared.train))] == expected
+    assert prepared.facts.examples == {"train": len(expected), "dev": len(prepared.dev)}
+    assert len(prepared.dev_records) == 20
+
+
+def test_the_same_preparation_is_used_again(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    first = run_prepare(tmp_path / "run", corpus, toy)
+    calls: list[int] = []
+
+    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        calls.append(len(records))
+        return encode_pairs(tokenizer, records)
+
+    second = run_prepare(tmp_path / "run", corpus, toy, encode)
+    assert calls == [20]  # only those of dev, to compare them
+    assert (second.digest, second.facts) == (first.digest, first.facts)
+    assert [second.train[index] for index in range(40)] == [first.train[index] for index in range(40)]
+
+
+def test_the_digest_depends_on_examples_and_labels_only(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    digest = run_prepare(tmp_path / "run", corpus, toy).digest
+    assert run_prepare(tmp_path / "other", corpus, toy, max_length_tokens=99).digest == digest
+    longer = write_pairs(tmp_path / "longer", {"train": PAIRS[:41], "dev": PAIRS[41:]})
+    assert run_prepare(tmp_path / "other", longer, toy).digest != digest
+    moved = write_pairs(tmp_path / "moved", {"train": PAIRS[39::-1], "dev": PAIRS[40:]})
+    assert run_prepare(tmp_path / "other", moved, toy).digest != digest
+
+
+def change_file(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Corpus, Tokenizer, int]:
+    path = corpus.train.files[0]
+    path.write_text(path.read_text(encoding="utf-8") + '{"source": "x", "target": "y"}\n', encoding="utf-8")
+    return open_corpus(path.parent, "translation"), tokenizer, 100
+
+
+def change_tokenizer(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Corpus, Tokenizer, int]:
+    return corpus, train_tokenizer(["Hund", "Katze"], vocab_size=262), 100
+
+
+def change_length(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Corpus, Tokenizer, int]:
+    return corpus, tokenizer, 99
+
+
+@pytest.mark.parametrize("change", [change_file, change_tokenizer, change_length])
+def test_other_files_tokenizers_and_settings_are_prepared_again(tmp_path: Path, toy: Tokenizer, change: object) -> None:
+    assert callable(change)
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    run_prepare(tmp_path / "run", corpus, toy)
+    result = tmp_path / "run" / "data" / "result.json"
+    before = result.stat().st_ino
+    changed, tokenizer, limit = change(corpus, toy)
+    prepared = run_prepare(tmp_path / "run", changed, tokenizer, max_length_tokens=limit)
+    assert result.stat().st_ino != before
+    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
+        tokenizer, list(changed.train)
+    )
+
+
+@pytest.mark.parametrize("file", ["train.first.npy", "dev.offsets.npy", "result.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", None])
+def test_damaged_files_are_written_again(tmp_path: Path, toy: Tokenizer, file: str, content: bytes | None) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    digest = run_prepare(tmp_path / "run", corpus, toy).digest
+    path = tmp_path / "run" / "data" / file
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    (tmp_path / "run" / "data.tmp").mkdir()  # left by a process that was killed
+    prepared = run_prepare(tmp_path / "run", corpus, toy)
+    assert prepared.digest == digest
+    assert prepared.train[39] == encode_pairs(toy, [PairRecord(*PAIRS[39])])[0]
+    assert not (tmp_path / "run" / "data.tmp").exists()
+
+
+def test_examples_of_another_encoding_are_written_again(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    run_prepare(tmp_path / "run", corpus, toy)
+
+    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        return [(second, first) for first, second in encode_pairs(tokenizer, records)]
+
+    assert run_prepare(tmp_path / "run", corpus, toy, encode).train[0] == encode(toy, [PairRecord(*PAIRS[0])])[0]
+
+
+LONG = ("Hund " * 50, "1")
+
+
+def test_long_examples_of_train_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": [*PAIRS[:5], LONG, *PAIRS[5:40], LONG[::-1]], "dev": PAIRS[40:]})
+    prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20, max_positions=30)
+    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
+        toy, [PairRecord(*pair) for pair in PAIRS[:40]]
+    )
+    assert prepared.facts.dropped["train"] == {"empty": 0, "too long": 2}
+    assert prepared.facts.examples["train"] == 40
+    assert "dropped: 2 too long in train" in summary(prepared.facts)
+    assert prepared.facts.max_length_tokens == 20
+    assert run_prepare(tmp_path / "other", corpus, toy, max_positions=30).facts.examples["train"] == 40
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+@pytest.mark.parametrize("pair", [LONG, LONG[::-1]])
+def test_a_long_example_of_dev_or_test_is_an_error(
+    tmp_path: Path, toy: Tokenizer, split: str, pair: tuple[str, str]
+) -> None:
+    pairs = {"train": PAIRS[:40], "dev": PAIRS[40:50], "test": PAIRS[50:]}
+    corpus = write_pairs(tmp_path / "data", {**pairs, split: [*pairs[split], (" ", " "), pair, pair]})
+    with pytest.raises(CorpusError) as caught:
+        run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20, max_positions=30)
+    length = max(len(ids) for ids in encode_pairs(toy, [PairRecord(*pair)])[0])
+    assert length > 30
+    assert str(caught.value) == (
+        f"{split}.jsonl, line 12: the example has {length} tokens, but the model reads at most 30; shorten or remove "
+        "it, or increase max_length_tokens and the positions of the model"
+    )
+    assert list((tmp_path / "run").iterdir()) == []
+    assert run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20).facts.tokens[split].longest == length
+
+
+def test_train_with_long_examples_only_is_an_error(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": [LONG], "dev": PAIRS[40:]})
+    with pytest.raises(CorpusError) as caught:
+        run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
+    assert str(caught.value) == (
+        "train.jsonl has no example of at most 20 tokens; increase max_length_tokens and the positions of the model, "
+        "or shorten the texts"
+    )
+
+
+def test_a_file_that_changes_in_between_is_an_error(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    facts = check_corpus(corpus)
+    write_pairs(tmp_path / "data", {"train": PAIRS[:39]})
+    with pytest.raises(CorpusError) as caught:
+        prepare(tmp_path / "run", corpus, facts, toy, encode_pairs, 100, 100)
+    assert str(caught.value) == "train.jsonl changed while it was read; start again when it is complete"
+
+
+def test_repeated_pairs_of_an_encoder_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
+    write_pairs(tmp_path / "data", {"train": [*PAIRS[:3], *PAIRS[:2], *PAIRS[3:6]], "dev": PAIRS[40:42] * 2})
+    corpus = open_corpus(tmp_path / "data", "encoder")
+    prepared = run_prepare(tmp_path / "run", corpus, toy)
+    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
+        toy, [PairRecord(*pair) for pair in PAIRS[:6]]
+    )
+    assert prepared.facts.dropped["train"] == {"empty": 0, "repeated": 2, "too long": 0}
+    assert len(prepared.dev) == 4
+    lines = summary(prepared.facts)
+    assert "dropped: 2 repeated in train" in lines
+    assert "repeated, kept: 2 in dev" in lines
+
+
+def test_sampled_records_of_dev_are_spread_over_the_file(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_texts(tmp_path / "data", {"train": ["a"], "dev": [str(index) for index in range(1500)]})
+    prepared = run_prepare(tmp_path / "run", corpus, toy, encode_windows)
+    sample = [int(record.text) for record in prepared.dev_records if isinstance(record, TextRecord)]
+    assert len(sample) == 1000 and sample[0] == 0 and sample[-1] == 1498
+    assert {after - before for before, after in pairwise(sample)} == {1, 2}
+
+
+def test_coverage_counts_tokens_that_train_has(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["abcd"], vocab_size=259)  # bytes only
+    corpus = write_pairs(tmp_path / "data", {"train": [("ab", "ä")], "dev": [("abc", "é")], "test": [("b", "a")]})
+    facts = run_prepare(tmp_path / "run", corpus, tokenizer).facts
+    # Tokens of dev: a space, a, b, c, the end token; a space, the two bytes of é, of which ä has
+    # the first, and the end token.
+    assert facts.coverage == {"dev": 7 / 9, "test": 1.0}
+    assert facts.byte_share == {"train": 2 / 8, "dev": 2 / 9, "test": 0.0}
+    assert facts.vocab_size == 259
+    assert "vocabulary: train has 77.8% of the tokens of dev; 22.2% are single bytes or unknown" in summary(facts)
+    assert "warning: train has only 77.8% of the tokens of dev; add examples like those of dev" in summary(facts)
+
+
+def test_each_byte_of_a_longer_character_counts_as_a_byte(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["abcd"], vocab_size=259)
+    normalized = unicodedata.normalize("NFC", "".join(map(chr, range(0x80, 0x800))))
+    characters = "".join(one for one in normalized if not one.isascii())  # a Greek mark becomes a semicolon
+    num_bytes = len(characters.encode())
+    for text, share in (("abc !~\x7f", 0.0), (characters, num_bytes / (num_bytes + 2))):  # a space, and the end token
+        corpus = write_pairs(tmp_path / "data", {"train": [(text, text)], "dev": [("a", "a")]})
+        facts = run_prepare(tmp_path / "run", corpus, tokenizer, max_length_tokens=10_000, max_positions=10_000).facts
+        assert facts.byte_share["train"] == share
+
+
+def test_unknown_tokens_and_bytes_of_other_tokenizers_count(tmp_path: Path) -> None:
+    vocab = {"[UNK]": 0, "a": 1, "<0xC3>": 2, "é": 9}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
+    texts = ["a", "b", "<0xC3>", "é"]
+    corpus = write_pairs(tmp_path / "data", {"train": [(text, "a") for text in texts], "dev": [("c", "a")]})
+    facts = run_prepare(tmp_path / "run", corpus, tokenizer).facts
+    assert facts.byte_share == {"train": 2 / 8, "dev": 1 / 2}
+    assert facts.vocab_size == 10
+
+
+def test_the_summary_warns(tmp_path: Path, toy: Tokenizer) -> None:
+    rows: list[tuple[str, object]] = [(f"Hund {index}", "x") for index in range(30)]
+    rows += [("Katze", "y"), ("Hund 1", "y"), ("Maus", "z"), *[(f"{index} Maus " * 30, "x") for index in range(2)]]
+    corpus = write_labelled(tmp_path / "data", {"train": rows, "dev": [("Hund 1", "x"), ("Katze 1", "y")]})
+    facts = run_prepare(tmp_path / "run", corpus, toy, encode_labelled("xyz"), max_length_tokens=20).facts
+    lines = summary(facts)
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        "warning: train also has the texts of 1 of 2 examples of dev, which makes results on dev too good; remove them "
+        "from train",
+        "warning: texts of train that occur again with other labels: 1; correct them",
+        "warning: fewer than 10 examples in train: y, z; add some",
+        "warning: dev has no example of z, so that results do not show them; add some",
+        "warning: 2 of 35 examples of train are dropped, because they have more than 20 tokens; increase "
+        "max_length_tokens, or shorten them",
+    ]
+    assert lines[:4] == [
+        "examples: train 33, dev 2",
+        "dropped: 2 too long in train",
+        "repeated, kept: none",
+        "labels: 3: x 91.4%, y 5.7%, z 2.9%",
+    ]
+
+
+def test_facts_can_be_stored_as_json(tmp_path: Path, toy: Tokenizer) -> None:
+    corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
+    stored = json.loads(json.dumps(dataclasses.asdict(run_prepare(tmp_path / "run", corpus, toy).facts)))
+    assert stored["examples"] == {"train": 40, "dev": 20}
+    assert stored["tokens"]["dev"].keys() == {"total", "median", "percentile_95", "percentile_99", "longest"}
+
+
+def test_a_folder_without_write_access_is_an_error(tmp_path: Path) -> None:
+    check_writable(tmp_path / "new" / "run")
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError) as caught:
+        check_writable(Path("/proc/run"))  # not even root can write there
+    assert str(caught.value) == (
+        "no write access to /proc (No such file or directory); change its permissions, or choose another folder for "
+        "the run"
+    )
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(UsageError) as caught:
+            check_writable(path)
+        assert str(caught.value) == f"{tmp_path / 'file'} is a file; choose a folder for the run"
+
+
+def test_too_little_space_is_an_error(tmp_path: Path) -> None:
+    check_space(tmp_path / "run", 1)
+    with pytest.raises(UsageError) as caught:
+        check_space(tmp_path / "run", 2**60)
+    message = str(caught.value)
+    assert message.startswith(f"the disk of {tmp_path} has ")
+    assert message.endswith(
+        " MiB free, but two checkpoints need 1,099,511,627,776 MiB; remove files, or choose another folder for the run"
+    )
+
+
+def test_a_tokenizer_without_special_tokens_is_an_error(toy: Tokenizer) -> None:
+    check_special_tokens(toy, Path("tokenizer.json"), ["<pad>", "</s>"])
+    with pytest.raises(UsageError) as caught:
+        check_special_tokens(toy, Path("tokenizer.json"), ["<pad>", "<|im_start|>", "<|im_end|>"])
+    assert str(caught.value) == (
+        "tokenizer.json has no token <|im_start|>, <|im_end|>, which the task needs; add it as a special token, or use "
+        "another tokenizer"
+    )
+
+
+MEASURE = """
+import json, resource, sys
+from pathlib import Path
+from model.data.corpus import open_corpus
+from model.data.preparation import check_corpus, prepare
+from model.data.tokenizer import encode_lines, train_tokenizer
+
+def encode(tokenizer, records):
+    sides = (encode_lines(tokenizer, [getattr(one, side) for one in records]) for side in ("source", "target"))
+    return list(zip(*sides))
+
+def memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+before = memory()
+corpus = open_corpus(Path(sys.argv[1]), "translation")
+tokenizer = train_tokenizer((f"{one.source} {one.target}" for _, one in zip(range(1000), corpus.train)), 500)
+prepared = prepare(Path(sys.argv[2]), corpus, check_corpus(corpus), tokenizer, encode, 128, 256)
+print(json.dumps([memory() - before, len(prepared.train) + len(prepared.dev)]))
+"""
+
+
+def write_random_pairs(folder: Path, count: int) -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 8))) for _ in range(5_000)]
+    for language in ("de", "en"):
+        with (folder / f"train.{language}").open("w", encoding="utf-8") as file:
+            file.writelines(" ".join(rng.choices(words, k=rng.randint(8, 16))) + "\n" for _ in range(count))
+
+
+def test_a_pair_takes_few_bytes_of_memory(tmp_path: Path, toy: Tokenizer) -> None:
+    """Both texts of a pair take about 300 bytes, and its example 1,000."""
+
+    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
+        return [([1] * 60, [2] * 60) for _ in records]
+
+    corpora = []
+    for count in (1_050, 2_050):  # both have a whole chunk of records
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        write_random_pairs(folder, count)
+        corpora.append(write_pairs(folder, {"dev": PAIRS}))
+    peaks = []
+    tracemalloc.start()
+    try:
+        for index, corpus in enumerate([corpora[0], *corpora]):  # the first fills caches
+            tracemalloc.reset_peak()
+            run_prepare(tmp_path / f"run {index}", corpus, toy, encode)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 30 * 1_000 + 50_000
+
+
+@pytest.mark.slow
+def test_320_000_pairs_take_less_than_300_mib(tmp_path: Path) -> None:
+    write_random_pairs(tmp_path, 320_000)
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), str(tmp_path / "run")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown_mib, num_examples = json.loads(result.stdout)
+    assert num_examples == 320_000
+    assert grown_mib < 300
+
+
+def test_all_tasks_have_facts(tmp_path: Path) -> None:
+    rows: dict[TaskName, str] = {
+        "translation": '{"source": "%d", "target": "b"}\n',
+        "encoder": '{"source": "%d", "target": "b"}\n',
+        "classification": '{"text": "%d", "label": "b"}\n',
+        "language-model": '{"text": "%d"}\n',
+    }
+    for task, row in rows.items():
+        content = "".join(row % index for index in range(40))
+        if task == "classification":
+            content = content.replace('"b"', '"c"', 20)
+        (tmp_path / "all.jsonl").write_text(content, encoding="utf-8")
+        facts: Facts = check_corpus(open_corpus(tmp_path / "all.jsonl", task))
+        assert facts.task == task
+        assert facts.examples == {"train": 38, "dev": 2}
+        assert facts.split_seed == 1
+        assert facts.overlap == {"dev": 0}
+        assert (
+            facts.labels == ({"b": 20, "c": 20} if task == "classification" else {}) or sum(facts.labels.values()) == 38
+        )

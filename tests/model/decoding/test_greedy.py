@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from model.architectures.causal import CausalModel
+from model.architectures.factory import TranslationModel, build_model
+from model.config import CausalConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from model.decoding.greedy import continue_greedily, translate_greedily
+from model.decoding.reference import greedy, pytorch_steps
+
+TRANSFORMER = TransformerConfig(
+    9, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=2, max_positions=24
+)
+GRU = RecurrentConfig(9, embedding_size=12, encoder_size=8, decoder_size=12, attention_size=8, max_positions=24)
+LSTM = RecurrentConfig(
+    40, cell="lstm", embedding_size=12, encoder_size=8, decoder_size=16, attention="general", query="current",
+    input_feeding=True, max_positions=24,
+)  # fmt: skip
+CAUSAL = CausalConfig(9, d_model=16, num_heads=2, d_ff=16, layers=2, max_positions=24)
+SOURCES = [[5, 2], [6, 7, 8, 3, 4, 5, 2], [4, 4, 2], [6, 2], [3, 8, 7, 6, 2]]
+
+
+def random_model(config: ModelConfig, seed: int) -> torch.nn.Module:
+    """Return a model whose outputs depend on its inputs and sometimes end."""
+    torch.manual_seed(seed)
+    model = build_model(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+# With these seeds, some outputs end and others do not.
+@pytest.mark.parametrize(("config", "seed"), [(TRANSFORMER, 9), (TRANSFORMER, 11), (GRU, 3), (LSTM, 6)])
+def test_translations_of_a_batch_equal_those_of_each_sentence(config: ModelConfig, seed: int) -> None:
+    model = random_model(config, seed)
+    assert isinstance(model, TranslationModel)
+    found = translate_greedily(model, SOURCES, 8)
+    assert [tuple(ids) for ids in found] == [greedy(pytorch_steps(model, one), 1, 2, 8).ids for one in SOURCES]
+    assert {ids[-1] == 2 for ids in found} == {True, False}
+
+
+@pytest.mark.parametrize("seed", [2, 8])
+def test_continuations_of_a_batch_equal_those_of_each_prompt(seed: int) -> None:
+    model = random_model(CAUSAL, seed)
+    assert isinstance(model, CausalModel)
+    found = continue_greedily(model, SOURCES, (2, 3), 8)
+    alone = [greedy(pytorch_steps(model, prompt), prompt[-1], (2, 3), 8).ids for prompt in SOURCES]
+    assert [tuple(ids) for ids in found] == alone
+    assert {ids[-1] in (2, 3) for ids in found} == {True, False}
+
+
+def test_a_continuation_ends_at_the_positions_of_the_model() -> None:
+    model = random_model(CAUSAL, 1)
+    assert isinstance(model, CausalModel)
+    assert [len(ids) for ids in continue_greedily(model, [[5] * 20, [5] * 24, [5] * 23], (), 10)] == [4, 0, 1]

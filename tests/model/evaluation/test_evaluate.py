@@ -1,0 +1,112 @@
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.architectures.causal import CausalModel
+from model.architectures.classifier import Classifier
+from model.architectures.encoder import TextEncoder
+from model.architectures.transformer import Transformer
+from model.checkpoint import load_checkpoint, load_model, save_checkpoint
+from model.config import CausalConfig, EncoderConfig
+from model.data.chat_format import CHAT_TOKENS
+from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
+from model.data.tokenizer import encode_lines, train_tokenizer
+from model.decoding.greedy import translate_greedily
+from model.errors import UsageError
+from model.evaluation.batches import grouped
+from model.evaluation.bleu import evaluate_translation, translate
+from model.evaluation.evaluate import evaluate_checkpoint, evaluate_model
+
+PAIRS = [PairRecord("A dog sleeps.", "Ein Hund schläft."), PairRecord("The girl sings.", "Das Mädchen singt.")]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 7, 12, 1000])
+def test_groups_have_each_index_once_within_their_size(max_tokens: int) -> None:
+    lengths = [3, 1, 5, 2, 2, 5, 7]
+    groups = list(grouped(lengths, max_tokens))
+    assert sorted(index for group in groups for index in group) == list(range(7))
+    assert all(len(one) == 1 or len(one) * max(lengths[index] for index in one) <= max_tokens for one in groups)
+    assert len(groups) == {1: 7, 7: 5, 12: 3, 1000: 1}[max_tokens]
+    assert list(grouped([], max_tokens)) == []
+
+
+def test_a_translation_model_is_scored_by_beam_search(checkpoint: Path) -> None:
+    report = evaluate_checkpoint(checkpoint, PAIRS, num_beams=2)
+    model, tokenizer = load_checkpoint(checkpoint)
+    assert report["outputs"] == translate(model, tokenizer, [pair.source for pair in PAIRS], 2, 1.0)
+    assert (report["task"], report["sentences"], report["num_beams"]) == ("translation", 2, 2)
+    assert report["checkpoint"] == {"epoch": 1}
+    assert report["bleu"]["signature"].startswith("nrefs:1|bs:1000|seed:12345|case:mixed|eff:no|tok:13a")
+    low, high = report["chrf"]["interval_95"]
+    assert low <= high
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_the_metric_of_translation_during_training_is_that_of_greedy_outputs(checkpoint: Path) -> None:
+    model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, Transformer)
+    sources = encode_lines(tokenizer, [pair.source for pair in PAIRS])
+    limit = 2 * max(map(len, sources)) + 10
+    (first, second) = (tokenizer.decode(ids).removeprefix(" ") for ids in translate_greedily(model, sources, limit))
+    long = PairRecord("word " * 200, "Wort")
+    own = [PairRecord(PAIRS[0].source, first), long, PairRecord(PAIRS[1].source, second)]
+    found = evaluate_translation(model, tokenizer, own)
+    assert list(found.metrics) == ["chrF", "BLEU"]
+    assert found.metrics["chrF"] == pytest.approx(100)  # BLEU needs outputs of four words
+    assert evaluate_translation(model, tokenizer, PAIRS).metrics["chrF"] < 50
+    assert len(found.samples) == 2
+    assert found.samples[0].startswith("source: A dog sleeps. | reference: ")
+    assert evaluate_translation(model, tokenizer, [long]).metrics == {}
+
+
+def test_a_classifier_is_scored_by_label(classifier_checkpoint: Path, toy_sentences: list[str]) -> None:
+    records = [LabelledRecord(text, ("fair",)) for text in toy_sentences]
+    report = evaluate_checkpoint(classifier_checkpoint, records)
+    assert report["sentences"] == report["labels"]["fair"]["texts"] == len(toy_sentences)
+    assert report["metrics"]["accuracy"] == report["accuracy"] == report["labels"]["fair"]["recall"]
+    assert set(report["labels"]) == {"bad", "fair", "good"}
+    assert bool(report["confusions"]) == (report["correct"] < len(toy_sentences))
+    model, tokenizer = load_model(classifier_checkpoint)
+    assert isinstance(model, Classifier)
+    several = Classifier(dataclasses.replace(model.config, multi_label=True)).eval()
+    fields = evaluate_model(several, tokenizer, records)
+    assert list(fields["metrics"]) == ["micro F1", "macro F1", "exact match"]
+
+
+def test_a_language_model_is_scored_by_perplexity_and_exact_answers(tmp_path: Path, sentences: list[str]) -> None:
+    tokenizer = train_tokenizer(sentences[:50], 400, CHAT_TOKENS)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    torch.manual_seed(0)
+    config = CausalConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=1, max_positions=64)
+    save_checkpoint(
+        tmp_path / "run", config, CausalModel(config).state_dict(), tmp_path / "tokenizer.json", {"epoch": 3}
+    )
+    messages = (Message("user", "How are you?"), Message("assistant", "Fine."))
+    records: list[Record] = [TextRecord("A dog. " * 100), DialogueRecord(messages), DialogueRecord(messages * 20)]
+    report = evaluate_checkpoint(tmp_path / "run", records)
+    assert report["task"] == "language-model" and report["checkpoint"] == {"epoch": 3}
+    assert report["perplexity"] > 100
+    assert report["exact_answers"]["dialogues"] == 1
+    assert len(report["samples"]) == 2
+    with pytest.raises(UsageError, match="evaluated on texts or dialogues, but the data has pairs"):
+        evaluate_checkpoint(tmp_path / "run", PAIRS)
+
+
+def test_an_encoder_is_scored_by_recall(tmp_path: Path, sentences: list[str]) -> None:
+    tokenizer = train_tokenizer(sentences[:50], 400)
+    torch.manual_seed(0)
+    model = TextEncoder(EncoderConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=2, d_ff=32)).eval()
+    report = evaluate_model(model, tokenizer, PAIRS)
+    assert report["task"] == "encoder" and report["pairs"] == 2
+    assert report["recall_at_1"] in (0, 50, 100)
+
+
+def test_other_records_and_no_records_are_rejected(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="evaluated on pairs, but the data has labelled texts"):
+        evaluate_checkpoint(checkpoint, [*PAIRS, LabelledRecord("x", ("y",))])
+    with pytest.raises(UsageError, match=re.escape("there is nothing to evaluate: the data has no records")):
+        evaluate_checkpoint(checkpoint, [])

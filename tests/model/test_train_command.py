@@ -1,0 +1,200 @@
+"""`train TASK` and `evaluate` from the command line, on small data."""
+
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from model.__main__ import main
+from model.config import TransformerConfig, read_model_config
+from model.data.records import TASK_NAMES, TaskName
+from model.data.samples import write_sample
+from model.data.tokenizer import train_tokenizer
+from model.training.config import read_train_config
+
+SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
+LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]
+HELD_OUT = [{"text": f"other {index}", "label": "ab"[index % 2]} for index in range(4)]
+
+
+def write(path: Path, *records: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [one if isinstance(one, str) else json.dumps(one) for one in records]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with sample data of each task."""
+    folder = tmp_path_factory.mktemp("data")
+    for task in TASK_NAMES:
+        write_sample(task, folder / task, 40)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with a finished run of each task."""
+    folder = tmp_path_factory.mktemp("runs")
+    for task in TASK_NAMES:
+        languages = ("--source", "en", "--target", "de-CH") if task == "translation" else ()
+        assert main(["train", task, str(data / task), "--run", str(folder / task), *SMALL, *languages]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_a_run_has_a_checkpoint_its_options_and_a_record(task: TaskName, runs: Path) -> None:
+    run = runs / task
+    assert (run / "averaged" / "weights.safetensors").is_file()
+    assert f'task = "{task}"' in (run / "options.toml").read_text(encoding="utf-8")
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    assert record["task"] == task
+    assert set(record["data"]) == {"train.jsonl", "dev.jsonl", "test.jsonl"}
+    assert record["options"]["vocab_size"] == 300
+    assert record["metrics"]["dev"]
+    assert (record["source"], record["target"]) == (("en", "de-CH") if task == "translation" else (None, None))
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_a_run_is_evaluated_on_the_test_data_of_its_training(
+    task: TaskName, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    assert main(["evaluate", str(runs / task), "--limit", "5", "--num-beams", "1", "--json", str(path)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["task"], report["data"], report["split"]) == (task, "test.jsonl", "test")
+    assert json.loads(path.read_text(encoding="utf-8"))["task"] == task
+
+
+def test_a_file_is_evaluated_as_a_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "mine.jsonl", {"text": "Where is my parcel?", "label": "delivery"})
+    assert main(["evaluate", str(runs / "classification"), str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["sentences"] == 1
+
+
+def test_the_summary_and_the_reasons_are_printed_before_the_training(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "classification", str(data / "classification"), "--run", str(run), *SMALL]) == 0
+    printed = capsys.readouterr().err
+    positions = [
+        printed.index(part)
+        for part in (
+            "examples: train 40, dev 20, test 20",
+            "model size tiny, for 40",
+            "training classification",
+            "epoch 1",
+        )
+    ]
+    assert positions == sorted(positions)
+    assert f"export it: sightline export {run}" in printed
+    assert main(["train", "classification", str(data / "classification"), "--run", str(run), *SMALL]) == 0
+    assert "has already finished" in capsys.readouterr().err
+
+
+def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
+    data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "encoder", run)
+    before = read_train_config(run / "train.json")
+    # The tokenizer and all settings that the first command chose are those of the folder.
+    assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "2"]) == 0
+    after = read_train_config(run / "train.json")
+    assert (after.max_epochs, after.vocab_size) == (2, 300)
+    assert (after.batch_tokens, after.warmup_steps) == (before.batch_tokens, before.warmup_steps)
+    for option in (("--seed", "5"), ("--size", "small"), ("--dropout", "0.5"), ("--vocab-size", "400")):
+        assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), *option]) == 2
+        name = option[0][2:].replace("-", "_")
+        assert f"contains a run with other values of {name}; choose another folder" in capsys.readouterr().err
+
+
+def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, source = tmp_path / "run", runs / "classification"
+    arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--from", str(source)]
+    assert main([*arguments, "--epochs", "1", "--threads", "1"]) == 0
+    assert "starts from the weights of" in capsys.readouterr().err
+    assert read_train_config(run / "train.json").peak_learning_rate == 3e-4
+    assert main([*arguments, "--run", str(tmp_path / "other"), "--size", "base"]) == 2
+    assert "--size cannot be combined with --from" in capsys.readouterr().err
+
+
+def test_a_file_of_options_is_overridden_and_stored(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "translation", "--print-config", "--dropout", "0.5", "--epochs", "9"]) == 0
+    path = tmp_path / "options.toml"
+    path.write_text(capsys.readouterr().out, encoding="utf-8")
+    run = tmp_path / "run"
+    arguments = ["train", "translation", str(data / "translation"), "--run", str(run), "--config", str(path)]
+    assert main([*arguments, *SMALL]) == 0
+    model = read_model_config(run / "config.json")
+    assert isinstance(model, TransformerConfig) and model.dropout == 0.5
+    text = (run / "options.toml").read_text(encoding="utf-8")
+    assert "dropout = 0.5\n" in text and "epochs = 1\n" in text
+
+
+Disk = namedtuple("Disk", "total used free")
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([*LABELLED, '{"text": "x", '], "train.jsonl, line 21, column"),
+        ([*LABELLED, {"words": "x", "label": "a"}], "train.jsonl, line 21"),
+        ([*LABELLED, {"text": "x"}], "train.jsonl, line 21"),
+        ([*LABELLED, {"text": "x", "label": 1}], "train.jsonl, line 21"),
+        ([{"text": f"x {index}", "label": "a"} for index in range(5)], "needs at least two"),
+        ([], "is empty"),
+        (HELD_OUT, "have the same texts"),
+        (["\udcff".join("ab")], "UTF-8"),
+    ],
+)
+def test_wrong_data_are_errors_of_one_line_before_any_training(
+    records: list[object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run = tmp_path / "data", tmp_path / "run"
+    write(folder / "dev.jsonl", *HELD_OUT)
+    lines = [one if isinstance(one, str) else json.dumps(one) for one in records]
+    content = "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+    (folder / "train.jsonl").write_bytes(content)
+    assert main(["train", "classification", str(folder), "--run", str(run), *SMALL]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    assert message in printed.err
+    assert not run.exists()
+
+
+def test_other_impossible_runs_are_errors_of_one_line(
+    data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, tokenizer = str(data / "language-model"), tmp_path / "tokenizer.json"
+    train_tokenizer(["some words"], 270).save(str(tokenizer))
+    new = str(tmp_path / "run")
+
+    def refused(*words: str) -> str:
+        assert main(["train", *words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1
+        return error
+
+    assert "run of the task encoder, not language-model" in refused(
+        "language-model", chat, "--run", str(runs / "encoder")
+    )
+    assert "lacks the special tokens <|im_start|>" in refused(
+        "language-model", chat, "--run", new, "--tokenizer", str(tokenizer)
+    )
+    assert "missing file" in refused("language-model", chat, "--run", new, "--tokenizer", str(tmp_path / "none"))
+    assert "cannot be trained for the task" in refused(
+        "language-model", chat, "--run", new, "--from", str(runs / "encoder")
+    )
+    assert "is a file; choose a folder" in refused("language-model", chat, "--run", str(tokenizer))
+    assert "vocab_size must be at least" in refused("language-model", chat, "--run", new, "--vocab-size", "100")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Disk(0, 0, 1000))
+    assert main(["train", "language-model", chat, "--run", new, *SMALL]) == 2
+    assert "MiB free, but two checkpoints need" in capsys.readouterr().err

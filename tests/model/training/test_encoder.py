@@ -1,0 +1,121 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model.architectures.encoder import TextEncoder
+from model.config import EncoderConfig
+from model.data.examples import Example, MemoryExamples
+from model.training.encoder import ENCODER, SCALE, make_batch, ranking_loss
+
+CONFIG = EncoderConfig(40, d_model=16, num_heads=2, d_ff=32, dropout=0.0, max_positions=16)
+PAIRS: list[Example] = [
+    ([5, 6, 2], [7, 8, 9, 2]),
+    ([10, 2], [11, 12, 2]),
+    ([13, 14, 15, 16, 2], [17, 2]),
+    ([18, 2], [19, 20, 21, 2]),
+]
+DUPLICATES: list[Example] = [
+    *PAIRS,
+    ([5, 6, 2], [22, 2]),  # the source of the first pair
+    ([23, 2], [17, 2]),  # the target of the third pair
+    ([24, 2], [10, 2]),  # its target is the source of the second pair
+]
+
+
+@pytest.fixture
+def model() -> TextEncoder:
+    torch.manual_seed(0)
+    return TextEncoder(CONFIG).eval()
+
+
+def vector(model: TextEncoder, ids: list[int]) -> Tensor:
+    found: Tensor = model(torch.tensor([list(ids)]), torch.tensor([len(ids)]))[0].detach().double()
+    return found
+
+
+def slow_loss(model: TextEncoder, pairs: list[Example]) -> float:
+    """Return the loss by loops over texts in float64."""
+    sources, targets = ([vector(model, list(pair[side])) for pair in pairs] for side in (0, 1))
+    total = 0.0
+    for i, (source, target) in enumerate(pairs):
+        by_target, by_source = [], []
+        for j, (other_source, other_target) in enumerate(pairs):
+            is_false_negative = source == other_source or target == other_target
+            if j == i or not (is_false_negative or source == other_target):
+                by_target.append(math.exp(SCALE * float(sources[i] @ targets[j])))
+            if j == i or not (is_false_negative or other_source == target):
+                by_source.append(math.exp(SCALE * float(sources[j] @ targets[i])))
+        right = math.exp(SCALE * float(sources[i] @ targets[i]))
+        total -= (math.log(right / sum(by_target)) + math.log(right / sum(by_source))) / 2
+    return total
+
+
+@pytest.mark.parametrize("pairs", [PAIRS, DUPLICATES])
+def test_the_loss_equals_loops_over_all_texts(model: TextEncoder, pairs: list[Example]) -> None:
+    assert ranking_loss(model, make_batch(pairs, CONFIG)).item() == pytest.approx(slow_loss(model, pairs), rel=1e-4)
+
+
+def test_equal_texts_are_no_negatives() -> None:
+    is_negative = make_batch(DUPLICATES, CONFIG).is_negative
+    expected = torch.ones(7, 7, dtype=torch.bool)
+    for row, column in (*((index, index) for index in range(7)), (0, 4), (4, 0), (2, 5), (5, 2), (1, 6)):
+        expected[row, column] = False
+    assert torch.equal(is_negative, expected)
+
+
+def test_a_false_negative_gets_no_gradient(model: TextEncoder) -> None:
+    """Two pairs that share their source are not pushed apart: the loss of only these two is 0."""
+    batch = make_batch([PAIRS[0], DUPLICATES[4]], CONFIG)
+    loss = ranking_loss(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.item() == 0
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_padding_does_not_change_the_loss(model: TextEncoder) -> None:
+    batch = make_batch(PAIRS, CONFIG)
+    wide = [torch.nn.functional.pad(side, (0, 4), value=33) for side in (batch.source, batch.target)]
+    wider = type(batch)(wide[0], batch.source_lengths, wide[1], batch.target_lengths, batch.is_negative)
+    torch.testing.assert_close(ranking_loss(model, wider), ranking_loss(model, batch))
+
+
+def test_training_brings_pairs_together(model: TextEncoder) -> None:
+    batch = make_batch(PAIRS, CONFIG)
+    before = ranking_loss(model, batch).item()
+    for _ in range(20):
+        model.zero_grad()
+        ranking_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(0.02 * parameter.grad / len(PAIRS))
+    assert ranking_loss(model, batch).item() < 0.5 * before
+
+
+def test_bfloat16_does_not_round_the_scaled_cosines(model: TextEncoder) -> None:
+    batch = make_batch(PAIRS, CONFIG)
+    exact = ranking_loss(model, batch)
+    vectors = [model(batch.source, batch.source_lengths), model(batch.target, batch.target_lengths)]
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = SCALE * vectors[0] @ vectors[1].T
+        inside = ranking_loss(_Fixed(vectors), batch)  # type: ignore[arg-type]
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(inside, exact)
+
+
+class _Fixed:
+    """Model that returns given vectors in turn."""
+
+    def __init__(self, vectors: list[Tensor]) -> None:
+        self._vectors = iter(vectors)
+
+    def __call__(self, source: Tensor, source_lengths: Tensor) -> Tensor:
+        return next(self._vectors)
+
+
+def test_the_sizes_of_an_example_are_the_lengths_of_both_sides() -> None:
+    np.testing.assert_array_equal(ENCODER.sizes(MemoryExamples(PAIRS).lengths), [[3, 4], [2, 3], [5, 2], [2, 4]])
+    assert ENCODER.count(make_batch(PAIRS, CONFIG), 0) == 4

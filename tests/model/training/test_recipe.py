@@ -1,0 +1,99 @@
+"""Settings that the data decide."""
+
+from typing import Any
+
+import pytest
+
+from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from model.data.preparation import Facts, Lengths
+from model.data.records import TASK_NAMES, TaskName
+from model.training.recipe import Recipe, Vocabulary, choose, choose_vocabulary
+
+MODELS: dict[TaskName, type[ModelConfig]] = {
+    "translation": TransformerConfig,
+    "classification": ClassifierConfig,
+    "language-model": CausalConfig,
+    "encoder": EncoderConfig,
+}
+
+
+def make_facts(task: TaskName, num_examples: int, mean_tokens: int = 15, longest: int = 60) -> Facts:
+    tokens = Lengths(num_examples * mean_tokens, mean_tokens, 2 * mean_tokens, longest, longest)
+    characters = Lengths(4 * tokens.total, 60, 120, 240, 240)
+    return Facts(
+        task,
+        examples={"train": num_examples, "dev": 100},
+        dropped={"train": {}, "dev": {}},
+        repeated={},
+        overlap={},
+        labels={"a": 1, "b": 1, "c": 1} if task == "classification" else {},
+        labels_missing_in_dev=(),
+        num_contradictions=0,
+        has_dialogues=False,
+        characters={"train": characters, "dev": characters},
+        words={},
+        tokens={"train": tokens, "dev": tokens},
+        max_length_tokens=512,
+    )
+
+
+def chosen(task: TaskName, num_examples: int, given: dict[str, Any] | None = None, **others: Any) -> Recipe:
+    return choose(make_facts(task, num_examples), Vocabulary(1000), given or {}, **others)
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize("num_examples", [2, 300, 5_000, 29_000, 320_000, 5_000_000])
+def test_the_warm_up_is_a_small_part_of_the_training_and_dev_is_validated(task: TaskName, num_examples: int) -> None:
+    facts = make_facts(task, num_examples)
+    recipe = choose(facts, Vocabulary(1000), {})
+    config = recipe.config
+    updates = config.max_epochs * max(1, -(-facts.tokens["train"].total // config.batch_tokens))
+    assert config.warmup_steps <= max(10, 0.11 * updates)
+    assert config.evaluate_epochs <= config.max_epochs
+    assert config.patience_epochs >= config.evaluate_epochs
+    assert config.max_length_tokens <= config.batch_tokens
+    assert recipe.model.max_positions >= config.max_length_tokens
+    assert type(recipe.model) is MODELS[task]
+
+
+def test_more_data_have_larger_vocabularies_models_and_batches_and_fewer_epochs() -> None:
+    sizes = [300, 5_000, 29_000, 320_000]
+    vocabularies = [choose_vocabulary(make_facts("translation", size))[0] for size in sizes]
+    assert vocabularies == sorted(set(vocabularies))
+    recipes = [chosen("translation", size) for size in sizes]
+    epochs = [recipe.config.max_epochs for recipe in recipes]
+    assert epochs == sorted(epochs, reverse=True)
+    widths = [recipe.model.d_model for recipe in recipes if isinstance(recipe.model, TransformerConfig)]
+    assert widths == [128, 128, 128, 256]
+
+
+def test_given_values_are_kept_and_need_no_reason() -> None:
+    given = {"max_epochs": 7, "batch_tokens": 600, "warmup_steps": 5, "peak_learning_rate": 0.01}
+    recipe = chosen("classification", 1_000, given, size="base", dropout=0.0, multi_label=True)
+    assert {name: getattr(recipe.config, name) for name in given} == given
+    assert isinstance(recipe.model, ClassifierConfig)
+    assert (recipe.model.d_model, recipe.model.dropout, recipe.model.multi_label) == (512, 0.0, True)
+    assert recipe.model.labels == ("a", "b", "c")
+    text = "\n".join(recipe.reasons)
+    assert "learning rate" not in text and "warm-up" not in text and "dropout" not in text
+
+
+def test_each_choice_has_a_reason() -> None:
+    text = "\n".join(chosen("translation", 300).reasons)
+    for part in ("model size tiny, for 300 examples", "dropout 0.3", "batches of", "epochs of", "warm-up", "learning"):
+        assert part in text
+
+
+def test_trained_weights_get_small_steps_and_few_epochs() -> None:
+    fresh = chosen("classification", 1_000).config
+    model = ClassifierConfig(1000)
+    started = chosen("classification", 1_000, model=model, start="checkpoint").config
+    continued = chosen("classification", 1_000, model=model, start="run").config
+    assert 2e-5 <= started.peak_learning_rate <= 5e-5 < continued.peak_learning_rate < fresh.peak_learning_rate
+    assert started.max_epochs <= 10
+    assert continued.max_epochs < fresh.max_epochs
+
+
+def test_values_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_length_tokens must be at most batch_tokens"):
+        chosen("translation", 300, {"batch_tokens": 4, "max_length_tokens": 5})

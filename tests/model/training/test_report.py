@@ -1,0 +1,258 @@
+"""Messages, log, record and curve of a run."""
+
+import io
+import json
+import re
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from model.errors import UsageError
+from model.training.curve import draw_curve
+from model.training.display import MEASURED_STEPS, Display, Estimate, Step, duration
+from model.training.folder import read_log
+from model.training.record import differences
+from model.training.task import Evaluation
+from tests.model.training.toys import toy_trainer
+
+STEP = Step(epoch=1, step=1234, loss=2.5, rate=1.5e-3, tokens=400, seconds_left=90.0)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_file_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("model.training.display.time.monotonic", lambda: now[0])
+    stream = io.StringIO()
+    display = Display(24, stream=stream)
+    display.start_epoch(1, num_steps=512, done=0)
+    for _ in range(20):  # at two steps a second
+        now[0] += 0.5
+        display.update(STEP)
+    display.end_epoch()
+    lines = stream.getvalue().splitlines()
+    assert lines == ["epoch 1 of 24, step 1,234: loss 2.500, rate 1.5e-03, 800 tokens/s, 90 s left"] * 2
+
+
+def test_a_terminal_gets_a_bar_and_lines_above_it() -> None:
+    stream = Terminal()
+    display = Display(24, stream=stream)
+    display.start_epoch(3, num_steps=512, done=511)
+    display.update(STEP)
+    display.line("a message")
+    display.end_epoch()
+    assert "epoch 3 of 24: 100%" in stream.getvalue()
+    assert "512/512" in stream.getvalue()
+    assert "a message\n" in stream.getvalue()
+
+
+def test_the_other_processes_of_a_run_are_silent() -> None:
+    stream = Terminal()
+    display = Display(2, is_silent=True, stream=stream)
+    display.start_epoch(1, 2, 0)
+    display.update(STEP)
+    display.line("a message")
+    display.end_epoch()
+    assert stream.getvalue() == ""
+
+
+def test_the_time_left_follows_from_measured_steps_and_validations() -> None:
+    estimate = Estimate()
+    estimate.add(100.0)  # the first step prepares much that the others use
+    for number in range(MEASURED_STEPS):
+        assert estimate.seconds_left(10, 1, None) is None
+        estimate.add(1.0 + number % 2)
+    mean = sum(1.0 + number % 2 for number in range(MEASURED_STEPS)) / MEASURED_STEPS
+    assert estimate.is_first
+    assert estimate.seconds_left(10, 1, None) == pytest.approx(10 * mean)
+    estimate.validation_seconds = 6.0
+    assert estimate.seconds_left(10, 2, None) == pytest.approx(10 * mean + 12)
+    assert estimate.seconds_left(10, 2, limit=5.0) == 5.0
+    estimate.add(1.0)
+    assert not estimate.is_first
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (99, "99 s"), (720, "12 min"), (12_000, "3 h 20 min")])
+def test_durations_are_written_for_readers(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = iter([{"BLEU": 20.5, "chrF": 40.0}, {"BLEU": 31.25, "chrF": 50.0}])
+    toy_trainer("translation", tmp_path, lambda: Evaluation(next(values), ("a → b",))).fit()
+    first, *lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("about ")]
+    assert re.fullmatch(
+        r"training translation on 30 examples, with 6 for validation: transformer model with 9,312 parameters; at most "
+        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB",
+        first,
+    )
+    assert re.fullmatch(
+        r"epoch 1 of 2: train loss \d\.\d{4}, dev loss \d\.\d{4} \(lowest\), BLEU 20.50, chrF 40.00; \d+ s", lines[0]
+    )
+    assert lines[1] == "  a → b"
+    assert "BLEU 31.25" in lines[2]
+    assert lines[-1].startswith("finished: 2 epochs done; lowest dev loss ")
+    assert lines[-1].endswith(f"checkpoints: {tmp_path / 'averaged'} and {tmp_path / 'best'}")
+    rows = read_log(tmp_path)
+    assert rows[2]["metrics"] == {"BLEU": 31.25, "chrF": 50.0}
+    assert list(rows[1])[:5] == ["epoch", "step", "train_loss", "validation_loss", "seconds"]
+
+
+def test_the_time_of_the_run_is_estimated_after_some_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy_trainer("translation", tmp_path).fit()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("about ")]
+    assert re.fullmatch(
+        r"about \d+ s for at most \d+ more steps of [\d.e-]+ s and [\d.]+ validations; [\d,]+ MB of memory are in use",
+        line,
+    )
+
+
+def test_a_run_that_resumes_or_has_finished_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy_trainer("translation", tmp_path, max_epochs=1).fit()
+    capsys.readouterr()
+    trainer = toy_trainer("translation", tmp_path, patience_epochs=7)
+    step = trainer.progress.step
+    trainer.fit()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1:3] == [
+        f"resuming at epoch 2, step {step:,}",
+        "note: max_epochs is 2 instead of 1, patience_epochs is 7 instead of 15",
+    ]
+    toy_trainer("translation", tmp_path).fit()
+    assert capsys.readouterr().err == (
+        f"{tmp_path} has already finished: 2 epochs done; to train longer, increase --epochs, "
+        "--patience-epochs or --minutes\n"
+    )
+
+
+def test_the_record_has_data_versions_commands_and_results(tmp_path: Path) -> None:
+    trainer = toy_trainer("classification", tmp_path, max_epochs=1)
+    assert not (tmp_path / "record.json").exists()
+    trainer._details = {"data": {"train.tsv": "1f"}}
+    trainer.fit()
+    toy_trainer("classification", tmp_path, max_epochs=2).fit()
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert (record["task"], record["seed"], record["data_digest"]) == ("classification", 1, "toy")
+    assert record["data"] == {"train.tsv": "1f"}
+    assert record["examples"] == {"train": 30, "dev": 6}
+    assert (record["model"]["architecture"], record["training"]["max_epochs"]) == ("classifier", 2)
+    first, second = record["starts"]
+    assert first["versions"]["torch"] == str(torch.__version__)
+    assert first["versions"].keys() == {"python", "sightline", "torch", "tokenizers", "numpy"}
+    assert (first["threads"], first["device"], first["processes"]) == (1, "cpu", 1)
+    assert "python" in first["command"]
+    assert first["commit"] is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", first["commit"])
+    assert (first["epoch"], first["end"]) == (1, "1 epoch done")
+    assert second["changes"] == {"max_epochs": [1, 2]}
+    assert first["time"] <= first["end_time"] <= second["time"] <= second["end_time"]
+    assert record["result"]["epoch"] == 2
+    assert record["result"]["last_epoch"] == read_log(tmp_path)[2]
+
+
+def test_a_run_that_continues_on_other_threads_says_that_its_bits_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy_trainer("classification", tmp_path, max_epochs=1).fit()
+    try:
+        toy_trainer("classification", tmp_path, threads=2).fit()
+    finally:
+        torch.set_num_threads(1)
+    assert (
+        "note: the run continues with threads 2 instead of 1; its weights will differ in their last bits from those of "
+        "a run without this change\n"
+    ) in capsys.readouterr().err
+
+
+def test_differences_of_environments_are_named() -> None:
+    now: dict[str, Any] = {"threads": 2, "device": "cpu", "processes": 1, "versions": {"torch": "2.13.0"}}
+    assert differences(now, now) == differences({}, now) == []
+    earlier = {"threads": 4, "device": "H100", "processes": 2, "versions": {"torch": "2.12.0"}}
+    assert differences(earlier, now) == [
+        "threads 2 instead of 4",
+        "device cpu instead of H100",
+        "processes 1 instead of 2",
+        "PyTorch 2.13.0 instead of 2.12.0",
+    ]
+
+
+def test_a_damaged_record_is_an_error_before_the_training(tmp_path: Path) -> None:
+    toy_trainer("classification", tmp_path, max_epochs=1).fit()
+    (tmp_path / "record.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"record\.json is not valid JSON"):
+        toy_trainer("classification", tmp_path)
+
+
+def rows_of(*losses: tuple[float, float | None]) -> list[dict[str, Any]]:
+    rows = [{"epoch": number, "train_loss": train} for number, (train, _) in enumerate(losses, start=1)]
+    return [row | ({} if dev is None else {"validation_loss": dev}) for row, (_, dev) in zip(rows, losses, strict=True)]
+
+
+def test_the_curve_has_both_losses_with_labelled_axes() -> None:
+    root = xml.etree.ElementTree.fromstring(draw_curve(rows_of((6.0, 5.5), (5.0, None), (4.0, 4.5))))
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"epoch", "loss (nats)", "train 4", "dev 4.5", "1", "2", "3"} <= set(texts)
+    train, dev = (
+        [tuple(map(float, one.split(","))) for one in line.get("points", "").split()]
+        for line in root.iter(f"{SVG}polyline")
+    )
+    assert (len(train), len(dev)) == (3, 2)
+    assert [x for x, _ in train][::2] == [x for x, _ in dev]
+    # Lower losses are further down, and the scale is the same for both lines.
+    (top, middle, bottom), (first, last) = [y for _, y in train], [y for _, y in dev]
+    assert top < first < middle < last < bottom
+    assert first - top == pytest.approx((bottom - top) / 4, abs=0.2)
+
+
+@pytest.mark.parametrize("losses", [[(3.0, None)], [(0.5, 0.5)], [(7.0, 1e-4)] * 200, [(-12.5, -3.0), (4.0, 1.0)]])
+def test_a_curve_of_any_run_stays_within_its_picture(losses: list[tuple[float, float | None]]) -> None:
+    root = xml.etree.ElementTree.fromstring(draw_curve(rows_of(*losses)))
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    for line in root.iter(f"{SVG}polyline"):
+        for point in line.get("points", "").split():
+            x, y = map(float, point.split(","))
+            assert 0 < x < width
+            assert 0 < y < height
+
+
+def test_the_curve_is_in_the_run_folder(tmp_path: Path) -> None:
+    toy_trainer("classification", tmp_path).fit()
+    assert (tmp_path / "curve.svg").read_text(encoding="utf-8") == draw_curve(list(read_log(tmp_path).values()))
+
+
+def test_events_for_tensorboard_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=r"needs the library tensorboard: run pip install '\.\[tensorboard\]'"):
+        toy_trainer("classification", tmp_path / "run", tensorboard=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_events_for_tensorboard_have_losses_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class Events:
+        def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+            written.append((tag, scalar_value, global_step))
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            written.append(("closed", 0.0, 0))
+
+    monkeypatch.setattr("model.training.report.open_events", lambda folder: Events())
+    trainer = toy_trainer(
+        "classification", tmp_path, lambda: Evaluation({"accuracy": 80.0}), tensorboard=True, max_epochs=1
+    )
+    trainer.fit()
+    step = trainer.progress.step
+    assert [one[0] for one in written[:-1]] == ["loss/train", "loss/dev", "dev/accuracy"]
+    assert written[2] == ("dev/accuracy", 80.0, step)
+    assert written[-1][0] == "closed"

@@ -1,0 +1,138 @@
+"""Toy runs of every task, which tests train in this process and in others."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from model.checkpoint import load_metadata
+from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from model.data.examples import Example, MemoryExamples
+from model.data.records import PairRecord, Record
+from model.data.tokenizer import train_tokenizer
+from model.training.classification import CLASSIFICATION
+from model.training.config import TrainConfig
+from model.training.encoder import ENCODER
+from model.training.language_model import LANGUAGE_MODEL
+from model.training.task import Evaluation, Task
+from model.training.tasks import SystemData
+from model.training.trainer import Trainer
+from model.training.translation import TRANSLATION
+
+VOCABULARY, LONGEST = 300, 12
+CONFIG = TrainConfig(
+    vocab_size=VOCABULARY,
+    max_epochs=2,
+    batch_tokens=64,
+    max_length_tokens=32,
+    warmup_steps=10,
+    average_last=2,
+    checkpoint_steps=1,
+    threads=1,
+)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A task with a small model and a function that makes the second list of an example."""
+
+    task: Task[Any, Any]
+    model: ModelConfig
+    second: Callable[[np.random.Generator, list[int]], list[int]]
+
+    def examples(self, seed: int, count: int) -> MemoryExamples:
+        rng, examples = np.random.default_rng(seed), list[Example]()
+        for _ in range(count):
+            ids = _ids(rng)
+            examples.append((ids, self.second(rng, ids)))
+        return MemoryExamples(examples)
+
+
+def _ids(rng: np.random.Generator) -> list[int]:
+    return [*rng.integers(3, 30, rng.integers(1, LONGEST)).tolist(), 2]
+
+
+SIZES: Mapping[str, Any] = {"d_model": 16, "num_heads": 2, "d_ff": 16, "max_positions": 32}
+# By task. A new task needs an entry here; the tests of killed runs use all entries.
+TOYS: Mapping[str, Toy] = {
+    "translation": Toy(
+        TRANSLATION,
+        TransformerConfig(VOCABULARY, encoder_layers=1, decoder_layers=1, **SIZES),
+        lambda rng, ids: _ids(rng),
+    ),
+    "classification": Toy(
+        CLASSIFICATION,
+        ClassifierConfig(VOCABULARY, encoder_layers=1, word_dropout=0.2, **SIZES),
+        lambda rng, ids: [int(ids[0] > 15)],
+    ),
+    "language-model": Toy(
+        LANGUAGE_MODEL, CausalConfig(VOCABULARY, layers=1, **SIZES), lambda rng, ids: [0] + [1] * (len(ids) - 1)
+    ),
+    "encoder": Toy(ENCODER, EncoderConfig(VOCABULARY, encoder_layers=1, **SIZES), lambda rng, ids: _ids(rng)),
+}
+
+
+def toy_trainer(
+    name: str, run: Path, metric: Callable[[], Evaluation] | None = None, dropout: float = 0.1, **changes: Any
+) -> Trainer:
+    """Return the trainer of a toy run.
+
+    Args:
+        name: name of the task.
+        run: folder of the run.
+        metric: returns the evaluation of an epoch.
+        dropout: dropout of the model; with 0, a classifier drops no words either.
+        changes: settings that differ from `CONFIG`.
+    """
+    toy, config = TOYS[name], dataclasses.replace(CONFIG, **changes)
+    records: Sequence[Record] = [PairRecord("a", "b")] if metric else []
+    task = dataclasses.replace(toy.task, evaluate=(lambda *_: metric()) if metric else None)
+    tokenizer = train_tokenizer(["a b c"], VOCABULARY)
+    data = SystemData(tokenizer, toy.examples(1, 30), toy.examples(2, 6), digest="toy", dev_records=records)
+    model = dataclasses.replace(toy.model, dropout=dropout)
+    if dropout == 0 and isinstance(model, ClassifierConfig):
+        model = dataclasses.replace(model, word_dropout=0.0)
+    return Trainer(run, config, task, data, model, torch.device("cpu"))
+
+
+def train_toy(
+    name: str, run: Path, environment: Mapping[str, str] | None = None, ready: Event | None = None, **changes: Any
+) -> None:
+    """Train a toy run to its end; tests run this in other processes, without output.
+
+    Args:
+        name: name of the task.
+        run: folder of the run.
+        environment: environment variables to set.
+        ready: is set when the training starts.
+        changes: see `toy_trainer`.
+    """
+    os.environ.update(environment or {})
+    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stderr(nothing):
+        trainer = toy_trainer(name, run, **changes)
+        if ready is not None:
+            ready.set()
+        trainer.fit()
+
+
+def without_times(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if not name.endswith("seconds")}
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Check that all tensors of two runs are bitwise equal: weights, optimizer, averages."""
+    files = sorted(path.relative_to(first) for path in first.rglob("*.safetensors"))
+    assert files == sorted(path.relative_to(second) for path in second.rglob("*.safetensors"))
+    for file in files:
+        ours, theirs = load_file(first / file), load_file(second / file)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours), file
+        assert without_times(load_metadata(first / file)) == without_times(load_metadata(second / file))
