@@ -14,7 +14,7 @@ from service.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bu
 from tests.export.firefox.models import random_tensors, write_folder
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert
-from tests.export.verified import RECORD
+from tests.support.training_runs import UNCHECKED
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     (tmp_path / "texts").write_text("a b\nc\nd e f a\n" + 600 * "a " + "\n", encoding="utf-8")
     monkeypatch.setattr(commands, "DEFAULT_SENTENCES", tmp_path / "texts")
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
     monkeypatch.setattr(text_quality, "MIN_CHRF", 0.0)
     monkeypatch.setattr(text_quality, "MIN_COSINE", -1.0)
 
@@ -93,7 +93,7 @@ def test_a_model_that_loses_too_much_by_default_stays_float32(
     monkeypatch.setattr(text_quality, "MIN_CHRF", 101.0)
     manifest = export(folder, bundles / "mine")
     assert "note: the bundle is float32: with 8 bits, the outputs have a chrF of " in capsys.readouterr().err
-    assert (manifest.name, manifest.dtype, manifest.verification) == ("mine", "float32", RECORD)
+    assert (manifest.name, manifest.dtype, manifest.verification) == ("mine", "float32", UNCHECKED)
     assert names(bundles) == {"mine"}
     assert manifest.files == export(folder, bundles / "other", "--bits", "32").files
 

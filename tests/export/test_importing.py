@@ -31,7 +31,7 @@ from service.loading import load_backend
 from service.settings import Settings
 from sightline.__main__ import main as sightline
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
-from tests.export.verified import RECORD
+from tests.support.training_runs import UNCHECKED
 
 METADATA = BundleMetadata("imported", "a test", "MIT")
 NOTHING: Mapping[str, Any] = {}
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
 
 
 def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+        patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
         export_checkpoint(folder, tmp_path / "bundle", METADATA)
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
     monkeypatch.setattr(pipeline, "check", verify)  # pickled by its name, so that the child calls it

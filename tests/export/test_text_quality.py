@@ -60,7 +60,7 @@ from service.bundle import (
 )
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
 from tests.export.products import everywhere
-from tests.export.verified import RECORD
+from tests.support.training_runs import UNCHECKED
 
 TEXTS = ("word1 word2 word3 word4", "word9", "word30 word2 word17", "word5 word6 word5 word6 word5 word6")
 
@@ -115,7 +115,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     write_hf(checkpoints / "translator", T5ForConditionalGeneration(t5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
         for folder in sorted(checkpoints.iterdir()):
             export_checkpoint(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT"))
     return bundles
@@ -226,7 +226,7 @@ def test_a_random_model_is_rejected_though_its_perplexity_falls(tmp_path: Path) 
     sizes = {"n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 40}
     write_hf(tmp_path / "random", GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
         export_checkpoint(tmp_path / "random", tmp_path / "bundle", BundleMetadata("random"))
     words = np.random.default_rng(0).integers(37, size=(8, 12))
     texts = PlainText([" ".join(f"word{word}" for word in row) for row in words])

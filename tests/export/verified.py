@@ -12,16 +12,6 @@ from model.architectures.classifier import Classifier
 from model.architectures.transformer import Transformer
 from service.bundle import Verification, read_manifest
 
-# Record of a verification that a test skips.
-RECORD = Verification(
-    sentences=0,
-    tolerance=0.0,
-    max_logit_difference=0.0,
-    max_attention_difference=0.0,
-    different_generations=0,
-    close_generations=0,
-)
-
 
 def verify_trained(
     bundle: Path,

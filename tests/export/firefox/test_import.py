@@ -34,7 +34,7 @@ from tests.export.firefox.models import (
     write_vocabulary,
 )
 from tests.export.firefox.reference import END_ID, FirefoxReference
-from tests.export.verified import RECORD
+from tests.support.training_runs import UNCHECKED
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")
@@ -47,7 +47,7 @@ NEW_TOKENS = 8
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(RECORD, None, 1))
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
 
 
 @pytest.fixture(params=[False, True], ids=["one vocabulary", "two vocabularies"])
