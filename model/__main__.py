@@ -154,7 +154,7 @@ def add_evaluate(commands: Commands) -> None:
         "of texts, recall of similar texts."
     )
     parser.epilog = "example: %(prog)s runs/messages"
-    parser.set_defaults(data=None)
+    parser.formatter_class = argparse.HelpFormatter  # each help has its default
     parser.add_argument(
         "checkpoint", metavar="RUN", type=Path, help="folder of a run, or of one of its checkpoints such as RUN/best"
     )
@@ -163,7 +163,6 @@ def add_evaluate(commands: Commands) -> None:
         metavar="DATA",
         type=Path,
         nargs="?",
-        default=argparse.SUPPRESS,
         help="file, or folder of which the part test, or else dev, is used (default: the data of the training)",
     )
     parser.add_argument(
@@ -179,8 +178,15 @@ def add_evaluate(commands: Commands) -> None:
             default=argparse.SUPPRESS,
             help=f"language of the {side}s, which is the ending of their file (default: that of the training)",
         )
-    parser.add_argument("--num-beams", type=int, default=5, help="number of beams of translation")
-    parser.add_argument("--length-penalty", type=float, default=1.0, help="exponent of the length that divides a score")
+    parser.add_argument(
+        "--num-beams", type=int, default=5, help="number of beams of translation (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        help="exponent of the length that divides a score (default: %(default)s)",
+    )
     parser.add_argument(
         "--limit", type=int, default=argparse.SUPPRESS, help="evaluate only the first LIMIT examples (default: all)"
     )

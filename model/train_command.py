@@ -44,8 +44,8 @@ from model.data.records import TASK_NAMES, TaskName, texts_of
 from model.data.tokenizer import adapt_tokenizer, read_tokenizer, train_tokenizer
 from model.errors import UsageError
 from model.evaluation.defaults import TEST_SPLIT
-from model.evaluation.evaluate import evaluate_checkpoint
-from model.fields import read_fields
+from model.evaluation.evaluate import evaluate_checkpoint, headline
+from model.fields import read_fields, to_json
 from model.parts import CONFIG, load_parts
 from model.training.classification import CLASSIFICATION
 from model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
@@ -358,7 +358,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     run, checkpoint = _run_and_checkpoint(arguments.checkpoint)
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
     task = _task_of(checkpoint)
-    if arguments.data is None:
+    is_own_data = arguments.data is None
+    if is_own_data:
         if "data_path" not in record:
             raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
         arguments.data = Path(record["data_path"])
@@ -390,6 +391,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
     )
     if part.name == "dev":
         print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
+    if is_own_data and limit is None and checkpoint.name == "averaged":
+        metrics, signature = headline(report)
+        record["metrics"] = {**record.get("metrics", {}), part.name: metrics}
+        # The model card of an export shows both.
+        replace_text(run / "record.json", to_json({**record, "signature": signature or None}))
     if hasattr(arguments, "json"):
         write_json(arguments.json, report)
 

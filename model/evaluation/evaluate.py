@@ -1,6 +1,6 @@
 """Evaluation of a checkpoint of any task on records, as the fields of a report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,6 +83,17 @@ def evaluate_model(
                 raise _other_record(record, "texts or dialogues")
         return {"task": "language-model", **language_fields(model, tokenizer, records)}
     return {"task": "encoder", **retrieval_fields(model, tokenizer, _only(PairRecord, records))}
+
+
+def headline(report: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the main metrics of a report by name, and the signatures of those of sacreBLEU."""
+    scores = {name: report[key] for name, key in (("BLEU", "bleu"), ("chrF", "chrf")) if key in report}
+    metrics = {name: round(score["value"], 2) for name, score in scores.items()}
+    fields = ("accuracy", "perplexity", "recall_at_1", "recall_at_10", "mrr")
+    metrics |= {name: report[name] for name in fields if name in report} | report.get("metrics", {})
+    if "exact_answers" in report:
+        metrics["exact answers"] = report["exact_answers"]["percent"]
+    return metrics, {name: score["signature"] for name, score in scores.items()}
 
 
 def _translation(

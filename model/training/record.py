@@ -53,7 +53,8 @@ class Record:
         self._fields["starts"][-1] |= {"end_time": _now(), "end": reason}
         self._fields["result"] = dict(result)
         if metrics := (result.get("last_epoch") or {}).get("metrics"):
-            self._fields["metrics"] = {**self._fields.get("metrics", {}), "dev": metrics}
+            # Metrics of test are those of earlier weights.
+            self._fields |= {"metrics": {"dev": metrics}, "signature": None}
         self._write()
 
     def _write(self) -> None:

@@ -69,6 +69,23 @@ def test_a_run_is_evaluated_on_the_test_data_of_its_training(
     assert json.loads(path.read_text(encoding="utf-8"))["task"] == task
 
 
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_the_record_gets_the_metrics_of_a_whole_evaluation(
+    task: TaskName, runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(runs / task), "--num-beams", "1"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    record = json.loads((runs / task / "record.json").read_text(encoding="utf-8"))
+    metrics = record["metrics"]["test"]
+    assert record["metrics"]["dev"] and all(isinstance(value, float) for value in metrics.values())
+    if task == "translation":
+        assert metrics == {name: round(report[name.lower()]["value"], 2) for name in ("BLEU", "chrF")}
+        assert record["signature"] == {name: report[name.lower()]["signature"] for name in ("BLEU", "chrF")}
+    else:
+        first = {"classification": "accuracy", "language-model": "perplexity", "encoder": "recall_at_1"}[task]
+        assert metrics[first] == report[first] and record["signature"] is None
+
+
 def test_a_file_is_evaluated_as_a_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "mine.jsonl", {"text": "Where is my parcel?", "label": "delivery"})
     assert main(["evaluate", str(runs / "classification"), str(path)]) == 0
