@@ -23,7 +23,7 @@ from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.configurations import check_configuration
 from export.families.table import FAMILIES_BY_KIND
-from model.training.names import TASK_NAMES
+from model.data.records import TASK_NAMES
 from model.training.options import OPTIONS
 from service import bundle
 from service.app import create_app

@@ -11,12 +11,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+from model.data.records import TaskName
 from model.data.samples import DEFAULT_EXAMPLES, write_sample
 from model.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_status, is_out_of_memory
 from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
 from model.systems import PLAN, SYSTEMS
 from model.training.config import PRECISIONS, TrainConfig
-from model.training.names import TaskName
 from model.training.options import add_options, given_options, options_to_toml
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"

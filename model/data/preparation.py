@@ -568,17 +568,3 @@ def check_space(run: Path, bytes_needed: int) -> None:
 def _existing(path: Path) -> Path:
     """Return the path or its closest parent that exists."""
     return next(one for one in (path, *path.absolute().parents) if one.exists())
-
-
-def check_special_tokens(tokenizer: Tokenizer, path: Path, required: Sequence[str]) -> None:
-    """Check that a tokenizer has tokens that a task needs.
-
-    Raises:
-        UsageError: one is missing.
-    """
-    missing = [token for token in required if tokenizer.token_to_id(token) is None]
-    if missing:
-        raise UsageError(
-            f"{path} has no token {', '.join(missing)}, which the task needs; add it as a special token, or use "
-            "another tokenizer"
-        )

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
+from model.data.records import TASK_NAMES, TaskName
 from model.errors import UsageError
 from model.fields import Limits
 from model.training.config import PRECISIONS, TrainConfig
-from model.training.names import TASK_NAMES, TaskName
 from model.training.recipe import SIZES
 
 AUTO = "auto"

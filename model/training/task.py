@@ -17,8 +17,8 @@ from torch import Tensor
 from model.config import ModelConfig
 from model.data.examples import Example
 from model.data.records import Record
+from model.data.records import TaskName as TaskName
 from model.evaluation.result import Evaluation as Evaluation
-from model.training.names import TaskName as TaskName
 
 
 class TrainingBatch(Protocol):

@@ -10,7 +10,7 @@ from bench.__main__ import main as bench
 from export.__main__ import OPTIONS
 from export.__main__ import main as export
 from model.__main__ import main as model
-from model.training.names import TASK_NAMES
+from model.data.records import TASK_NAMES
 from service.__main__ import main as service
 from service.bundle import read_manifest, write_manifest
 from sightline.__main__ import COMMANDS

@@ -26,7 +26,6 @@ from model.data.preparation import (
     Prepared,
     check_corpus,
     check_space,
-    check_special_tokens,
     check_writable,
     measure,
     prepare,
@@ -504,16 +503,6 @@ def test_too_little_space_is_an_error(tmp_path: Path) -> None:
     assert message.startswith(f"the disk of {tmp_path} has ")
     assert message.endswith(
         " MiB free, but two checkpoints need 1,099,511,627,776 MiB; remove files, or choose another folder for the run"
-    )
-
-
-def test_a_tokenizer_without_special_tokens_is_an_error(toy: Tokenizer) -> None:
-    check_special_tokens(toy, Path("tokenizer.json"), ["<pad>", "</s>"])
-    with pytest.raises(UsageError) as caught:
-        check_special_tokens(toy, Path("tokenizer.json"), ["<pad>", "<|im_start|>", "<|im_end|>"])
-    assert str(caught.value) == (
-        "tokenizer.json has no token <|im_start|>, <|im_end|>, which the task needs; add it as a special token, or use "
-        "another tokenizer"
     )
 
 

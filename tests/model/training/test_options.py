@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from model.data.records import TASK_NAMES, TaskName
 from model.errors import UsageError
 from model.training.config import TrainConfig
-from model.training.names import TASK_NAMES, TaskName
 from model.training.options import (
     AUTO,
     OPTIONS,
