@@ -29,7 +29,7 @@ from model.evaluation.accuracy import (
 from model.evaluation.bleu import bootstrapped_scores, translate
 from model.evaluation.language import language_fields
 from model.evaluation.retrieval import retrieval_fields
-from model.parts import WEIGHTS
+from model.parts import weights_file
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -46,7 +46,7 @@ def evaluate_checkpoint(
     """
     model, tokenizer = load_model(checkpoint)
     report = evaluate_model(model, tokenizer, records, num_beams=num_beams, length_penalty=length_penalty)
-    return {"checkpoint": load_metadata(checkpoint / WEIGHTS), **report}
+    return {"checkpoint": load_metadata(weights_file(checkpoint)), **report}
 
 
 def evaluate_model(

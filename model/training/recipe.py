@@ -53,10 +53,10 @@ _UPDATES_POWER = 0.25
 _EPOCHS = (3, 100)
 _WARMUP_SHARE = 0.1  # of all updates
 _WARMUP_STEPS = (10, 1_000)
-_UPDATES_PER_VALIDATION = 200
+_UPDATES_PER_VALIDATION, _VALIDATIONS = 200, 10  # validations of a run, if an epoch has no more updates
 _PATIENCE_VALIDATIONS = 5
 _AVERAGED_SHARE = 0.1  # of all epochs
-_AVERAGED = (3, 10)
+_AVERAGED = (1, 10)
 
 # Weights of a run or of a checkpoint of others need smaller steps, and fewer.
 _START_LEARNING_RATES: Mapping[TaskName, float] = {
@@ -216,12 +216,12 @@ def _choose_training(
     else:
         rate = _START_LEARNING_RATES[task] if start == "checkpoint" else 3e-4
         choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, because the weights are trained already")
-    evaluate = min(epochs, max(1, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
+    evaluate = max(1, min(epochs // _VALIDATIONS, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
     evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
     patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
     choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")
     averaged = _within(_AVERAGED, _AVERAGED_SHARE * epochs)
-    choose_value("average_last", averaged, f"averaged weights of the last {averaged} epochs")
+    choose_value("average_last", averaged, f"averaged weights of the last {_count(averaged, 'epoch')}")
     smoothing = _LABEL_SMOOTHING.get(task, 0.0)
     choose_value("label_smoothing", smoothing, f"label smoothing {smoothing:g}, for {task}")
     return TrainConfig(**chosen)

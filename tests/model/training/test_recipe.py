@@ -49,7 +49,8 @@ def test_the_warm_up_is_a_small_part_of_the_training_and_dev_is_validated(task: 
     config = recipe.config
     updates = config.max_epochs * max(1, -(-facts.tokens["train"].total // config.batch_tokens))
     assert config.warmup_steps <= max(10, 0.11 * updates)
-    assert config.evaluate_epochs <= config.max_epochs
+    assert config.evaluate_epochs <= max(1, config.max_epochs / 10)
+    assert config.average_last <= max(1, config.max_epochs / 4)
     assert config.patience_epochs >= config.evaluate_epochs
     assert config.max_length_tokens <= config.batch_tokens
     assert recipe.model.max_positions >= config.max_length_tokens
