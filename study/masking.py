@@ -61,7 +61,7 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 def _explain_all(model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[Explained]:
     sources = encode_lines(tokenizer, sentences)
-    return [explain(model, source) for source in tqdm(sources, unit="sentence", leave=False)]
+    return [explain(model, source) for source in tqdm(sources, unit="sentence", leave=False, disable=None)]
 
 
 def figures(explained: Sequence[Explained]) -> list[dict[str, Any]]:

@@ -84,7 +84,9 @@ def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Seque
     from model.evaluation.bleu import MAX_NEW_TOKENS
 
     manifest, outputs = sessions.manifest, []
-    for source in tqdm(sources, desc=f"{manifest.dtype}, num_beams {num_beams}", unit="sentence", leave=False):
+    for source in tqdm(
+        sources, desc=f"{manifest.dtype}, num_beams {num_beams}", unit="sentence", leave=False, disable=None
+    ):
         steps, first_id = onnx_steps(sessions, source), manifest.decoder_prompt_ids(source)[-1]
         max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
         (best,) = beam(steps, first_id, manifest.tokens.end_ids, max_new_tokens, num_beams)

@@ -1,1 +1,1 @@
-"""Slow reference implementations of decoding, which the tests compare faster decoders with."""
+"""Slow reference implementations of decoding, and decoding of batches, which is compared with them."""

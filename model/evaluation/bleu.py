@@ -23,10 +23,9 @@ from model.architectures.factory import TranslationModel
 from model.data.records import PairRecord, Record
 from model.data.text import read_lines, read_parallel
 from model.data.tokenizer import decode_ids, encode_lines
-from model.decoding.greedy import translate_greedily
-from model.decoding.reference import beam, one_thread, pytorch_steps
+from model.decoding.batched import translate_batch
 from model.errors import UsageError
-from model.evaluation.batches import grouped
+from model.evaluation.batches import MAX_TOKENS, encode_fitting, grouped
 from model.evaluation.result import Evaluation, shortened
 
 MAX_NEW_TOKENS = 128
@@ -94,31 +93,37 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
 def translate(
     model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
 ) -> list[str]:
-    """Translate sentences one at a time by reference beam search, with a progress bar.
+    """Translate sentences by beam search, with a progress bar on a terminal.
 
     Raises:
-        ValueError: num_beams is less than 1, the length penalty is not finite, or a sentence is too
-            long for the model.
+        UsageError: num_beams is less than 1, or the length penalty is not finite.
+        ValueError: a sentence is too long for the model.
     """
     if num_beams < 1:
         raise UsageError(f"num_beams must be at least 1, got {num_beams}")
     if not math.isfinite(length_penalty):
         raise UsageError(f"length_penalty must be a finite number, got {length_penalty}")
-    config = model.config
-    sources = encode_lines(tokenizer, sentences)
-    for number, ids in enumerate(sources, start=1):
-        if len(ids) > config.max_positions:
-            raise ValueError(
-                f"sentence {number} must have at most {config.max_positions} tokens (max_positions), got {len(ids)}; "
-                "shorten or remove it"
-            )
-    max_new_tokens = min(MAX_NEW_TOKENS, config.max_positions)
-    outputs = []
-    with one_thread():
-        for ids in tqdm(sources, desc="translate", unit="sentence", leave=False):
-            step = pytorch_steps(model, ids)
-            (best,) = beam(step, config.bos_id, config.eos_id, max_new_tokens, num_beams, length_penalty)
-            outputs.append(decode_ids(tokenizer, best.ids))
+    longest = model.config.max_positions
+    sources = encode_fitting(tokenizer, sentences, longest)
+    return _translate(model, tokenizer, sources, min(MAX_NEW_TOKENS, longest), num_beams, length_penalty)
+
+
+def _translate(
+    model: TranslationModel,
+    tokenizer: Tokenizer,
+    sources: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+) -> list[str]:
+    outputs = [""] * len(sources)
+    with tqdm(total=len(sources), desc="translate", unit="sentence", leave=False, disable=None) as bar:
+        for group in grouped(list(map(len, sources)), MAX_TOKENS // num_beams):
+            rows = [sources[index] for index in group]
+            generated = translate_batch(model, rows, max_new_tokens, num_beams, length_penalty)
+            for index, ids in zip(group, generated, strict=True):
+                outputs[index] = decode_ids(tokenizer, ids)
+            bar.update(len(group))
     return outputs
 
 
@@ -141,11 +146,7 @@ def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records:
     sources, references = [pair.source for pair, _ in kept], [pair.target for pair, _ in kept]
     rows = [ids for _, ids in kept]
     max_new_tokens = min(MAX_NEW_TOKENS, longest, 2 * max(map(len, rows)) + 10)
-    outputs = [""] * len(rows)
-    for group in grouped(list(map(len, rows))):
-        generated = translate_greedily(model, [rows[index] for index in group], max_new_tokens)
-        for index, ids in zip(group, generated, strict=True):
-            outputs[index] = decode_ids(tokenizer, ids)
+    outputs = _translate(model, tokenizer, rows, max_new_tokens)
     samples = [
         f"source: {shortened(source)} | reference: {shortened(reference)} | output: {shortened(output)}"
         for source, reference, output in zip(sources[:3], references[:3], outputs[:3], strict=True)

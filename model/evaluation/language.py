@@ -17,7 +17,7 @@ from model.data.encoding import encode, encode_prompt
 from model.data.examples import Example
 from model.data.records import DialogueRecord, Message, Record, TextRecord
 from model.data.tokenizer import decode_ids, special_id
-from model.decoding.greedy import continue_greedily
+from model.decoding.batched import continue_greedily
 from model.errors import UsageError
 from model.evaluation.batches import device_of, grouped, padded
 from model.evaluation.result import Evaluation, shortened

@@ -17,7 +17,7 @@ from model.data.dialogues import CHAT, with_instruction
 from model.data.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, Kind, draw_instruction
 from model.data.smalltalk import Exchange, draw_exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
-from model.decoding.greedy import continue_greedily
+from model.decoding.batched import continue_greedily
 from model.evaluation.share import Share
 
 MAX_ANSWER_TOKENS = 32

@@ -15,7 +15,7 @@ from model.config import CausalConfig, EncoderConfig
 from model.data.chat_format import CHAT_TOKENS
 from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
 from model.data.tokenizer import encode_lines, train_tokenizer
-from model.decoding.greedy import translate_greedily
+from model.decoding.batched import translate_batch
 from model.errors import UsageError
 from model.evaluation.batches import grouped
 from model.evaluation.bleu import evaluate_translation, translate
@@ -51,7 +51,7 @@ def test_the_metric_of_translation_during_training_is_that_of_greedy_outputs(che
     assert isinstance(model, Transformer)
     sources = encode_lines(tokenizer, [pair.source for pair in PAIRS])
     limit = 2 * max(map(len, sources)) + 10
-    (first, second) = (tokenizer.decode(ids).removeprefix(" ") for ids in translate_greedily(model, sources, limit))
+    (first, second) = (tokenizer.decode(ids).removeprefix(" ") for ids in translate_batch(model, sources, limit))
     long = PairRecord("word " * 200, "Wort")
     own = [PairRecord(PAIRS[0].source, first), long, PairRecord(PAIRS[1].source, second)]
     found = evaluate_translation(model, tokenizer, own)

@@ -4,8 +4,8 @@ import torch
 from model.architectures.causal import CausalModel
 from model.architectures.factory import TranslationModel, build_model
 from model.config import CausalConfig, ModelConfig, RecurrentConfig, TransformerConfig
-from model.decoding.greedy import continue_greedily, translate_greedily
-from model.decoding.reference import greedy, pytorch_steps
+from model.decoding.batched import continue_greedily, translate_batch
+from model.decoding.reference import beam, greedy, pytorch_steps
 
 TRANSFORMER = TransformerConfig(
     9, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=2, max_positions=24
@@ -29,14 +29,20 @@ def random_model(config: ModelConfig, seed: int) -> torch.nn.Module:
     return model
 
 
-# With these seeds, some outputs end and others do not.
+# With these seeds, some outputs of greedy decoding end and others do not.
+@pytest.mark.parametrize(("num_beams", "length_penalty"), [(1, 0.0), (1, 1.0), (3, 1.0), (5, 0.0), (5, 2.0), (4, -1.0)])
 @pytest.mark.parametrize(("config", "seed"), [(TRANSFORMER, 9), (TRANSFORMER, 11), (GRU, 3), (LSTM, 6)])
-def test_translations_of_a_batch_equal_those_of_each_sentence(config: ModelConfig, seed: int) -> None:
+def test_translations_of_a_batch_equal_those_of_each_sentence(
+    config: ModelConfig, seed: int, num_beams: int, length_penalty: float
+) -> None:
     model = random_model(config, seed)
     assert isinstance(model, TranslationModel)
-    found = translate_greedily(model, SOURCES, 8)
-    assert [tuple(ids) for ids in found] == [greedy(pytorch_steps(model, one), 1, 2, 8).ids for one in SOURCES]
-    assert {ids[-1] == 2 for ids in found} == {True, False}
+    found = translate_batch(model, SOURCES, 8, num_beams, length_penalty)
+    alone = [beam(pytorch_steps(model, one), 1, 2, 8, num_beams, length_penalty)[0].ids for one in SOURCES]
+    assert [tuple(ids) for ids in found] == alone
+    if num_beams == 1:
+        assert alone == [greedy(pytorch_steps(model, one), 1, 2, 8).ids for one in SOURCES]
+        assert {ids[-1] == 2 for ids in found} == {True, False}
 
 
 @pytest.mark.parametrize("seed", [2, 8])

@@ -1,0 +1,126 @@
+"""Decoding of many sequences at once, without a cache.
+
+The results are those of `model.decoding.reference` for each sequence alone, unless two tokens are
+almost equally likely: padding changes the order of sums.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.architectures.causal import CausalModel
+from model.architectures.factory import TranslationModel
+from model.architectures.llama import Llama
+from model.architectures.recurrent import Memory
+from model.data.batches import pad
+
+
+@dataclass
+class _Search:
+    """Beam search of one source: generated ids and sums of log-probabilities, best first."""
+
+    beams: list[tuple[list[int], float]] = field(default_factory=lambda: [([], 0.0)])
+    finished: list[tuple[list[int], float]] = field(default_factory=list)  # with penalised sums
+
+    def step(self, totals: Tensor, end_id: int, is_last: bool, num_beams: int, length_penalty: float) -> None:
+        """Extend the beams by one token, as `reference.beam` does with `early_stopping` False.
+
+        Args:
+            totals: sums of log-probabilities (beams, V) of all extensions.
+            end_id: the end token.
+            is_last: whether all extensions end.
+            num_beams: number of running beams.
+            length_penalty: exponent of the length by which a sum is divided.
+        """
+        length, running = len(self.beams[0][0]) + 1, []
+        best = totals.flatten().topk(min(2 * num_beams, totals.numel()))
+        for rank, (total, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            row, token = divmod(index, totals.size(1))
+            ids = [*self.beams[row][0], token]
+            if token != end_id and not is_last:
+                running.append((ids, total))
+            elif rank < num_beams:
+                self.finished.append((ids, total / length**length_penalty))
+        self.finished = sorted(self.finished, key=lambda one: -one[1])[:num_beams]
+        self.beams = running[:num_beams]
+        is_full = self.beams and len(self.finished) == num_beams
+        if is_full and self.beams[0][1] / length**length_penalty <= self.finished[-1][1]:
+            self.beams = []
+
+
+@torch.inference_mode()
+def translate_batch(
+    model: TranslationModel,
+    sources: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+) -> list[list[int]]:
+    """Return the generated ids of each source, with the end token if it was generated.
+
+    Args:
+        model: in evaluation mode.
+        sources: token ids with the end token, at most `max_positions`.
+        max_new_tokens: largest number of generated tokens; at most `max_positions`.
+        num_beams: number of beams; 1 is greedy decoding.
+        length_penalty: exponent of the length by which a sum of log-probabilities is divided.
+    """
+    assert not model.training
+    config, device = model.config, model.embedding.weight.device
+    lengths = torch.tensor([len(source) for source in sources], device=device)
+    memory: Any  # its type depends on the model
+    memory, _ = model.encode(pad(sources, config.pad_id).to(device), lengths)
+    searches = [_Search() for _ in sources]
+    for length in range(1, max_new_tokens + 1):
+        rows = [(number, ids, total) for number, one in enumerate(searches) for ids, total in one.beams]
+        if not rows:
+            break
+        chosen = torch.tensor([number for number, _, _ in rows], device=device)
+        prefixes = torch.tensor([[config.bos_id, *ids] for _, ids, _ in rows], device=device)
+        decoded, _, _ = model.decode(prefixes, _rows(memory, chosen), lengths[chosen])
+        totals = model.logits(decoded[:, -1]).log_softmax(dim=-1).double().cpu()  # (rows, V)
+        totals += torch.tensor([[total] for _, _, total in rows], dtype=torch.float64)
+        running = [one for one in searches if one.beams]
+        for one, part in zip(running, totals.split_with_sizes([len(one.beams) for one in running]), strict=True):
+            one.step(part, config.eos_id, length == max_new_tokens, num_beams, length_penalty)
+    return [one.finished[0][0] for one in searches]
+
+
+@torch.inference_mode()
+def continue_greedily(
+    model: CausalModel | Llama, prompts: Sequence[Sequence[int]], end_ids: Collection[int], max_new_tokens: int
+) -> list[list[int]]:
+    """Return the generated ids of each prompt, with the end token if it was generated.
+
+    A sequence also ends when prompt and generated ids have `max_positions` tokens.
+
+    Args:
+        model: in evaluation mode.
+        prompts: token ids.
+        end_ids: tokens that end a sequence.
+        max_new_tokens: largest number of generated tokens.
+    """
+    assert not model.training
+    rows, device = [list(prompt) for prompt in prompts], next(model.parameters()).device
+    for _ in range(max_new_tokens):
+        is_open = [
+            len(row) < model.config.max_positions and (len(row) == len(prompt) or row[-1] not in end_ids)
+            for row, prompt in zip(rows, prompts, strict=True)
+        ]
+        read = [row for row, one in zip(rows, is_open, strict=True) if one]
+        if not read:
+            break
+        features, _ = model.hidden_states(pad(read, model.config.pad_id).to(device))  # (B, T, M)
+        last = torch.tensor([len(row) - 1 for row in read], device=device)
+        chosen = model.logits(features[torch.arange(len(read), device=device), last]).argmax(dim=-1)
+        for row, token in zip(read, chosen.tolist(), strict=True):
+            row.append(token)
+    return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+
+
+def _rows(memory: Tensor | Memory, indices: Tensor) -> Any:
+    """Return some rows of the encoder's output of a batch."""
+    return memory[indices] if isinstance(memory, Tensor) else Memory(*(part[indices] for part in memory))
