@@ -6,10 +6,12 @@ from tokenizers import Tokenizer
 
 from model.config import ModelConfig, read_model_config
 from model.data import pretrained
+from model.data.pretrained import CONFIG as CONFIG
+from model.data.pretrained import TOKENIZER as TOKENIZER
 from model.data.pretrained import is_pretrained, read_pretrained
 from model.data.tokenizer import check_tokenizer, read_tokenizer
 
-CONFIG, WEIGHTS, TOKENIZER = "config.json", "weights.safetensors", "tokenizer.json"
+WEIGHTS = "weights.safetensors"
 
 
 def weights_file(folder: Path) -> Path:

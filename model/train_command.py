@@ -41,7 +41,7 @@ from model.data.preparation import (
     summary,
 )
 from model.data.records import TASK_NAMES, TaskName, texts_of
-from model.data.tokenizer import adapt_tokenizer, read_tokenizer, train_tokenizer
+from model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from model.errors import UsageError
 from model.evaluation.defaults import TEST_SPLIT
 from model.evaluation.evaluate import evaluate_checkpoint, headline
@@ -53,9 +53,9 @@ from model.training.distributed import World, default_device
 from model.training.encoder import ENCODER
 from model.training.folder import RunFolder, locked
 from model.training.language_model import LANGUAGE_MODEL
-from model.training.multi_label import MULTI_LABEL
 from model.training.options import (
     AUTO,
+    FLAGS,
     Value,
     given_options,
     options_of,
@@ -63,11 +63,11 @@ from model.training.options import (
     read_options,
     read_task,
     training_fields,
+    with_flags,
 )
 from model.training.recipe import (
     MAX_LENGTH_TOKENS,
     Recipe,
-    Vocabulary,
     choose,
     choose_vocabulary,
 )
@@ -90,7 +90,6 @@ class _Beginning:
     """Tokenizer of a run, and the model that it starts from, if there is one."""
 
     tokenizer: Tokenizer
-    vocabulary: Vocabulary
     model: ModelConfig | None = None
     initialise: Callable[[nn.Module], None] | None = None
 
@@ -133,7 +132,7 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
     facts = check_corpus(corpus)
     notes = list[str]()
     if is_resumed:
-        beginning = _resumed(folder)
+        beginning = _Beginning(read_tokenizer(folder.tokenizer), read_model_config(folder.config))
     elif _text(values, "from"):
         beginning = _start_from(task, facts, values, notes)
     else:
@@ -152,11 +151,12 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
     trainer = Trainer(
         run,
         recipe.config,
-        MULTI_LABEL if corpus.multi_label else TASKS[task],
+        TASKS[task],
         prepared,
         recipe.model,
         initialise=beginning.initialise,
         details=details,
+        flags=FLAGS,
     )
     trainer.fit()
     show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
@@ -191,7 +191,7 @@ def _check_unchanged(
         UsageError: it has others.
     """
     changed = [
-        option.name
+        option.flag
         for option in options_of(task).values()
         if option.field not in CHANGEABLE
         and option.name != "license"
@@ -201,15 +201,12 @@ def _check_unchanged(
         raise UsageError(f"{folder} contains a run with other values of {', '.join(changed)}; choose another folder")
 
 
-def _resumed(folder: RunFolder) -> _Beginning:
-    tokenizer, model = read_tokenizer(folder.tokenizer), read_model_config(folder.config)
-    return _Beginning(tokenizer, Vocabulary(model.vocab_size, model.pad_id, model.bos_id, model.eos_id), model)
-
-
 def _start_from(task: TaskName, facts: Facts, values: Mapping[str, Value], notes: list[str]) -> _Beginning:
     for name in ("tokenizer", "size", "vocab_size"):
         if values.get(name, "") not in ("", AUTO):
-            raise UsageError(f"--{name.replace('_', '-')} cannot be combined with --from, which determines it; omit it")
+            raise UsageError(
+                f"{options_of(task)[name].flag} cannot be combined with --from, which determines it; omit it"
+            )
     template = CHAT_TEMPLATE if facts.has_dialogues else None
     multi_label = bool(values.get("multi_label"))
     start = start_from(
@@ -219,8 +216,7 @@ def _start_from(task: TaskName, facts: Facts, values: Mapping[str, Value], notes
     if values["dropout"] != AUTO:
         config = dataclasses.replace(config, dropout=float(values["dropout"]))
     notes += start.notes
-    vocabulary = Vocabulary(config.vocab_size, config.pad_id, config.bos_id, config.eos_id)
-    return _Beginning(start.tokenizer, vocabulary, config, start.initialise)
+    return _Beginning(start.tokenizer, config, start.initialise)
 
 
 def _from_tokenizer(
@@ -233,12 +229,11 @@ def _from_tokenizer(
         if not Path(path).is_file():
             raise UsageError(f"missing file {path}; name a tokenizer.json with --tokenizer")
         try:
-            tokenizer, *ids = adapt_tokenizer(read_tokenizer(Path(path)), task, special_tokens)
+            return _Beginning(adapt_tokenizer(read_tokenizer(Path(path)), task, special_tokens))
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
         except ValueError as error:
-            raise UsageError(str(error)) from None
-        return _Beginning(tokenizer, Vocabulary(tokenizer.get_vocab_size(), *ids))
+            raise UsageError(f"{error}; name a tokenizer.json of the library tokenizers with --tokenizer") from None
     size = values["vocab_size"]
     if size == AUTO:
         size, reason = choose_vocabulary(facts)
@@ -249,13 +244,13 @@ def _from_tokenizer(
         try:
             text = train_tokenizer(texts, int(size), special_tokens).to_str()
         except ValueError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(with_flags(str(error))) from None
     tokenizer = Tokenizer.from_str(world.first(text))
     tokenizer.encode_special_tokens = True
     found = tokenizer.get_vocab_size()
     if found < int(size):
         notes.append(f"the vocabulary has only {found:,} tokens, because the texts have no more pairs to merge")
-    return _Beginning(tokenizer, Vocabulary(found))
+    return _Beginning(tokenizer)
 
 
 def _prepare(
@@ -270,7 +265,7 @@ def _prepare(
     encoder = partial(_encode, labels=labels, max_length_tokens=longest, model=beginning.model)
 
     def run_once() -> Prepared:
-        return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest, longest)
+        return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
 
     prepared = run_once() if world.is_first else None
     world.first(None)
@@ -306,7 +301,7 @@ def _recipe(
     try:
         return choose(
             facts,
-            beginning.vocabulary,
+            token_fields(beginning.tokenizer) if beginning.model is None else {},
             fields,
             size=None if size == AUTO else size,  # type: ignore[arg-type]  # one of the choices
             dropout=None if dropout == AUTO else float(dropout),
@@ -315,7 +310,7 @@ def _recipe(
             start=start,  # type: ignore[arg-type]
         )
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(with_flags(str(error))) from None
 
 
 def _check_space(run: Path, recipe: Recipe) -> None:
@@ -357,7 +352,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         raise UsageError(f"limit must be at least 1, got {limit}")
     run, checkpoint = _run_and_checkpoint(arguments.checkpoint)
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
-    task = _task_of(checkpoint)
+    config, _ = load_parts(checkpoint)
+    task = _task_of(config)
     is_own_data = arguments.data is None
     if is_own_data:
         if "data_path" not in record:
@@ -378,7 +374,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         task,
         source=source if is_pairs else None,
         target=target if is_pairs else None,
-        multi_label=_is_multi_label(checkpoint),
+        multi_label=getattr(config, "multi_label", False),
         split_seed=record.get("split_seed") or 1,
     )
     records = list(islice(part, limit))
@@ -408,20 +404,11 @@ def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
     return (path.parent if path.name in ("averaged", "best") else path), path
 
 
-def _task_of(checkpoint: Path) -> TaskName:
-    """Return the task of a checkpoint.
-
-    Raises:
-        FileNotFoundError, ValueError: see `load_parts`.
-    """
-    config, _ = load_parts(checkpoint)
+def _task_of(config: ModelConfig) -> TaskName:
+    """Return the task of a model."""
     if isinstance(config, PretrainedConfig):
         return config.task
     return next(task for task in TASK_NAMES if architecture_of(config) in TASK_ARCHITECTURES[task])
-
-
-def _is_multi_label(checkpoint: Path) -> bool:
-    return bool(getattr(load_parts(checkpoint)[0], "multi_label", False))
 
 
 def _has_named_split(data: Path, source: str) -> bool:

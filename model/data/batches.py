@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.config import ClassifierConfig, ModelConfig, PretrainedConfig
 from model.data.examples import Example
 
 
@@ -60,11 +61,17 @@ def make_batch(pairs: Sequence[Example], pad_id: int, bos_id: int) -> Batch:
     )
 
 
-def make_labelled_batch(examples: Sequence[Example], pad_id: int) -> LabelledBatch:
-    """Return a batch of texts with one label each."""
+def make_labelled_batch(examples: Sequence[Example], config: ModelConfig) -> LabelledBatch:
+    """Return a batch of texts for a classifier with a configuration."""
+    assert isinstance(config, ClassifierConfig | PretrainedConfig)
     sources = [source for source, _ in examples]
-    labels = torch.tensor([int(label) for _, (label,) in examples])
-    return LabelledBatch(pad(sources, pad_id), torch.tensor([len(source) for source in sources]), labels)
+    if config.multi_label:
+        labels = torch.zeros(len(examples), len(config.labels))
+        for row, (_, indices) in zip(labels, examples, strict=True):
+            row[list(indices)] = 1.0
+    else:
+        labels = torch.tensor([int(label) for _, (label,) in examples])
+    return LabelledBatch(pad(sources, config.pad_id), torch.tensor([len(source) for source in sources]), labels)
 
 
 def bucket(sizes: NDArray[np.int32], batch_tokens: int, seed: int) -> list[NDArray[np.int64]]:

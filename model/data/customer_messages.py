@@ -9,7 +9,6 @@ import random
 from collections.abc import Mapping, Sequence
 
 LABELS = ("billing", "delivery", "praise", "returns", "technical")
-SIZES = {"train": 200, "dev": 40, "test": 40}  # messages of each label
 
 _ITEMS = (
     "kettle", "desk lamp", "office chair", "headphones", "running shoes", "coffee grinder", "backpack", "blender",
@@ -182,7 +181,7 @@ _UNCLEAR: Mapping[tuple[str, str], Sequence[str]] = {
 _SHARE_UNCLEAR = 0.05
 
 
-def draw_messages(seed: int = 1, sizes: Mapping[str, int] = SIZES) -> dict[str, list[tuple[str, str]]]:
+def draw_messages(seed: int, sizes: Mapping[str, int]) -> dict[str, list[tuple[str, str]]]:
     """Return texts and labels by the name of the part, without duplicates.
 
     Args:

@@ -12,15 +12,6 @@ from model.data.tokenizer import BOS, encode_lines, special_id
 Tokens = tuple[list[int], list[int]]  # ids, and 1 for each token that is part of the loss, otherwise 0
 
 
-def texts_of(record: Record) -> list[str]:
-    """Return the texts of a record as they are encoded, to train a tokenizer on them."""
-    if isinstance(record, PairRecord):
-        return [record.source, record.target]
-    if isinstance(record, DialogueRecord):
-        return [text_of(message) for message in record.messages]
-    return [record.text]
-
-
 def encode(
     tokenizer: Tokenizer, records: Sequence[Record], *, labels: Sequence[str] = (), max_length_tokens: int = 2**30
 ) -> list[Example]:

@@ -1,7 +1,8 @@
-"""Encoded examples of a split, in memory or in files that are read on demand."""
+"""Encoded examples, in memory or in files that are read on demand."""
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -9,6 +10,9 @@ from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from tokenizers import Tokenizer
+
+from model.data.records import Record
 
 # Two lists of integers, whose meaning depends on the task. Translation and encoder: token ids of
 # both sides. Classification: token ids, and indices of labels. Language model: token ids, and 1 for
@@ -24,6 +28,17 @@ class Examples(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Example: ...
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Tokenizer and encoded examples of a run."""
+
+    tokenizer: Tokenizer
+    train: Examples
+    dev: Examples
+    digest: str  # of the examples, with which a run can be resumed
+    dev_records: Sequence[Record] = ()  # for metrics; if there are none, only the loss is computed
 
 
 class MemoryExamples:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.data.corpus import Corpus, Split, check_number_of_labels, hash_texts
-from model.data.examples import DiskExamples, Example, Examples, ExampleWriter, flatten, lengths_of
+from model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
 from model.data.formats import PAIR_TASKS, CorpusError
 from model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
 from model.errors import UsageError
@@ -52,7 +52,6 @@ class Lengths:
     total: int
     median: int
     percentile_95: int
-    percentile_99: int
     longest: int
 
 
@@ -72,7 +71,6 @@ class Facts:
     num_contradictions: int  # texts of train that a later line repeats with other labels
     has_dialogues: bool
     characters: Mapping[str, Lengths]  # of all records with text
-    words: Mapping[str, Lengths]  # of the same records; words are separated by spaces
     languages: tuple[str, str] | None = None
     split_seed: int | None = None
     # Facts that `prepare` adds. Lengths are those of the examples that are not dropped.
@@ -83,17 +81,11 @@ class Facts:
     byte_share: Mapping[str, float] = field(default_factory=dict)  # shares of tokens that are bytes or unknown
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that training reads from a corpus."""
+@dataclass(frozen=True, kw_only=True)
+class Prepared(TrainingData):
+    """Encoded corpus. Records of dev are at most 1,000, at equal distances."""
 
-    tokenizer: Tokenizer
-    labels: tuple[str, ...]
-    train: Examples
-    dev: Examples
-    dev_records: Sequence[Record]  # at most 1,000, at equal distances
     facts: Facts
-    digest: str  # SHA-256 of labels and examples
 
 
 class _Scan:
@@ -105,7 +97,7 @@ class _Scan:
         self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
         self.labels = Counter[str]()
         self.label_lines: dict[str, int] = {}  # line of the first record of each label
-        self.characters, self.words = Counter[int](), Counter[int]()
+        self.characters = Counter[int]()
         for number, record in split.numbered(kinds):
             if record is None:
                 self.num_empty += 1
@@ -129,7 +121,6 @@ class _Scan:
         self.has_dialogues |= isinstance(record, DialogueRecord)
         combine = max if isinstance(record, PairRecord) else sum
         self.characters[combine(map(len, texts))] += 1
-        self.words[combine(len(text.split()) for text in texts)] += 1
 
     @property
     def num_repeated(self) -> int:
@@ -155,7 +146,7 @@ def measure(counts: Mapping[int, int]) -> Lengths:
         return lengths[int(np.searchsorted(cumulative, -(-cumulative[-1] * share // 100)))]
 
     total = sum(length * count for length, count in counts.items())
-    return Lengths(total, percentile(50), percentile(95), percentile(99), lengths[-1])
+    return Lengths(total, percentile(50), percentile(95), lengths[-1])
 
 
 def check_corpus(corpus: Corpus) -> Facts:
@@ -201,7 +192,6 @@ def check_corpus(corpus: Corpus) -> Facts:
         num_contradictions=contradictions,
         has_dialogues=train.has_dialogues,
         characters={name: measure(scan.characters) for name, scan in scans.items()},
-        words={name: measure(scan.words) for name, scan in scans.items()},
         languages=corpus.languages,
         split_seed=corpus.split_seed,
     )
@@ -233,7 +223,6 @@ def prepare(
     tokenizer: Tokenizer,
     encode: Encode,
     max_length_tokens: int,
-    max_positions: int,
 ) -> Prepared:
     """Encode a corpus and write the examples to the folder of a run.
 
@@ -246,15 +235,13 @@ def prepare(
         facts: returned by `check_corpus`.
         tokenizer: tokenizer of the model.
         encode: returns the examples of records in their order, one or more for each.
-        max_length_tokens: longer examples of train are dropped.
-        max_positions: largest number of tokens that the model can read. A longer example of dev or
-            test is an error.
+        max_length_tokens: length of the longest example. Longer ones of train are dropped; in dev
+            and test, they are errors.
 
     Raises:
         CorpusError: an example of dev or test is too long, all of train are, or a file changed.
         OSError: the folder cannot be written.
     """
-    limit = min(max_length_tokens, max_positions)
     settings = {
         "version": _VERSION,
         "task": corpus.task,
@@ -265,21 +252,20 @@ def prepare(
         "labels": list(facts.labels),
         "tokenizer": hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
         "max_length_tokens": max_length_tokens,
-        "max_positions": max_positions,
     }
     first, sample = _read_dev(corpus.dev, facts.examples["dev"])
     folder = run / FOLDER
     result = _read_result(folder, settings, encode(tokenizer, first))
     if result is None:
         with _replacing(folder) as temporary:
-            encoder = _Encoder(corpus.task, tokenizer, encode, limit, max_positions)
+            encoder = _Encoder(corpus.task, tokenizer, encode, max_length_tokens)
             result = _encode_corpus(temporary, corpus, facts, encoder)
             (temporary / _RESULT).write_text(json.dumps({"settings": settings, "result": result}), encoding="utf-8")
     digest = result.pop("digest")
     tokens = {name: Lengths(**values) for name, values in result.pop("tokens").items()}
-    prepared_facts = replace(facts, tokens=tokens, max_length_tokens=limit, **result)
+    prepared_facts = replace(facts, tokens=tokens, max_length_tokens=max_length_tokens, **result)
     train, dev = DiskExamples(folder, "train"), DiskExamples(folder, "dev")
-    return Prepared(tokenizer, tuple(facts.labels), train, dev, sample, prepared_facts, digest)
+    return Prepared(tokenizer, train, dev, digest, sample, facts=prepared_facts)
 
 
 def _read_dev(dev: Split, num_records: int) -> tuple[list[Record], list[Record]]:
@@ -367,9 +353,9 @@ class _Encoded:
 class _Encoder:
     """Encodes splits as streams, and checks the lengths of examples."""
 
-    def __init__(self, task: TaskName, tokenizer: Tokenizer, encode: Encode, limit: int, max_positions: int) -> None:
+    def __init__(self, task: TaskName, tokenizer: Tokenizer, encode: Encode, max_length_tokens: int) -> None:
         self.tokenizer, self._task, self._encode = tokenizer, task, encode
-        self._limit, self._max_positions = limit, max_positions
+        self._limit = max_length_tokens
         self.vocab_size = max(tokenizer.get_vocab().values()) + 1
         self._sides = (0, 1) if task in PAIR_TASKS else (0,)  # lists of an example that are tokens
 
@@ -392,8 +378,8 @@ class _Encoder:
             raise CorpusError(f"{split} changed while it was read; start again when it is complete")
         if not result.sizes:
             raise CorpusError(
-                f"{split} has no example of at most {self._limit} tokens; increase max_length_tokens and the positions "
-                "of the model, or shorten the texts"
+                f"{split} has no example of at most {self._limit} tokens; shorten the texts, or increase "
+                "--max-length-tokens"
             )
         result.digest = writer.digest()
         return result
@@ -406,7 +392,7 @@ class _Encoder:
             is_kept = sizes <= self._limit
             result.num_dropped += int((~is_kept).sum())
             examples, sizes = list(compress(examples, is_kept)), sizes[is_kept]
-        elif (sizes > self._max_positions).any():
+        elif (sizes > self._limit).any():
             raise self._too_long(split, records, result.num_read)
         result.sizes.update(sizes.tolist())
         for side in self._sides:
@@ -428,11 +414,10 @@ class _Encoder:
         """
         for index, record in enumerate(records, start):
             longest = int(self._sizes(self._encode(self.tokenizer, [record])).max())
-            if longest > self._max_positions:
+            if longest > self._limit:
                 return CorpusError(
-                    f"{split.location(index)}: the example has {longest} tokens, but the model reads at most "
-                    f"{self._max_positions}; shorten or remove it, or increase max_length_tokens and the positions of "
-                    "the model"
+                    f"{split.location(index)}: the example has {longest} tokens, but at most {self._limit} are "
+                    "allowed; shorten or remove it, or increase --max-length-tokens"
                 )
         raise AssertionError("a record that is too long in a batch is too long alone")
 
@@ -486,11 +471,10 @@ def summary(facts: Facts) -> list[str]:
         shares = [f"{label} {number / total:.1%}" for label, number in facts.labels.items()]
         more = f" and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
         lines.append(f"labels: {len(shares)}: {', '.join(shares[:MAX_LISTED])}{more}")
-    unit, lengths = ("tokens", facts.tokens) if facts.tokens else ("words", facts.words)
     lines += [
-        f"{unit} of an example of {name}: median {one.median:,}, 95 % have at most {one.percentile_95:,}, longest "
+        f"tokens of an example of {name}: median {one.median:,}, 95 % have at most {one.percentile_95:,}, longest "
         f"{one.longest:,}"
-        for name, one in lengths.items()
+        for name, one in facts.tokens.items()
     ]
     lines += [
         f"vocabulary: train has {share:.1%} of the tokens of {name}; {facts.byte_share[name]:.1%} are single bytes or "
@@ -524,7 +508,7 @@ def _warnings(facts: Facts) -> Iterator[str]:
     if num_long > MAX_DROPPED * num_all:
         yield (
             f"{num_long:,} of {num_all:,} examples of train are dropped, because they have more than "
-            f"{facts.max_length_tokens:,} tokens; increase max_length_tokens, or shorten them"
+            f"{facts.max_length_tokens:,} tokens; increase --max-length-tokens, or shorten them"
         )
     for name, share in facts.coverage.items():
         if share < MIN_COVERAGE:

@@ -11,14 +11,13 @@
 
 import json
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
-from model.data.customer_messages import draw_messages
+from model.data.customer_messages import LABELS, draw_messages
 from model.data.records import TaskName
 from model.data.smalltalk import draw_exchange
 from model.errors import UsageError
@@ -171,36 +170,35 @@ def _sentence(parts: Sequence[str], clause: str, separator: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _translations(draw: Random) -> Iterator[tuple[bool, dict[str, Any]]]:
-    while True:
-        trip = _draw_trip(draw)
-        yield trip.is_held_out, {"source": trip.source, "target": trip.target}
+_Drawn: TypeAlias = tuple[bool, dict[str, Any]]  # whether a record is held out for test, and its fields
 
 
-def _paraphrases(draw: Random) -> Iterator[tuple[bool, dict[str, Any]]]:
-    while True:
-        trip = _draw_trip(draw)
-        words = trip.source.removesuffix(".").split()
-        other = " ".join(SYNONYMS.get(word, word) for word in words)
-        yield trip.is_held_out, {"source": trip.source, "target": f"{other}."}
+def _translation(draw: Random) -> _Drawn:
+    trip = _draw_trip(draw)
+    return trip.is_held_out, {"source": trip.source, "target": trip.target}
 
 
-def _dialogues(draw: Random) -> Iterator[tuple[bool, dict[str, Any]]]:
-    while True:
-        said = [draw_exchange(draw) for _ in range(draw.choice((1, 1, 2, 3)))]
-        messages = [
-            {"role": role, "content": text}
-            for one in said
-            for role, text in (("user", one.message), ("assistant", one.answer))
-        ]
-        # A checksum is the same in each process, unlike `hash`.
-        yield zlib.crc32(said[-1].message.encode()) % 8 == 0, {"messages": messages}
+def _paraphrase(draw: Random) -> _Drawn:
+    trip = _draw_trip(draw)
+    other = " ".join(SYNONYMS.get(word, word) for word in trip.source.removesuffix(".").split())
+    return trip.is_held_out, {"source": trip.source, "target": f"{other}."}
 
 
-_DRAWN: Mapping[str, Callable[[Random], Iterator[tuple[bool, dict[str, Any]]]]] = {
-    "translation": _translations,
-    "language-model": _dialogues,
-    "encoder": _paraphrases,
+def _dialogue(draw: Random) -> _Drawn:
+    said = [draw_exchange(draw) for _ in range(draw.choice((1, 1, 2, 3)))]
+    messages = [
+        {"role": role, "content": text}
+        for one in said
+        for role, text in (("user", one.message), ("assistant", one.answer))
+    ]
+    # A checksum is the same in each process, unlike `hash`.
+    return zlib.crc32(said[-1].message.encode()) % 8 == 0, {"messages": messages}
+
+
+_DRAW: Mapping[str, Callable[[Random], _Drawn]] = {
+    "translation": _translation,
+    "language-model": _dialogue,
+    "encoder": _paraphrase,
 }
 
 
@@ -218,16 +216,14 @@ def draw_sample(task: TaskName, num_examples: int, seed: int = 1) -> dict[str, l
     if not 10 <= num_examples <= MAX_EXAMPLES:
         raise UsageError(f"the number of examples must be between 10 and {MAX_EXAMPLES:,}, got {num_examples}")
     num_held_out = min(max(round(HELD_OUT_SHARE * num_examples), HELD_OUT[0]), HELD_OUT[1])
+    numbers = {"train": num_examples, "dev": num_held_out, "test": num_held_out}
     if task == "classification":
-        num_labels = 5
-        sizes = {name: -(-number // num_labels) for name, number in _numbers(num_examples, num_held_out).items()}
-        drawn = draw_messages(seed, sizes)
+        drawn = draw_messages(seed, {name: -(-number // len(LABELS)) for name, number in numbers.items()})
         return {name: [{"text": text, "label": label} for text, label in rows] for name, rows in drawn.items()}
-    numbers = _numbers(num_examples, num_held_out)
     parts: dict[str, list[dict[str, Any]]] = {name: [] for name in numbers}
-    seen = set[str]()
-    candidates = _DRAWN[task](Random(seed))  # noqa: S311 - sentences, not secrets
-    for is_held_out, record in islice(candidates, _TRIES * num_examples):
+    seen, draw = set[str](), Random(seed)  # noqa: S311 - sentences, not secrets
+    for _ in range(_TRIES * num_examples):
+        is_held_out, record = _DRAW[task](draw)
         text = json.dumps(record, ensure_ascii=False)
         name = "test" if is_held_out else "dev" if len(parts["dev"]) < numbers["dev"] else "train"
         if text not in seen and len(parts[name]) < numbers[name]:
@@ -237,10 +233,6 @@ def draw_sample(task: TaskName, num_examples: int, seed: int = 1) -> dict[str, l
     if short:
         raise UsageError(f"there are only {len(parts['train']):,} different examples; ask for fewer than that")
     return parts
-
-
-def _numbers(num_examples: int, num_held_out: int) -> dict[str, int]:
-    return {"train": num_examples, "dev": num_held_out, "test": num_held_out}
 
 
 def write_sample(task: TaskName, folder: Path, num_examples: int | None = None, seed: int = 1) -> dict[str, int]:

@@ -91,9 +91,7 @@ OTHER_NAMES: Mapping[str, Sequence[str]] = {
 }
 
 
-def adapt_tokenizer(
-    tokenizer: Tokenizer, task: str, special_tokens: Sequence[str] = ()
-) -> tuple[Tokenizer, int, int, int]:
+def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[str] = ()) -> Tokenizer:
     """Adapt a tokenizer of others to training.
 
     The padding, start and end token get the names of `SPECIAL_TOKENS` and keep their ids. Encoding
@@ -103,9 +101,6 @@ def adapt_tokenizer(
         tokenizer: the tokenizer, which is not changed.
         task: name of the task, for messages.
         special_tokens: further special tokens that the task needs, such as those of a chat format.
-
-    Returns:
-        The adapted tokenizer, and the ids of the padding, the start and the end token.
 
     Raises:
         UsageError: a special token is missing, or the ids have gaps.
@@ -141,8 +136,13 @@ def adapt_tokenizer(
     adapted = Tokenizer.from_str(json.dumps({**document, "post_processor": None}))
     adapted.no_padding()
     adapted.no_truncation()
-    pad_id, bos_id, eos_id = (special_id(adapted, token) for token in SPECIAL_TOKENS)
-    return _with_end_token(adapted), pad_id, bos_id, eos_id
+    return _with_end_token(adapted)
+
+
+def token_fields(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the fields of ModelConfig that a trained or adapted tokenizer determines."""
+    ids = {name: special_id(tokenizer, token) for name, token in zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True)}
+    return {"vocab_size": tokenizer.get_vocab_size(), **ids}
 
 
 def special_id(tokenizer: Tokenizer, token: str) -> int:

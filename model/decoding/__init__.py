@@ -1,1 +1,1 @@
-"""Slow reference implementations of decoding, and decoding of batches, which is compared with them."""
+"""Slow reference implementations of decoding, and decoding of batches, compared with them."""

@@ -1,45 +1,40 @@
-"""Classification task: labelled texts, and the cross-entropy of their labels."""
+"""Classification task: labelled texts, and the cross-entropy of their labels.
 
-from collections.abc import Sequence
+If a text has any number of labels, the loss is the binary cross-entropy of each label.
+"""
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from model.architectures.bert import BertClassifier
 from model.architectures.classifier import Classifier
-from model.config import ModelConfig
 from model.data.batches import LabelledBatch, make_labelled_batch
-from model.data.examples import Example
 from model.evaluation.accuracy import evaluate_classification
 from model.training.task import Task
 
 
-def _sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the lengths of the texts (N, 1), without the numbers of labels."""
-    return lengths[:, :1]
-
-
-def _make_batch(examples: Sequence[Example], config: ModelConfig) -> LabelledBatch:
-    return make_labelled_batch(examples, config.pad_id)
-
-
-def _count(batch: LabelledBatch, pad_id: int) -> int:
+def count_texts(batch: LabelledBatch, pad_id: int) -> int:
     return len(batch.labels)
 
 
-def label_loss(model: Classifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
-    """Return the sum of the label-smoothed cross-entropies of a batch, in nats."""
-    logprobs = model(batch.source, batch.source_lengths)  # (B, C); softmax does not change log-probabilities
-    return functional.cross_entropy(logprobs, batch.labels, label_smoothing=smoothing, reduction="sum")
+def label_loss(model: Classifier | BertClassifier, batch: LabelledBatch, smoothing: float = 0.0) -> Tensor:
+    """Return the sum of the label-smoothed cross-entropies of a batch, in nats.
+
+    With any number of labels, the sum is over texts and labels; with label smoothing, a target is
+    `smoothing / 2` instead of 0, and `1 - smoothing / 2` instead of 1.
+    """
+    scores = model(batch.source, batch.source_lengths)  # (B, C)
+    if model.config.multi_label:  # scores are logits
+        targets = batch.labels * (1 - smoothing) + smoothing / 2
+        return functional.binary_cross_entropy_with_logits(scores, targets, reduction="sum")
+    # Scores are log-probabilities, which softmax does not change.
+    return functional.cross_entropy(scores, batch.labels, label_smoothing=smoothing, reduction="sum")
 
 
-CLASSIFICATION: Task[LabelledBatch, Classifier] = Task(
+CLASSIFICATION: Task[LabelledBatch, Classifier | BertClassifier] = Task(
     name="classification",
-    sizes=_sizes,
-    make_batch=_make_batch,
-    count=_count,
+    make_batch=make_labelled_batch,
+    count=count_texts,
     training_loss=label_loss,
-    validation_loss=label_loss,
     evaluate=evaluate_classification,
 )

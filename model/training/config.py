@@ -67,7 +67,6 @@ class TrainConfig:
     checkpoint_minutes: Minutes = 4.0  # minutes between checkpoints within an epoch; 0 means none
     checkpoint_steps: Limit = 0  # updates between checkpoints within an epoch; 0 means none
     threads: Limit = 0  # threads of PyTorch on the CPU; 0 means its default
-    multi_label: bool = False  # a text has any number of labels instead of one
     tensorboard: bool = False  # also write events for TensorBoard, to the folder tensorboard of the run
 
     def __post_init__(self) -> None:
@@ -77,7 +76,7 @@ class TrainConfig:
         if self.max_length_tokens > self.batch_tokens:
             raise ValueError(
                 f"max_length_tokens must be at most batch_tokens ({self.batch_tokens}), got {self.max_length_tokens}: "
-                "the longest pair must fit into a batch"
+                "the longest example must fit into a batch; increase batch_tokens, or decrease max_length_tokens"
             )
 
 

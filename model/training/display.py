@@ -153,8 +153,7 @@ def open_events(folder: Path) -> Events:
         from torch.utils.tensorboard import SummaryWriter
     except ModuleNotFoundError:
         raise UsageError(
-            "the setting tensorboard needs the library tensorboard: run pip install '.[tensorboard]', or train without "
-            "this setting"
+            "--tensorboard needs the library tensorboard: run pip install '.[tensorboard]', or omit it"
         ) from None
     writer: Events = SummaryWriter(str(folder))
     return writer

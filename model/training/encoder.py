@@ -92,15 +92,15 @@ def count_pairs(batch: PairBatch, pad_id: int) -> int:
 
 
 def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the lengths of both texts."""
     return lengths
 
 
 ENCODER: Task[PairBatch, TextEncoder] = Task(
     name="encoder",
-    sizes=sizes,
     make_batch=make_batch,
     count=count_pairs,
     training_loss=ranking_loss,
-    validation_loss=ranking_loss,
     evaluate=evaluate_encoder,
+    sizes=sizes,
 )

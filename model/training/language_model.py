@@ -7,9 +7,7 @@ An example has the token ids of a text or a dialogue, and 1 for each token that 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from model.architectures.causal import CausalModel
@@ -57,16 +55,10 @@ def count_targets(batch: LanguageBatch, pad_id: int) -> int:
     return int((batch.targets != IGNORED).sum())
 
 
-def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    return lengths[:, :1]
-
-
 LANGUAGE_MODEL: Task[LanguageBatch, CausalModel] = Task(
     name="language-model",
-    sizes=sizes,
     make_batch=make_batch,
     count=count_targets,
     training_loss=token_loss,
-    validation_loss=token_loss,
     evaluate=evaluate_language,
 )

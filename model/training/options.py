@@ -118,19 +118,20 @@ def _shown(value: object) -> str:
     return json.dumps(value, default=str)[:80] if not isinstance(value, str) else f'"{value[:80]}"'
 
 
-def _training_option(name: str, text: str, *, field: str = "", is_auto: bool = False, **others: Any) -> Option:
+def _training_option(
+    name: str, text: str, *, field: str = "", is_auto: bool = False, default: Value | None = None, **others: Any
+) -> Option:
     """Return an option for a field of TrainConfig, which has its type, limits and default."""
     field = field or name
     hint = get_type_hints(TrainConfig, include_extras=True)[field]
     kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     limits = next((one for one in metadata if isinstance(one, Limits)), None)
-    default = AUTO if is_auto else getattr(TrainConfig, field)
+    if default is None:
+        default = AUTO if is_auto else getattr(TrainConfig, field)
     return Option(name, text, kind, default, limits, field=field, **others)
 
 
 _PAIRS: tuple[TaskName, ...] = ("translation", "encoder")
-_TRANSLATION: tuple[TaskName, ...] = ("translation",)
-_CLASSIFICATION: tuple[TaskName, ...] = ("classification",)
 
 OPTIONS: tuple[Option, ...] = (
     # Data
@@ -145,7 +146,7 @@ OPTIONS: tuple[Option, ...] = (
         is_language=True,
     ),
     Option("target", "language of the targets, likewise", str, "", tasks=_PAIRS, metavar="TAG", is_language=True),
-    _training_option("multi_label", "a text has any number of labels instead of one", tasks=_CLASSIFICATION),
+    Option("multi_label", "a text has any number of labels instead of one", bool, False, tasks=("classification",)),
     Option(
         "split_seed", "seed of the division into train and dev of data that have no dev", int, 1, Limits(0, 2**32 - 1)
     ),
@@ -167,34 +168,33 @@ OPTIONS: tuple[Option, ...] = (
     _training_option("average_last", "number of last epochs whose weights are averaged", is_auto=True),
     # Updates
     _training_option("batch_tokens", "most tokens of a batch, padding included", is_auto=True),
-    _training_option("accumulate", "batches whose gradients are added for an update"),
+    _training_option(
+        "accumulate",
+        "batches whose gradients are added for an update; the task encoder compares texts only within a batch, so that "
+        "only a larger batch_tokens gives it more wrong texts to compare with",
+    ),
     _training_option("learning_rate", "largest learning rate", field="peak_learning_rate", is_auto=True),
     _training_option("warmup_steps", "updates until the largest learning rate is reached", is_auto=True),
     _training_option(
         "label_smoothing", "share of probability that the loss gives to other tokens or labels", is_auto=True
     ),
-    Option(
-        "clip_norm",
-        "largest norm of the gradients of an update",
-        float,
-        1.0,
-        Limits(0.0, exclusive_low=True),
-        field="clip_norm",
-    ),
+    _training_option("clip_norm", "largest norm of the gradients of an update", default=1.0),
     _training_option("seed", "seed of the initial weights, the order of batches and dropout"),
-    Option(
-        "precision",
-        "number format of matrix products",
-        str,
-        AUTO,
-        choices=(AUTO, *PRECISIONS),
-    ),
+    Option("precision", "number format of matrix products", str, AUTO, choices=(AUTO, *PRECISIONS), field="precision"),
     _training_option("threads", "threads on the CPU; 0: as many as PyTorch chooses"),
     # Files
     _training_option("checkpoint_minutes", "minutes between checkpoints within an epoch; 0: none"),
     _training_option("checkpoint_steps", "updates between checkpoints within an epoch; 0: none"),
     _training_option("tensorboard", "also write events for TensorBoard into the folder of the run"),
 )
+
+# Flags by the names of settings, for messages.
+FLAGS: Mapping[str, str] = {option.field: option.flag for option in OPTIONS if option.field}
+
+
+def with_flags(message: str) -> str:
+    """Return a message of `model.training.config` with flags instead of names of settings."""
+    return re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda name: FLAGS.get(name[0], name[0]), message)
 
 
 def add_options(parser: argparse.ArgumentParser, task: TaskName) -> None:

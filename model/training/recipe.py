@@ -70,16 +70,6 @@ _CHECKPOINT_EPOCHS = (2, 10)
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """Number of tokens of a tokenizer, and the ids of its special tokens."""
-
-    size: int
-    pad_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
-
-
-@dataclass(frozen=True)
 class Recipe:
     """Settings of a run, its model, and why they were chosen."""
 
@@ -98,7 +88,7 @@ def choose_vocabulary(facts: "Facts") -> tuple[int, str]:
 
 def choose(
     facts: "Facts",
-    vocabulary: Vocabulary,
+    vocabulary: Mapping[str, int],
     given: Mapping[str, Any],
     *,
     size: Size | None = None,
@@ -111,7 +101,8 @@ def choose(
 
     Args:
         facts: facts about the encoded data.
-        vocabulary: of the tokenizer.
+        vocabulary: fields of the model that the tokenizer determines, see
+            `model.data.tokenizer.token_fields`.
         given: fields of TrainConfig that the user gave.
         size: size of the model, if the user gave one.
         dropout: dropout of the model, if the user gave one.
@@ -147,7 +138,7 @@ def dropout_of(task: TaskName, num_examples: int) -> float:
 
 def _choose_model(
     facts: "Facts",
-    vocabulary: Vocabulary,
+    vocabulary: Mapping[str, int],
     size: Size | None,
     dropout: float | None,
     multi_label: bool,
@@ -165,10 +156,7 @@ def _choose_model(
     reasons.append(f"{positions} positions, because the longest example has {longest} tokens")
     width, layers = _WIDTHS[size], _LAYERS[task][size]
     shared: dict[str, Any] = {
-        "vocab_size": vocabulary.size,
-        "pad_id": vocabulary.pad_id,
-        "bos_id": vocabulary.bos_id,
-        "eos_id": vocabulary.eos_id,
+        **vocabulary,
         "dropout": dropout,
         "max_positions": positions,
         "d_model": width,

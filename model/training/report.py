@@ -49,14 +49,24 @@ class RunFacts:
 class Report:
     """Report of the training in this process. Only the first process of a run writes anything."""
 
-    def __init__(self, folder: RunFolder, config: TrainConfig, world: World, device: torch.device) -> None:
+    def __init__(
+        self, folder: RunFolder, config: TrainConfig, world: World, device: torch.device, flags: Mapping[str, str]
+    ) -> None:
         """Read the record of the run, if there is one.
+
+        Args:
+            folder: folder of the run.
+            config: settings of the training.
+            world: the processes of the run.
+            device: device of the model.
+            flags: options of the command line by the names of settings, for messages.
 
         Raises:
             UsageError: the settings request events for TensorBoard, which is not installed.
             ValueError: the record is not valid JSON.
         """
         self._folder, self._config, self._world, self._device = folder, config, world, device
+        self._flags = flags
         self.display = Display(config.max_epochs, is_silent=not world.is_first)
         self._estimate, self._record = Estimate(), Record(folder.record)
         self._events: Events | None = None
@@ -78,7 +88,10 @@ class Report:
         start: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, **now}
         if progress.step:
             start["changes"] = {name: list(values) for name, values in changes.items()}
-            texts = [f"{name} is {after} instead of {before}" for name, (before, after) in changes.items()]
+            texts = [
+                f"{self._flags.get(name, name)} is {after} instead of {before}"
+                for name, (before, after) in changes.items()
+            ]
             self.display.line(f"resuming at epoch {progress.epoch + 1}, step {progress.step:,}")
             if texts:
                 self.display.line(f"note: {', '.join(texts)}")
@@ -112,9 +125,9 @@ class Report:
 
     def already_finished(self, reason: str) -> None:
         """Write that the run had finished before."""
+        limits = (self._flags.get(name, name) for name in ("max_epochs", "patience_epochs", "max_minutes"))
         self.display.line(
-            f"{self._folder} has already finished: {reason}; to train longer, increase --epochs, --patience-epochs or "
-            "--minutes"
+            f"{self._folder} has already finished: {reason}; to train longer, increase {', '.join(limits)}"
         )
 
     def step(self, progress: Progress, num_steps: int, tokens: int, rate: float, seconds: float) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.data.examples import Example
-from model.data.records import Record
-from model.data.records import TaskName as TaskName
+from model.data.records import Record, TaskName
 from model.evaluation.result import Evaluation as Evaluation
 
 
@@ -32,6 +31,11 @@ ModelT = TypeVar("ModelT")
 Metric = Callable[[Any, Tokenizer, Sequence[Record]], Evaluation]  # model in evaluation mode, tokenizer, records
 
 
+def first_lengths(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the lengths of the first lists of examples (N, 1), which are token ids."""
+    return lengths[:, :1]
+
+
 @dataclass(frozen=True)
 class Task(Generic[BatchT, ModelT]):
     """Functions that form batches and compute losses and metrics.
@@ -41,12 +45,16 @@ class Task(Generic[BatchT, ModelT]):
     """
 
     name: TaskName
-    # Maps lengths (N, 2) of examples to their sizes in tokens (N, K). Examples are sorted by the
-    # first column, then by the others; the largest column limits a batch and is compared with the
-    # positions of the model.
-    sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]]
     make_batch: Callable[[Sequence[Example], ModelConfig], BatchT]
     count: Callable[[BatchT, int], int]  # batch, padding id
     training_loss: Callable[[ModelT, BatchT, float], Tensor]  # model, batch, label smoothing
-    validation_loss: Callable[[ModelT, BatchT], Tensor]
     evaluate: Metric | None = None
+    # Maps lengths (N, 2) of examples to their sizes in tokens (N, K). Examples are sorted by the
+    # first column, then by the others; the largest column limits a batch and is compared with the
+    # positions of the model.
+    sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = first_lengths
+    other_validation_loss: Callable[[ModelT, BatchT, float], Tensor] | None = None
+
+    def validation_loss(self, model: ModelT, batch: BatchT) -> Tensor:
+        """Return the loss without label smoothing."""
+        return (self.other_validation_loss or self.training_loss)(model, batch, 0.0)

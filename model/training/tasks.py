@@ -1,7 +1,7 @@
 """Tasks of the systems by name, and their data."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 
 from model.config import ClassifierConfig, ModelConfig
 from model.data.dialogues import draw_examples
-from model.data.examples import Example, MemoryExamples
-from model.data.records import Record
+from model.data.examples import Example, MemoryExamples, TrainingData
 from model.data.text import read_labelled, read_parallel
 from model.data.tokenizer import encode_lines, prompt_tokenizer, read_tokenizer, train_tokenizer
 from model.training.classification import CLASSIFICATION
@@ -37,17 +36,6 @@ TOKENIZER_DIALOGUES = 5_000
 
 
 @dataclass(frozen=True)
-class SystemData:
-    """Tokenizer and examples of a system, in memory."""
-
-    tokenizer: Tokenizer
-    train: MemoryExamples
-    dev: MemoryExamples
-    digest: str
-    dev_records: Sequence[Record] = ()  # without metrics during the training
-
-
-@dataclass(frozen=True)
 class _Source:
     """Functions that read the data of a system.
 
@@ -61,7 +49,7 @@ class _Source:
 
 def read_system_data(
     task: str, data: Path, run: Path, config: TrainConfig, make_model: Callable[[int], ModelConfig]
-) -> tuple[SystemData, ModelConfig]:
+) -> tuple[TrainingData, ModelConfig]:
     """Read the data of a system.
 
     Args:
@@ -93,7 +81,7 @@ def read_system_data(
         splits.append(kept)
     digest = hashlib.sha256(repr(tuple(splits)).encode()).hexdigest()
     train, dev = map(MemoryExamples, splits)
-    return SystemData(tokenizer, train, dev, digest), model_config
+    return TrainingData(tokenizer, train, dev, digest), model_config
 
 
 def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str], list[str]]:

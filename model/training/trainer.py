@@ -25,16 +25,15 @@ from model.architectures.factory import build_model
 from model.checkpoint import load_metadata, one_line, replace_text
 from model.config import ModelConfig, model_config_to_json, read_model_config
 from model.data.batches import bucket
-from model.data.examples import Examples
+from model.data.examples import Examples, TrainingData
 from model.data.tokenizer import check_tokenizer
-from model.errors import Interrupted
+from model.errors import Interrupted, UsageError
 from model.precision import autocast
 from model.training.config import CHANGEABLE, TrainConfig, changed_settings, read_train_config, train_config_to_json
 from model.training.display import plural
 from model.training.distributed import World, default_device
 from model.training.folder import RunFolder, locked
 from model.training.interrupts import Interrupts
-from model.training.prepared import PreparedData, check_sizes
 from model.training.report import Report, RunFacts
 from model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
 from model.training.task import Evaluation, Task
@@ -64,12 +63,13 @@ class Trainer:
         run: Path,
         config: TrainConfig,
         task: Task[Any, Any],
-        prepared: PreparedData,
+        data: TrainingData,
         model_config: ModelConfig,
         device: torch.device | None = None,
         *,
         initialise: Callable[[nn.Module], None] | None = None,
         details: Mapping[str, Any] | None = None,
+        flags: Mapping[str, str] | None = None,
     ) -> None:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
@@ -77,28 +77,30 @@ class Trainer:
             run: folder of the run.
             config: settings of the training.
             task: the task, which computes losses.
-            prepared: tokenizer and examples.
+            data: tokenizer and examples.
             model_config: configuration of the model.
             device: device of the model; by default CUDA if available, else the CPU.
             initialise: replaces the random weights of a new run, for example by those of another
                 run.
             details: more facts about the run for its record, which JSON can represent.
+            flags: options of the command line by the names of settings, for messages; by default,
+                messages have the names of settings.
 
         Raises:
             OSError: the folder cannot be created or written.
-            UsageError: the folder is a file, or TensorBoard is requested but not installed.
-            ValueError: another process uses the folder; the run in it has other settings, another
-                model or other data, or its state is missing or damaged; or the data do not fit the
-                model.
+            UsageError: the folder is a file; the run in it has other settings, another model or
+                other data; or TensorBoard is requested but not installed.
+            ValueError: another process uses the folder; the state of the run in it is missing or
+                damaged; or the data do not fit the model.
         """
         self.folder, self.config, self.task, self.model_config = RunFolder(run), config, task, model_config
-        self.tokenizer, self._digest, self._records = prepared.tokenizer, prepared.digest, prepared.dev_records
-        self.train_examples, self.dev_examples = prepared.train, prepared.dev
+        self.tokenizer, self._digest, self._records = data.tokenizer, data.digest, data.dev_records
+        self.train_examples, self.dev_examples = data.train, data.dev
         self.device = device or default_device()
         self.world = World.join(self.device)
         self.progress = Progress()
         self._random_states: list[RandomState] = []
-        self._details = dict(details or {})
+        self._details, self._flags = dict(details or {}), dict(flags or {})
         self._interrupts = Interrupts()
         self._saved = self._counted = time.monotonic()
         if config.threads:
@@ -114,8 +116,8 @@ class Trainer:
                     f"{run} contains a run without state.safetensors that cannot be resumed; choose another folder"
                 )
             check_tokenizer(self.tokenizer, model_config)
-            check_sizes("train", task.sizes(prepared.train.lengths), model_config.max_positions)
-            check_sizes("dev", task.sizes(prepared.dev.lengths), model_config.max_positions)
+            self._check_sizes("train", data.train)
+            self._check_sizes("dev", data.dev)
             torch.manual_seed(config.seed)
             self.model: Any = build_model(model_config)
             if initialise is not None and not is_resumed:
@@ -124,7 +126,7 @@ class Trainer:
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
             if is_resumed:
                 self._load_state()
-            self._report = Report(self.folder, config, self.world, self.device)
+            self._report = Report(self.folder, config, self.world, self.device, self._flags)
             if not is_resumed:
                 self._create_run()
 
@@ -143,16 +145,31 @@ class Trainer:
         """Check that the run in the folder has the same settings and the same model.
 
         Raises:
-            ValueError: it has others.
+            UsageError: it has others.
         """
         changed = changed_settings(read_train_config(self.folder.settings), self.config).keys() - CHANGEABLE
         if changed:
-            names = [field.name for field in dataclasses.fields(TrainConfig) if field.name in changed]
-            raise ValueError(
+            names = [self._flag(field.name) for field in dataclasses.fields(TrainConfig) if field.name in changed]
+            raise UsageError(
                 f"{self.folder} contains a run with other values of {', '.join(names)}; choose another folder"
             )
         if read_model_config(self.folder.config) != self.model_config:
-            raise ValueError(f"{self.folder} contains a run of another model; choose another folder")
+            raise UsageError(f"{self.folder} contains a run of another model; choose another folder")
+
+    def _check_sizes(self, split: str, examples: Examples) -> None:
+        """Check that a split has examples and that the model can read them.
+
+        Raises:
+            ValueError: there is no example, or one is too long.
+        """
+        if not len(examples):
+            raise ValueError(f"there is no example of {split}; add examples")
+        longest, positions = int(self.task.sizes(examples.lengths).max()), self.model_config.max_positions
+        if longest > positions:
+            raise ValueError(
+                f"an example of {split} has {longest} tokens, but max_positions of the model is {positions}; set "
+                f"max_length_tokens to {positions} to skip longer examples"
+            )
 
     def _load_state(self) -> None:
         path = self.folder.state
@@ -161,7 +178,7 @@ class Trainer:
         except ValueError as error:
             raise ValueError(f"{error}; the run cannot be resumed, choose another folder") from error
         if digest != self._digest:
-            raise ValueError(f"{self.folder} contains a run with other data; choose another folder")
+            raise UsageError(f"{self.folder} contains a run with other data; choose another folder")
         try:
             self.progress, self._random_states = load_state(path, self.model, self.optimizer)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -179,6 +196,9 @@ class Trainer:
         if self.world.is_first:
             save_state(self.folder.state, self.model, self.optimizer, self.progress, self._digest, states)
         self._saved = time.monotonic()
+
+    def _flag(self, name: str) -> str:
+        return self._flags.get(name, name)
 
     @property
     def _per_update(self) -> int:
@@ -330,7 +350,8 @@ class Trainer:
         if not math.isfinite(value):
             raise ValueError(
                 f"the {name} is {value} after update {self.progress.step}: the training diverged; start again in "
-                "another folder with a lower peak_learning_rate or clip_norm, or with more warmup_steps"
+                f"another folder with a lower {self._flag('peak_learning_rate')} or {self._flag('clip_norm')}, or with "
+                f"more {self._flag('warmup_steps')}"
             )
 
     def fit(self) -> None:

@@ -50,16 +50,12 @@ def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Te
     return cross_entropy(model, batch, smoothing)
 
 
-def _validation_loss(model: TranslationModel, batch: Batch) -> Tensor:
-    return cross_entropy(model, batch, smoothing=0.0)
-
-
 TRANSLATION: Task[Batch, TranslationModel] = Task(
     name="translation",
-    sizes=_sizes,
     make_batch=_make_batch,
     count=count_targets,
     training_loss=training_loss,
-    validation_loss=_validation_loss,
     evaluate=evaluate_translation,
+    sizes=_sizes,
+    other_validation_loss=cross_entropy,
 )

@@ -121,13 +121,13 @@ def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
     before = read_train_config(run / "train.json")
     # The tokenizer and all settings that the first command chose are those of the folder.
     assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "2"]) == 0
+    assert "note: --epochs is 2 instead of 1\n" in capsys.readouterr().err
     after = read_train_config(run / "train.json")
     assert (after.max_epochs, after.vocab_size) == (2, 300)
     assert (after.batch_tokens, after.warmup_steps) == (before.batch_tokens, before.warmup_steps)
     for option in (("--seed", "5"), ("--size", "small"), ("--dropout", "0.5"), ("--vocab-size", "400")):
         assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), *option]) == 2
-        name = option[0][2:].replace("-", "_")
-        assert f"contains a run with other values of {name}; choose another folder" in capsys.readouterr().err
+        assert f"contains a run with other values of {option[0]}; choose another folder" in capsys.readouterr().err
 
 
 def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +148,8 @@ def test_a_file_of_options_is_overridden_and_stored(
     path.write_text(capsys.readouterr().out, encoding="utf-8")
     run = tmp_path / "run"
     arguments = ["train", "translation", str(data / "translation"), "--run", str(run), "--config", str(path)]
-    assert main([*arguments, *SMALL]) == 0
+    assert main([*arguments, *SMALL, "--precision", "bfloat16"]) == 0
+    assert read_train_config(run / "train.json").precision == "bfloat16"
     model = read_model_config(run / "config.json")
     assert isinstance(model, TransformerConfig) and model.dropout == 0.5
     text = (run / "options.toml").read_text(encoding="utf-8")
@@ -211,7 +212,15 @@ def test_other_impossible_runs_are_errors_of_one_line(
         "language-model", chat, "--run", new, "--from", str(runs / "encoder")
     )
     assert "is a file; choose a folder" in refused("language-model", chat, "--run", str(tokenizer))
-    assert "vocab_size must be at least" in refused("language-model", chat, "--run", new, "--vocab-size", "100")
+    assert "--vocab-size must be at least" in refused("language-model", chat, "--run", new, "--vocab-size", "100")
+    assert "missing file or folder" in refused("language-model", str(tmp_path / "none"), "--run", new)
+    assert "no write access to /proc" in refused("language-model", chat, "--run", "/proc/run")
+    table = write(tmp_path / "table.csv", "text,lable", "some words,a")
+    assert f"{table}: unknown column 'lable'" in refused("classification", str(table), "--run", new)
+    assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2
+    assert "contains a run with other data; choose another folder" in capsys.readouterr().err
+    assert main(["train", "language-model", chat, "--run", new, *SMALL, "--batch-tokens", "9"]) == 2
+    assert "--max-length-tokens must be at most --batch-tokens (9), got 192" in capsys.readouterr().err
     monkeypatch.setattr("shutil.disk_usage", lambda path: Disk(0, 0, 1000))
     assert main(["train", "language-model", chat, "--run", new, *SMALL]) == 2
     assert "MiB free, but two checkpoints need" in capsys.readouterr().err

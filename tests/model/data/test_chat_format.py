@@ -72,7 +72,7 @@ def metaspace_tokenizer(lines: list[str]) -> Tokenizer:
     tokenizer.train_from_iterator(lines, trainer)
     document = json.loads(tokenizer.to_str())
     document["added_tokens"] = document["added_tokens"][: len(specials)]
-    return adapt_tokenizer(Tokenizer.from_str(json.dumps(document)), "language-model", CHAT_TOKENS)[0]
+    return adapt_tokenizer(Tokenizer.from_str(json.dumps(document)), "language-model", CHAT_TOKENS)
 
 
 @pytest.fixture(scope="module", params=["byte-level", "metaspace"])

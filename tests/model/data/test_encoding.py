@@ -2,10 +2,10 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from model.data.chat_format import CHAT_TOKENS, IM_START
-from model.data.encoding import encode, encode_prompt, texts_of
+from model.data.encoding import encode, encode_prompt
 from model.data.examples import MemoryExamples
 from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from model.data.tokenizer import adapt_tokenizer, decode_ids, encode_lines, special_id, train_tokenizer
+from model.data.tokenizer import adapt_tokenizer, decode_ids, encode_lines, special_id, token_fields, train_tokenizer
 from model.errors import UsageError
 
 
@@ -124,8 +124,8 @@ def word_level(names: list[str]) -> Tokenizer:
 
 def test_a_tokenizer_of_others_keeps_its_ids() -> None:
     given = word_level(["[UNK]", "[CLS]", "[SEP]", "[PAD]"])
-    tokenizer, pad_id, bos_id, eos_id = adapt_tokenizer(given, "translation")
-    assert (pad_id, bos_id, eos_id) == (3, 1, 2)
+    tokenizer = adapt_tokenizer(given, "translation")
+    assert token_fields(tokenizer) == {"vocab_size": 6, "pad_id": 3, "bos_id": 1, "eos_id": 2}
     assert [tokenizer.id_to_token(id_) for id_ in range(6)] == ["[UNK]", "<s>", "</s>", "<pad>", "a", "b"]
     assert encode_lines(tokenizer, ["a", "b"]) == [[4, 2], [5, 2]]
     assert given.id_to_token(1) == "[CLS]"
@@ -157,17 +157,11 @@ def test_a_unigram_tokenizer_keeps_its_ids() -> None:
     pieces = [("<unk>", 0.0), ("<bos>", 0.0), ("<eos>", 0.0), ("[PAD]", 0.0), ("a", -1.0), ("b", -2.0)]
     given = Tokenizer(models.Unigram(pieces, 0))
     given.add_special_tokens(["<unk>", "<bos>", "<eos>", "[PAD]"])
-    tokenizer, *ids = adapt_tokenizer(given, "encoder")
-    assert ids == [3, 1, 2]
+    tokenizer = adapt_tokenizer(given, "encoder")
+    assert token_fields(tokenizer) == {"vocab_size": 6, "pad_id": 3, "bos_id": 1, "eos_id": 2}
     assert encode_lines(tokenizer, ["ab"]) == [[4, 5, 2]]
 
 
 def test_a_tokenizer_without_a_chat_format_encodes_no_dialogue(tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match=r"the tokenizer lacks the special token <\|im_start\|>"):
         encode(tokenizer, [dialogue(1)])
-
-
-def test_the_texts_of_a_record_are_those_that_are_encoded() -> None:
-    assert texts_of(PairRecord("a", "b")) == ["a", "b"]
-    assert texts_of(LabelledRecord("a", ("x",))) == texts_of(TextRecord("a")) == ["a"]
-    assert texts_of(DialogueRecord((Message("user", " a\n"), Message("assistant", "b")))) == ["user\na", "assistant\nb"]

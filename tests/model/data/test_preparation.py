@@ -102,18 +102,16 @@ def run_prepare(
     corpus: Corpus,
     tokenizer: Tokenizer,
     encode: Encode = encode_pairs,
-    *,
     max_length_tokens: int = 100,
-    max_positions: int = 100,
 ) -> Prepared:
-    return prepare(run, corpus, check_corpus(corpus), tokenizer, encode, max_length_tokens, max_positions)
+    return prepare(run, corpus, check_corpus(corpus), tokenizer, encode, max_length_tokens)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=200))
 def test_statistics_equal_those_of_a_sorted_list(lengths: list[int]) -> None:
     ordered = sorted(lengths)
-    median, high, higher = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 95, 99))
-    assert measure(Counter(lengths)) == Lengths(sum(lengths), median, high, higher, ordered[-1])
+    median, high = (ordered[-(-len(ordered) * share // 100) - 1] for share in (50, 95))
+    assert measure(Counter(lengths)) == Lengths(sum(lengths), median, high, ordered[-1])
 
 
 def test_facts_of_pairs(tmp_path: Path) -> None:
@@ -125,8 +123,7 @@ def test_facts_of_pairs(tmp_path: Path) -> None:
     assert facts.repeated == {"train": 1, "dev": 0, "test": 1}
     assert facts.overlap == {"dev": 1, "test": 2}
     assert facts.labels == {} and facts.labels_missing_in_dev == () and facts.num_contradictions == 0
-    assert facts.words["train"] == Lengths(total=8, median=2, percentile_95=3, percentile_99=3, longest=3)
-    assert facts.characters["dev"] == Lengths(total=10, median=5, percentile_95=5, percentile_99=5, longest=5)
+    assert facts.characters["dev"] == Lengths(total=10, median=5, percentile_95=5, longest=5)
     assert not facts.has_dialogues
 
 
@@ -165,7 +162,6 @@ def test_facts_of_dialogues(tmp_path: Path) -> None:
     facts = check_corpus(open_corpus(tmp_path / "all.jsonl", "language-model"))
     assert facts.has_dialogues
     assert facts.examples == {"train": 28, "dev": 2}
-    assert facts.words["dev"] == Lengths(total=8, median=4, percentile_95=4, percentile_99=4, longest=4)
     assert "dev: a part of the file of train, chosen with the seed 1" in summary(facts)
 
 
@@ -226,7 +222,7 @@ def test_prepared_examples_equal_examples_in_memory(tmp_path: Path, toy: Tokeniz
         ]
         np.testing.assert_array_equal(examples.lengths, in_memory.lengths)
     assert list(prepared.dev_records) == list(corpus.dev)
-    assert prepared.labels == ()
+    assert prepared.facts.labels == {}
     assert prepared.facts.examples == {"train": 41, "dev": 10, "test": 10}
     assert prepared.facts.tokens["test"].longest == max(
         map(len, (ids for one in encode_pairs(toy, list(corpus.test or ())) for ids in one))
@@ -242,7 +238,7 @@ def test_prepared_labels_are_indices(tmp_path: Path, toy: Tokenizer) -> None:
     rows: list[tuple[str, object]] = [("Hund", ["x", "y"]), ("Katze", []), ("Maus", ["y"])]
     corpus = write_labelled(tmp_path / "data", {"train": rows, "dev": [("Hunde", ["x"])]}, multi_label=True)
     prepared = run_prepare(tmp_path / "run", corpus, toy, encode_labelled(["x", "y"]))
-    assert prepared.labels == ("x", "y")
+    assert list(prepared.facts.labels) == ["x", "y"]
     assert [prepared.train[index][1] for index in range(3)] == [[0, 1], [], [1]]
 
 
@@ -343,7 +339,7 @@ LONG = ("Hund " * 50, "1")
 
 def test_long_examples_of_train_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
     corpus = write_pairs(tmp_path / "data", {"train": [*PAIRS[:5], LONG, *PAIRS[5:40], LONG[::-1]], "dev": PAIRS[40:]})
-    prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20, max_positions=30)
+    prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
     assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
         toy, [PairRecord(*pair) for pair in PAIRS[:40]]
     )
@@ -351,7 +347,6 @@ def test_long_examples_of_train_are_dropped(tmp_path: Path, toy: Tokenizer) -> N
     assert prepared.facts.examples["train"] == 40
     assert "dropped: 2 too long in train" in summary(prepared.facts)
     assert prepared.facts.max_length_tokens == 20
-    assert run_prepare(tmp_path / "other", corpus, toy, max_positions=30).facts.examples["train"] == 40
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
@@ -362,15 +357,15 @@ def test_a_long_example_of_dev_or_test_is_an_error(
     pairs = {"train": PAIRS[:40], "dev": PAIRS[40:50], "test": PAIRS[50:]}
     corpus = write_pairs(tmp_path / "data", {**pairs, split: [*pairs[split], (" ", " "), pair, pair]})
     with pytest.raises(CorpusError) as caught:
-        run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20, max_positions=30)
+        run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
     length = max(len(ids) for ids in encode_pairs(toy, [PairRecord(*pair)])[0])
-    assert length > 30
+    assert length > 20
     assert str(caught.value) == (
-        f"{split}.jsonl, line 12: the example has {length} tokens, but the model reads at most 30; shorten or remove "
-        "it, or increase max_length_tokens and the positions of the model"
+        f"{split}.jsonl, line 12: the example has {length} tokens, but at most 20 are allowed; shorten or remove "
+        "it, or increase --max-length-tokens"
     )
     assert list((tmp_path / "run").iterdir()) == []
-    assert run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20).facts.tokens[split].longest == length
+    assert run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=length).facts.tokens[split].longest == length
 
 
 def test_train_with_long_examples_only_is_an_error(tmp_path: Path, toy: Tokenizer) -> None:
@@ -378,8 +373,7 @@ def test_train_with_long_examples_only_is_an_error(tmp_path: Path, toy: Tokenize
     with pytest.raises(CorpusError) as caught:
         run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
     assert str(caught.value) == (
-        "train.jsonl has no example of at most 20 tokens; increase max_length_tokens and the positions of the model, "
-        "or shorten the texts"
+        "train.jsonl has no example of at most 20 tokens; shorten the texts, or increase --max-length-tokens"
     )
 
 
@@ -388,7 +382,7 @@ def test_a_file_that_changes_in_between_is_an_error(tmp_path: Path, toy: Tokeniz
     facts = check_corpus(corpus)
     write_pairs(tmp_path / "data", {"train": PAIRS[:39]})
     with pytest.raises(CorpusError) as caught:
-        prepare(tmp_path / "run", corpus, facts, toy, encode_pairs, 100, 100)
+        prepare(tmp_path / "run", corpus, facts, toy, encode_pairs, 100)
     assert str(caught.value) == "train.jsonl changed while it was read; start again when it is complete"
 
 
@@ -434,7 +428,7 @@ def test_each_byte_of_a_longer_character_counts_as_a_byte(tmp_path: Path) -> Non
     num_bytes = len(characters.encode())
     for text, share in (("abc !~\x7f", 0.0), (characters, num_bytes / (num_bytes + 2))):  # a space, and the end token
         corpus = write_pairs(tmp_path / "data", {"train": [(text, text)], "dev": [("a", "a")]})
-        facts = run_prepare(tmp_path / "run", corpus, tokenizer, max_length_tokens=10_000, max_positions=10_000).facts
+        facts = run_prepare(tmp_path / "run", corpus, tokenizer, max_length_tokens=10_000).facts
         assert facts.byte_share["train"] == share
 
 
@@ -461,7 +455,7 @@ def test_the_summary_warns(tmp_path: Path, toy: Tokenizer) -> None:
         "warning: fewer than 10 examples in train: y, z; add some",
         "warning: dev has no example of z, so that results do not show them; add some",
         "warning: 2 of 35 examples of train are dropped, because they have more than 20 tokens; increase "
-        "max_length_tokens, or shorten them",
+        "--max-length-tokens, or shorten them",
     ]
     assert lines[:4] == [
         "examples: train 33, dev 2",
@@ -475,7 +469,7 @@ def test_facts_can_be_stored_as_json(tmp_path: Path, toy: Tokenizer) -> None:
     corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40], "dev": PAIRS[40:]})
     stored = json.loads(json.dumps(dataclasses.asdict(run_prepare(tmp_path / "run", corpus, toy).facts)))
     assert stored["examples"] == {"train": 40, "dev": 20}
-    assert stored["tokens"]["dev"].keys() == {"total", "median", "percentile_95", "percentile_99", "longest"}
+    assert stored["tokens"]["dev"].keys() == {"total", "median", "percentile_95", "longest"}
 
 
 def test_a_folder_without_write_access_is_an_error(tmp_path: Path) -> None:

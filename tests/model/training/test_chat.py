@@ -11,30 +11,30 @@ from model.checkpoint import load_model
 from model.config import CausalConfig
 from model.data.batches import bucket
 from model.data.dialogues import draw_examples
-from model.data.examples import Example, MemoryExamples
+from model.data.examples import Example, MemoryExamples, TrainingData
 from model.data.tokenizer import decode_ids
 from model.training.config import TrainConfig
 from model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
-from model.training.tasks import SystemData, read_system_data
+from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
 
 CONFIG = TrainConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
 
 
 @pytest.fixture(scope="module")
-def data() -> SystemData:
+def data() -> TrainingData:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("model.training.tasks.DIALOGUES", {"train": (10, 0), "dev": (1_000, 500_000)})
         return read_system_data("ghost-attention", Path(), Path("none"), CONFIG, CausalConfig)[0]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(data: SystemData) -> Tokenizer:
+def tokenizer(data: TrainingData) -> Tokenizer:
     return data.tokenizer
 
 
 @pytest.fixture(scope="module")
-def examples(data: SystemData) -> list[Example]:
+def examples(data: TrainingData) -> list[Example]:
     return [data.dev[index] for index in range(len(data.dev))]
 
 

@@ -1,7 +1,9 @@
 import dataclasses
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,6 +12,7 @@ from model.architectures.classifier import Classifier
 from model.checkpoint import load_model
 from model.config import ClassifierConfig, ModelConfig
 from model.data.batches import bucket, make_labelled_batch
+from model.data.examples import Example, MemoryExamples
 from model.data.text import read_labelled
 from model.evaluation.accuracy import accuracy
 from model.training.classification import CLASSIFICATION, label_loss
@@ -80,7 +83,9 @@ def test_the_loss_is_the_same_sum_over_examples_in_any_batches(tmp_path: Path, r
     sums = []
     for batch_tokens in (128, 20):
         buckets = bucket(CLASSIFICATION.sizes(examples.lengths), batch_tokens, 1)
-        batches = [make_labelled_batch([examples[index] for index in indices], 0) for indices in buckets]
+        batches = [
+            make_labelled_batch([examples[index] for index in indices], trainer.model_config) for indices in buckets
+        ]
         assert sum(CLASSIFICATION.count(batch, 0) for batch in batches) == len(examples)
         sums.append(sum(label_loss(model, batch, 0.1).item() for batch in batches))
     assert sums[0] == pytest.approx(sums[1], rel=1e-4)
@@ -126,3 +131,48 @@ def test_a_split_without_lines_is_rejected(tmp_path: Path, reviews: Path, split:
     with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one line per sentence"):
         train(tmp_path / "run", reviews)
     assert not (tmp_path / "run").exists()
+
+
+# Any number of labels
+
+SEVERAL = ClassifierConfig(
+    40, d_model=16, num_heads=2, d_ff=32, dropout=0.0, max_positions=16, labels=("a", "b", "c"), multi_label=True
+)
+WITH_SEVERAL: list[Example] = [([5, 6, 2], [0, 2]), ([7, 8, 9, 10, 2], []), ([11, 2], [1])]
+
+
+@pytest.fixture
+def model() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(SEVERAL).eval()
+
+
+def test_several_labels_of_a_text_become_ones() -> None:
+    batch = make_labelled_batch(WITH_SEVERAL, SEVERAL)
+    assert batch.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert batch.source.tolist() == [[5, 6, 2, 0, 0], [7, 8, 9, 10, 2], [11, 2, 0, 0, 0]]
+    assert batch.source_lengths.tolist() == [3, 5, 2]
+    assert CLASSIFICATION.count(batch, 0) == 3
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_of_several_labels_equals_a_loop_over_texts_and_labels(model: Classifier, smoothing: float) -> None:
+    expected = 0.0
+    for ids, labels in WITH_SEVERAL:
+        logits = model(torch.tensor([list(ids)]), torch.tensor([len(ids)]))[0]
+        for label, logit in enumerate(logits.tolist()):
+            probability = 1 / (1 + math.exp(-logit))
+            target = (1 - smoothing / 2) if label in labels else smoothing / 2
+            expected -= target * math.log(probability) + (1 - target) * math.log(1 - probability)
+    assert label_loss(model, make_labelled_batch(WITH_SEVERAL, SEVERAL), smoothing).item() == pytest.approx(
+        expected, rel=1e-5
+    )
+
+
+def test_the_loss_of_several_labels_is_the_sum_over_the_texts_of_a_batch(model: Classifier) -> None:
+    alone = [label_loss(model, make_labelled_batch([example], SEVERAL)) for example in WITH_SEVERAL]
+    torch.testing.assert_close(label_loss(model, make_labelled_batch(WITH_SEVERAL, SEVERAL)), torch.stack(alone).sum())
+
+
+def test_the_size_of_an_example_is_the_length_of_its_text() -> None:
+    np.testing.assert_array_equal(CLASSIFICATION.sizes(MemoryExamples(WITH_SEVERAL).lengths), [[3], [5], [2]])

@@ -32,7 +32,7 @@ from model.training.config import TrainConfig, read_train_config
         ({"evaluate_epochs": 0}, "evaluate_epochs must be at least 1, got 0"),
         ({"threads": -1}, "threads must be at least 0, got -1"),
         ({"checkpoint_steps": -1}, "checkpoint_steps must be at least 0, got -1"),
-        ({"multi_label": 1}, "multi_label must be of type bool, got 1"),
+        ({"tensorboard": 1}, "tensorboard must be of type bool, got 1"),
         ({"target": "en"}, "source and target must be different file extensions, got en for both"),
     ],
 )

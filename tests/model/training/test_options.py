@@ -82,7 +82,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     arguments = parser.parse_args(["--config", str(path), "--epochs", "5", "--multi-label", "--learning-rate", "auto"])
     given = given_options(arguments, "classification")
     assert given == {"epochs": 5, "seed": 7, "multi_label": True, "learning_rate": AUTO}
-    assert training_fields(given) == {"max_epochs": 5, "seed": 7, "multi_label": True}
+    assert training_fields(given) == {"max_epochs": 5, "seed": 7}
 
 
 def test_options_without_auto_have_the_defaults_of_the_settings() -> None:

@@ -7,7 +7,7 @@ import pytest
 from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
 from model.data.preparation import Facts, Lengths
 from model.data.records import TASK_NAMES, TaskName
-from model.training.recipe import Recipe, Vocabulary, choose, choose_vocabulary
+from model.training.recipe import Recipe, choose, choose_vocabulary
 
 MODELS: dict[TaskName, type[ModelConfig]] = {
     "translation": TransformerConfig,
@@ -18,8 +18,8 @@ MODELS: dict[TaskName, type[ModelConfig]] = {
 
 
 def make_facts(task: TaskName, num_examples: int, mean_tokens: int = 15, longest: int = 60) -> Facts:
-    tokens = Lengths(num_examples * mean_tokens, mean_tokens, 2 * mean_tokens, longest, longest)
-    characters = Lengths(4 * tokens.total, 60, 120, 240, 240)
+    tokens = Lengths(num_examples * mean_tokens, mean_tokens, 2 * mean_tokens, longest)
+    characters = Lengths(4 * tokens.total, 60, 120, 240)
     return Facts(
         task,
         examples={"train": num_examples, "dev": 100},
@@ -31,21 +31,20 @@ def make_facts(task: TaskName, num_examples: int, mean_tokens: int = 15, longest
         num_contradictions=0,
         has_dialogues=False,
         characters={"train": characters, "dev": characters},
-        words={},
         tokens={"train": tokens, "dev": tokens},
         max_length_tokens=512,
     )
 
 
 def chosen(task: TaskName, num_examples: int, given: dict[str, Any] | None = None, **others: Any) -> Recipe:
-    return choose(make_facts(task, num_examples), Vocabulary(1000), given or {}, **others)
+    return choose(make_facts(task, num_examples), {"vocab_size": 1000}, given or {}, **others)
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
 @pytest.mark.parametrize("num_examples", [2, 300, 5_000, 29_000, 320_000, 5_000_000])
 def test_the_warm_up_is_a_small_part_of_the_training_and_dev_is_validated(task: TaskName, num_examples: int) -> None:
     facts = make_facts(task, num_examples)
-    recipe = choose(facts, Vocabulary(1000), {})
+    recipe = choose(facts, {"vocab_size": 1000}, {})
     config = recipe.config
     updates = config.max_epochs * max(1, -(-facts.tokens["train"].total // config.batch_tokens))
     assert config.warmup_steps <= max(10, 0.11 * updates)
@@ -92,6 +91,9 @@ def test_trained_weights_get_small_steps_and_few_epochs() -> None:
     continued = chosen("classification", 1_000, model=model, start="run").config
     assert 2e-5 <= started.peak_learning_rate <= 5e-5 < continued.peak_learning_rate < fresh.peak_learning_rate
     assert started.max_epochs <= 10
+    assert started.evaluate_epochs == 1 and started.label_smoothing == 0
+    updates = started.max_epochs * -(-1_000 * 15 // started.batch_tokens)
+    assert started.warmup_steps == pytest.approx(updates / 10, abs=1)
     assert continued.max_epochs < fresh.max_epochs
 
 

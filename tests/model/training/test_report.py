@@ -128,8 +128,8 @@ def test_a_run_that_resumes_or_has_finished_says_so(tmp_path: Path, capsys: pyte
     ]
     toy_trainer("translation", tmp_path).fit()
     assert capsys.readouterr().err == (
-        f"{tmp_path} has already finished: 2 epochs done; to train longer, increase --epochs, "
-        "--patience-epochs or --minutes\n"
+        f"{tmp_path} has already finished: 2 epochs done; to train longer, increase max_epochs, "
+        "patience_epochs, max_minutes\n"
     )
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from model.checkpoint import load_metadata, load_model
+from model.data.examples import TrainingData
 from model.errors import Interrupted
 from model.training.folder import locked, read_log
 from model.training.state import save_state
@@ -187,7 +188,8 @@ def test_weights_of_others_are_the_first_weights_of_a_new_run_only(tmp_path: Pat
                 parameter.fill_(0.5)
 
     first = toy_trainer("classification", tmp_path / "first")
-    arguments = (first.config, first.task, SameData(first), first.model_config, torch.device("cpu"))
+    data = TrainingData(first.tokenizer, first.train_examples, first.dev_examples, "toy")
+    arguments = (first.config, first.task, data, first.model_config, torch.device("cpu"))
     run = tmp_path / "run"
     trainer = Trainer(run, *arguments, initialise=initialise)
     assert all(torch.all(parameter == 0.5) for parameter in trainer.model.parameters())
@@ -196,14 +198,6 @@ def test_weights_of_others_are_the_first_weights_of_a_new_run_only(tmp_path: Pat
     assert len(called) == 1
     for ours, theirs in zip(again.model.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-class SameData:
-    """Data of another trainer."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.tokenizer, self.digest, self.dev_records = trainer.tokenizer, "toy", ()
-        self.train, self.dev = trainer.train_examples, trainer.dev_examples
 
 
 def test_a_part_of_a_command_can_lock_a_folder_that_the_command_holds(tmp_path: Path) -> None:

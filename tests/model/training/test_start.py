@@ -32,7 +32,6 @@ from model.data.tokenizer import check_tokenizer
 from model.errors import UsageError
 from model.training.start import Start, start_from
 from service.bundle import Manifest
-from tests.equality.serving import client_of
 from tests.model.pretrained_folders import ENCODERS, TEMPLATE, write_decoder, write_encoder
 
 NAMES = ["cat", "dog", "bird"]
@@ -111,25 +110,6 @@ def test_weights_that_were_not_trained_are_saved_with_the_same_bits(tmp_path: Pa
         assert load_metadata(saved / "model.safetensors") == {"epoch": 3}
 
 
-@pytest.mark.anyio
-async def test_a_trained_classifier_is_served_with_its_labels(tmp_path: Path) -> None:
-    for multi_label, name in ((False, "one"), (True, "several")):
-        write_encoder(tmp_path / name, "bert")
-        start, model = begin(tmp_path / name, "classification", NAMES, multi_label=multi_label)
-        manifest = export(save(tmp_path / f"{name}-saved", start, model), tmp_path / "bundles" / name)
-        assert manifest.verification is not None
-        assert manifest.labels == tuple(NAMES)
-        ids = start.tokenizer.encode("word1 word2").ids
-        with torch.no_grad():
-            outputs = model(torch.tensor([ids]), torch.tensor([len(ids)]))[0]
-        expected = outputs.sigmoid() if multi_label else outputs.exp()
-        async with client_of(tmp_path / "bundles") as client:
-            response = await client.post("/v1/classify", json={"model": name, "inputs": "word1 word2"})
-        assert response.status_code == 200, response.text
-        scores = {one["label"]: one["score"] for one in response.json()["outputs"][0]["labels"]}
-        assert_close(torch.tensor([scores[label] for label in NAMES]), expected, rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize(("pooling", "mode"), [("mean", "mean"), ("first", "cls")])
 def test_a_saved_encoder_is_imported_with_its_pooling(pooling: str, mode: str, tmp_path: Path) -> None:
     folder = tmp_path / "from"
@@ -169,19 +149,6 @@ def test_transformers_loads_a_saved_decoder(name: str, tmp_path: Path) -> None:
         assert_close(model(IDS), loaded(IDS).logits, rtol=0, atol=5e-5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved)
     assert tokenizer("Hello you")["input_ids"] == start.tokenizer.encode("Hello you").ids
-
-
-def test_a_saved_decoder_is_imported_with_its_chat_template(tmp_path: Path) -> None:
-    """This takes seconds, because the import renders long dialogues in the template."""
-    write_decoder(tmp_path / "from", "qwen3", TEMPLATE)
-    start, model = begin(tmp_path / "from", "language-model", chat_template="not used")
-    saved = save(tmp_path / "saved", start, model)
-    manifest = export(saved, tmp_path / "bundle")
-    assert manifest.verification is not None
-    assert manifest.chat is not None and manifest.chat.user == "<|im_start|>user\n{}<|im_end|>\n"
-    assert start.config.eos_id == start.tokenizer.token_to_id("<|im_end|>")
-    assert manifest.tokens.end_ids[0] == start.config.eos_id
-    assert start.config.pad_id not in manifest.tokens.end_ids
 
 
 def test_the_configuration_of_a_run_is_read_back(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from model.checkpoint import load_metadata
 from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
-from model.data.examples import Example, MemoryExamples
+from model.data.examples import Example, MemoryExamples, TrainingData
 from model.data.records import PairRecord, Record
 from model.data.tokenizer import train_tokenizer
 from model.training.classification import CLASSIFICATION
@@ -23,7 +23,6 @@ from model.training.config import TrainConfig
 from model.training.encoder import ENCODER
 from model.training.language_model import LANGUAGE_MODEL
 from model.training.task import Evaluation, Task
-from model.training.tasks import SystemData
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 
@@ -96,7 +95,7 @@ def toy_trainer(
     records: Sequence[Record] = [PairRecord("a", "b")] if metric else []
     task = dataclasses.replace(toy.task, evaluate=(lambda *_: metric()) if metric else None)
     tokenizer = train_tokenizer(["a b c"], VOCABULARY)
-    data = SystemData(tokenizer, toy.examples(1, 30), toy.examples(2, 6), digest="toy", dev_records=records)
+    data = TrainingData(tokenizer, toy.examples(1, 30), toy.examples(2, 6), digest="toy", dev_records=records)
     model = dataclasses.replace(toy.model, dropout=dropout)
     if dropout == 0 and isinstance(model, ClassifierConfig):
         model = dataclasses.replace(model, word_dropout=0.0)

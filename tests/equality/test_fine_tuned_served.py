@@ -1,0 +1,135 @@
+"""Runs that start from small checkpoints of others, from the command line to the responses.
+
+The checkpoints are those of transformers with random weights.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx2 as httpx
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+import export.__main__
+import model.__main__
+from export import pipeline
+from model.architectures.bert import BertClassifier, BertEncoder
+from model.architectures.llama import Llama
+from model.checkpoint import load_model
+from model.decoding.batched import continue_greedily
+from service.bundle import read_manifest
+from tests.equality.serving import client_of
+from tests.model.pretrained_folders import TEMPLATE, write_decoder, write_encoder
+
+pytestmark = pytest.mark.anyio
+NUMBERS = range(12)
+DATA: Mapping[str, list[dict[str, Any]]] = {
+    "one": [{"text": f"word{number} word7", "label": "cat" if number % 2 else "Größe"} for number in NUMBERS],
+    "several": [{"text": f"word{number}", "labels": ["cat", "dog"][: number % 3]} for number in NUMBERS],
+    "vectors": [{"source": f"word{number} word9", "target": f"word{number + 20}"} for number in NUMBERS],
+    "plain": [{"text": f"There are {number} birds."} for number in NUMBERS],
+    "chat": [
+        {"messages": [{"role": "user", "content": f"Is it {number}?"}, {"role": "assistant", "content": "Yes."}]}
+        for number in NUMBERS
+    ],
+}
+TASKS = {
+    "one": ("classification",),
+    "several": ("classification", "--multi-label"),
+    "vectors": ("encoder",),
+    "plain": ("language-model",),
+    "chat": ("language-model",),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+    """Folder of each run, and the bundle that `sightline export RUN` writes of it."""
+    folder = tmp_path_factory.mktemp("tuned")
+    write_encoder(folder / "encoder", "bert")
+    write_decoder(folder / "decoder", template=TEMPLATE)
+    for name, records in DATA.items():
+        data, run, bundle = folder / f"{name}.jsonl", folder / "runs" / name, folder / "bundles" / name
+        data.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+        start = folder / ("decoder" if name in ("plain", "chat") else "encoder")
+        task, *options = TASKS[name]
+        options += ["--from", str(start), "--epochs", "1", "--threads", "1"]
+        assert model.__main__.main(["train", task, str(data), "--run", str(run), *options]) == 0
+        with patch.object(pipeline, "check_in_child", pipeline.check):
+            assert export.__main__.main([str(run), "--out", str(bundle)]) == 0
+    return folder
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(folder / "bundles") as client:
+        yield client
+
+
+async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def loaded(folder: Path, name: str) -> tuple[Any, Tokenizer]:
+    """Return the trained model of a run, which started from the weights of the checkpoint."""
+    trained, tokenizer = load_model(folder / "runs" / name / "averaged")
+    start = folder / ("decoder" if name in ("plain", "chat") else "encoder")
+    before, after = (
+        next(tensor for name, tensor in weights.items() if name.endswith(("word_embeddings.weight", "tokens.weight")))
+        for weights in (load_file(start / "model.safetensors"), trained.state_dict())
+    )
+    # No text has the token 150, whose vector is that of the checkpoint.
+    assert torch.equal(after[150], before[150]) and not torch.equal(after, before)
+    return trained, tokenizer
+
+
+@pytest.mark.parametrize(("name", "labels"), [("one", ("Größe", "cat")), ("several", ("cat", "dog"))])
+async def test_a_classifier_is_served_with_its_labels(
+    name: str, labels: tuple[str, ...], folder: Path, client: httpx.AsyncClient
+) -> None:
+    trained, tokenizer = loaded(folder, name)
+    assert isinstance(trained, BertClassifier) and trained.config.labels == labels
+    ids = tokenizer.encode("word1 word2").ids
+    with torch.inference_mode():
+        scores = trained(torch.tensor([ids]), torch.tensor([len(ids)]))[0]
+    expected = scores.sigmoid() if name == "several" else scores.exp()
+    (output,) = (await ask(client, "/v1/classify", model=name, inputs="word1 word2"))["outputs"]
+    assert {one["label"]: one["score"] for one in output["labels"]} == pytest.approx(
+        dict(zip(labels, expected.tolist(), strict=True)), abs=1e-5
+    )
+
+
+async def test_an_encoder_is_served_with_its_vectors(folder: Path, client: httpx.AsyncClient) -> None:
+    trained, tokenizer = loaded(folder, "vectors")
+    assert isinstance(trained, BertEncoder)
+    ids = tokenizer.encode("word1 word2").ids
+    with torch.inference_mode():
+        (expected,) = trained(torch.tensor([ids]), torch.tensor([len(ids)])).tolist()
+    (vector,) = (await ask(client, "/v1/encode", model="vectors", inputs="word1 word2"))["embeddings"]
+    assert vector == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "chat"])
+async def test_a_language_model_generates_the_same_tokens(name: str, folder: Path, client: httpx.AsyncClient) -> None:
+    trained, tokenizer = loaded(folder, name)
+    assert isinstance(trained, Llama)
+    manifest = read_manifest(folder / "bundles" / name)
+    (expected,) = continue_greedily(trained, [tokenizer.encode("There are").ids], manifest.tokens.end_ids, 10)
+    response = await ask(client, "/v1/generate", model=name, inputs="There are", parameters={"max_new_tokens": 10})
+    assert [token["id"] for token in response["outputs"][0]["tokens"]] == expected
+    assert manifest.chat is not None and manifest.chat.user == "<|im_start|>user\n{}<|im_end|>\n"
+    if name == "chat":  # a reply ends with the token that ends it in the template
+        assert trained.config.eos_id == manifest.tokens.end_ids[0] == tokenizer.token_to_id("<|im_end|>")
+        assert trained.config.pad_id not in manifest.tokens.end_ids
+        messages = [{"role": "user", "content": "Is it 3?"}]
+        response = await ask(client, "/v1/chat/completions", model=name, messages=messages, max_tokens=2)
+        text = "<|im_start|>user\nIs it 3?<|im_end|>\n<|im_start|>assistant\n"
+        tokenizer.encode_special_tokens = False
+        assert response["usage"]["prompt_tokens"] == len(tokenizer.encode(text, add_special_tokens=False).ids)
