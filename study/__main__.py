@@ -12,11 +12,22 @@ from pathlib import Path
 
 from bench import machine, report
 from bench.record import Recorded, read_results, write_result
-from study import collect, ghost_attention, linformer, masking, quality, recall, sentence, similar, speed
+from study import alignment, collect, ghost_attention, linformer, masking, quality, recall, sentence, similar, speed
 from study.cards import write_cards
 from study.step import Step
 
-STEPS: Sequence[Step] = (collect, quality, sentence, masking, speed, linformer, recall, ghost_attention, similar)
+STEPS: Sequence[Step] = (
+    collect,
+    quality,
+    sentence,
+    masking,
+    speed,
+    linformer,
+    recall,
+    ghost_attention,
+    similar,
+    alignment,
+)
 RESULTS = Path("study/results")
 DOCUMENTS = tuple(
     Path("docs", name) for name in ("research/attention.md", "research/similar.md", "explanation/quantization.md")

@@ -145,13 +145,13 @@ class Report:
         done = math.ceil(progress.batch / (config.accumulate * self._world.size))
         steps = num_steps * (config.max_epochs - progress.epoch) - done
         limit = 60 * config.max_minutes - progress.seconds if config.max_minutes else None
-        validations = (config.max_epochs - progress.epoch) / config.evaluate_epochs
+        validations = math.ceil((config.max_epochs - progress.epoch) / config.evaluate_epochs)
         left = estimate.seconds_left(steps, validations, limit)
         self.display.update(Step(epoch, progress.step, progress.train_loss, rate, tokens, left))
         if estimate.is_first and left is not None and estimate.step_seconds is not None:
             self.display.line(
                 f"about {duration(left)} for at most {steps:,} more steps of {estimate.step_seconds:.2g} s and "
-                f"{validations:g} validations; {megabytes(peak_memory(self._device))} of memory are in use"
+                f"{validations:,} validations; {megabytes(peak_memory(self._device))} of memory are in use"
             )
 
     def epoch(
