@@ -15,7 +15,7 @@ from model.data.records import TaskName
 from model.data.samples import DEFAULT_EXAMPLES, write_sample
 from model.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_status, is_out_of_memory
 from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
-from model.systems import PLAN, SYSTEMS
+from model.systems import GROUPS, PLAN, SYSTEMS
 from model.training.config import PRECISIONS, TrainConfig
 from model.training.options import add_options, given_options, options_to_toml
 
@@ -215,17 +215,36 @@ def add_recall(commands: Commands) -> None:
         help="number of dialogues of each kind of instruction and each length",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the dialogues")
+    parser.add_argument("--open", action="store_true", help="instructions with open values, in four conditions")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
 
 
 def add_zoo(commands: Commands) -> None:
-    text = "train and evaluate all systems, one after another; run the same command again to resume"
+    text = "train and evaluate systems of the study, one after another; run the same command again to resume"
     parser = add_command(commands, "zoo", "train_zoo", text)
     folders = " and ".join(sorted({system.corpus.folder for system in SYSTEMS.values()} - {""}))
-    parser.add_argument("data", type=Path, help=f"folder with the subfolders {folders}")
+    parser.add_argument(
+        "data",
+        type=Path,
+        help=f"folder with the subfolders {folders}; corpora that are derived from them are written to RUNS/data",
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="parent folder of the runs")
     parser.add_argument(
-        "--systems", nargs="*", choices=PLAN, default=list(PLAN), metavar="NAME", help="train only these"
+        "--systems", nargs="*", choices=PLAN, metavar="NAME", help="train only these (default: all of the groups)"
+    )
+    parser.add_argument(
+        "--groups",
+        nargs="*",
+        choices=GROUPS,
+        metavar="GROUP",
+        help=f"train only systems of these groups, in this order; of {', '.join(GROUPS)} (default: {GROUPS[0]})",
+    )
+    parser.add_argument("--only-seed", type=int, help="train only the runs of this seed")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="number of runs at the same time, each in a process with one thread"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="train nothing; measure some updates of each system and print the hours"
     )
     parser.add_argument("--seeds", type=int, help="number of runs of each system (default: depends on the system)")
     parser.add_argument(

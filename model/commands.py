@@ -3,24 +3,30 @@
 import argparse
 import dataclasses
 import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.checkpoint import load_checkpoint, load_metadata, load_model, replace_text
 from model.config import ModelConfig, architecture_of, with_fields
+from model.data.derived import derive
 from model.data.text import read_labelled
 from model.decoding.reference import one_thread
-from model.errors import UsageError
+from model.errors import Interrupted, UsageError
 from model.evaluation.accuracy import accuracy, accuracy_fields
 from model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
-from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
-from model.evaluation.recall import greedy_answers, recall
+from model.evaluation.defaults import NUM_DIALOGUES, NUM_OPEN_DIALOGUES, OPEN_TURNS, SEED, TEST_SPLIT, TURNS
+from model.evaluation.recall import greedy_answers, open_recall, recall
 from model.parts import WEIGHTS
-from model.systems import PLAN, SYSTEMS, System
+from model.systems import GROUPS, PLAN, SYSTEMS, Corpus, System
 from model.training.config import Precision, TrainConfig, read_train_config
 from model.training.tasks import VALIDATION_SPLITS, read_system_data
 from model.training.trainer import Trainer
@@ -166,33 +172,154 @@ def measure_recall(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"turns and dialogues must be at least 1, got {min(arguments.turns)} and {arguments.dialogues}"
         )
-    report = recall_report(arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed)
-    for turn, kinds in report["turns"].items():
-        print(f"turn {turn}: " + ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items()))
+    report = recall_report(
+        arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed, is_open=arguments.open
+    )
+    conditions = report["turns"] if arguments.open else {"": report["turns"]}
+    for condition, turns in conditions.items():
+        for turn, kinds in turns.items():
+            counts = ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items())
+            print(f"{condition}{', ' if condition else ''}turn {turn}: {counts}")
     if arguments.json is not None:
         write_json(arguments.json, report)
 
 
-def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
+def recall_report(
+    checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int, *, is_open: bool = False
+) -> dict[str, Any]:
+    """Return the recall of a chat model; `is_open` selects instructions with open values."""
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, CausalModel):
         raise UsageError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")
     with one_thread():
-        counts = recall(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
+        measure = open_recall if is_open else recall
+        counts = measure(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
     return {"seed": seed, "checkpoint": load_metadata(checkpoint / WEIGHTS), "turns": counts}
 
 
 def train_zoo(arguments: argparse.Namespace) -> None:
     """Train the systems in the order of their seeds: seed 1 of all systems, then seed 2."""
-    if arguments.seeds is not None and arguments.seeds < 1:
-        raise UsageError(f"seeds must be at least 1, got {arguments.seeds}")
-    runs = [(seed, name) for name in arguments.systems for seed in range(1, 1 + (arguments.seeds or PLAN[name].seeds))]
-    for seed, name in sorted(runs, key=lambda one: one[0]):
+    for name in ("seeds", "processes"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be at least 1, got {value}")
+    runs = planned_runs(arguments.systems, arguments.groups, arguments.seeds)
+    if arguments.only_seed is not None:
+        runs = [one for one in runs if one[0] == arguments.only_seed]
+    if arguments.plan:
+        print_plan(runs, arguments.data, arguments.runs)
+    elif arguments.processes > 1:
+        run_processes(runs, arguments)
+    else:
+        for seed, name in runs:
+            print(f"{name}, seed {seed}", flush=True)
+            system = SYSTEMS[name]
+            run, data = arguments.runs / f"{name}-{seed}", corpus_folder(system.corpus, arguments.data, arguments.runs)
+            config = _zoo_config(name, seed, _precision(run, arguments.precision))
+            train_and_score(system, config, data, run)
+
+
+def planned_runs(
+    systems: Sequence[str] | None, groups: Sequence[str] | None, seeds: int | None
+) -> list[tuple[int, str]]:
+    """Return seeds and names of the runs, in the order of the groups and of the seeds.
+
+    Without systems and groups, they are those of the group "zoo".
+    """
+    order = groups or (GROUPS[:1] if systems is None else GROUPS)
+    names = [name for group in order for name, plan in PLAN.items() if plan.group == group]
+    if systems is not None:
+        names = [name for name in systems if name in names]
+    runs = [(seed, name) for name in names for seed in range(1, 1 + (seeds or PLAN[name].seeds))]
+    return sorted(runs, key=lambda one: one[0])
+
+
+def _zoo_config(name: str, seed: int, precision: Precision = "float32") -> TrainConfig:
+    settings = {**SYSTEMS[name].training, "max_epochs": PLAN[name].max_epochs, "seed": seed}
+    return TrainConfig(**settings, precision=precision)
+
+
+def corpus_folder(corpus: Corpus, data: Path, runs: Path) -> Path:
+    """Return the folder of the data of a corpus, and derive it if necessary."""
+    if corpus.derived is None:
+        return data / corpus.folder
+    derive(corpus.derived, data / corpus.folder, runs / "data" / corpus.data_name)
+    return runs / "data" / corpus.data_name
+
+
+def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace) -> None:
+    """Train runs in several processes at a time, each with one thread.
+
+    The output of a process is added to RUNS/NAME-SEED.out.
+
+    Raises:
+        ValueError: runs failed; the message names them. The others are trained.
+    """
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    children = set[subprocess.Popen[bytes]]()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def train(one: tuple[int, str]) -> str:
+        """Return "" or the name of the run that failed."""
+        seed, name = one
+        run = arguments.runs / f"{name}-{seed}"
+        if (run / "scores.json").exists():
+            return ""
         print(f"{name}, seed {seed}", flush=True)
-        system = SYSTEMS[name]
-        run, data = arguments.runs / f"{name}-{seed}", arguments.data / system.corpus.folder
-        settings = {**system.training, "max_epochs": PLAN[name].max_epochs, "seed": seed}
-        train_and_score(system, TrainConfig(**settings, precision=_precision(run, arguments.precision)), data, run)
+        options = ["--runs", str(arguments.runs), "--systems", name, "--precision", arguments.precision]
+        command = [sys.executable, "-m", "model", "zoo", str(arguments.data), *options, "--only-seed", str(seed)]
+        with run.with_name(f"{run.name}.out").open("a") as output:
+            child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)  # noqa: S603
+            children.add(child)
+            code = child.wait()
+            children.remove(child)
+        print(f"{name}, seed {seed}: {'done' if code == 0 else f'exit code {code}'}", flush=True)
+        return run.name if code else ""
+
+    def stop(number: int, _: object) -> None:
+        raise Interrupted(number)
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    pool = ThreadPoolExecutor(arguments.processes)
+    try:
+        failed = [name for name in pool.map(train, runs) if name]
+    except Interrupted:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in list(children):
+            child.terminate()  # it saves a checkpoint
+        raise
+    finally:
+        pool.shutdown()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    if failed:
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; see {arguments.runs}/NAME.out, and run "
+            "the same command again to resume them"
+        )
+
+
+def print_plan(runs: Sequence[tuple[int, str]], data: Path, folder: Path) -> None:
+    """Print how long the runs that are not finished take in one process, by measured updates."""
+    seconds = dict[str, float]()
+    totals: dict[str, float] = {}
+    print("group, system: runs left, updates of a run, seconds of an update, hours")
+    for name in dict.fromkeys(name for _, name in runs):
+        system, plan = SYSTEMS[name], PLAN[name]
+        left = [seed for seed, one in runs if one == name and not (folder / f"{name}-{seed}" / "scores.json").exists()]
+        with TemporaryDirectory() as temporary:
+            run, config = Path(temporary) / name, _zoo_config(name, 1)
+            corpus = corpus_folder(system.corpus, data, folder)
+            prepared, model_config = read_system_data(system.task_name, corpus, run, config, system.make_config)
+            trainer = Trainer(run, config, system.task, prepared, model_config)
+            steps, seconds[name] = trainer.measure_updates()
+        updates = steps * plan.max_epochs
+        hours = len(left) * updates * seconds[name] / 3600
+        totals[plan.group] = totals.get(plan.group, 0.0) + hours
+        print(f"{plan.group}, {name}: {len(left)}, {updates:,}, {seconds[name]:.3f}, {hours:.2f}", flush=True)
+    for group, hours in totals.items():
+        print(f"{group}: {hours:.2f} hours of one core")
+    print(f"all: {sum(totals.values()):.2f} hours of one core, without validation and evaluation")
 
 
 def _precision(run: Path, requested: Precision) -> Precision:
@@ -206,12 +333,14 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
     if path.exists():
         return
     prepared, model_config = read_system_data(system.task_name, data, run, config, system.make_config)
-    Trainer(run, config, system.task, prepared, model_config).fit()
+    Trainer(run, config, system.task, prepared, model_config, has_diagnostics=system.has_diagnostics).fit()
     checkpoint = run / "averaged"
     if system.task_name == "translation":
-        _, report = evaluated(checkpoint, data, TEST_SPLIT, config.source, config.target)
+        _, report = evaluated(checkpoint, data, TEST_SPLIT, config.source, config.target, system.num_beams)
     elif system.task_name == "classification":
         report = accuracy_report(checkpoint, data, VALIDATION_SPLITS["classification"])
     else:
-        report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
+        is_open = system.task_name.startswith("open")
+        turns, number = (OPEN_TURNS, NUM_OPEN_DIALOGUES) if is_open else (TURNS, NUM_DIALOGUES)
+        report = recall_report(checkpoint, turns, number, SEED, is_open=is_open)
     write_json(path, report)

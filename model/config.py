@@ -33,6 +33,10 @@ class ModelConfig:
             )
 
 
+# How self-attention knows the order of the tokens, see `model.layers.positions`.
+Positions = Literal["sinusoidal", "none", "learned", "relative", "alibi", "rotary"]
+
+
 @dataclass(frozen=True)
 class StackConfig(ModelConfig):
     """Sizes of a stack of self-attention layers.
@@ -43,6 +47,9 @@ class StackConfig(ModelConfig):
     d_model: Size = 512  # width of every layer [d_model]
     num_heads: Size = 8  # [h]
     d_ff: Size = 2048  # inner width of the feed-forward layers [d_ff]
+    positions: Positions = "sinusoidal"
+    scaled: bool = True  # attention scores are divided by the square root of the width of a head
+    residual: bool = True  # the input of a sublayer is added to its output
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +57,10 @@ class StackConfig(ModelConfig):
             raise ValueError(f"d_model must be a multiple of num_heads ({self.num_heads}), got {self.d_model}")
         if self.d_model % 2:
             raise ValueError(f"d_model must be even for sinusoidal positions, got {self.d_model}")
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ValueError(
+                f'positions "rotary" needs an even d_model / num_heads, got {self.d_model} / {self.num_heads}'
+            )
 
     @property
     def head_size(self) -> int:
@@ -80,6 +91,12 @@ class TransformerConfig(StackConfig):
         if self.encoder_attention == "linformer" and self.linformer_size > self.max_positions:
             raise ValueError(
                 f"linformer_size must be at most max_positions ({self.max_positions}), got {self.linformer_size}"
+            )
+        is_plain = self.scaled and self.positions in ("sinusoidal", "none", "learned")
+        if self.encoder_attention in ("linformer", "single-head-without-weights") and not is_plain:
+            raise ValueError(
+                f'encoder_attention "{self.encoder_attention}" needs scaled true and positions "sinusoidal", "none" or '
+                f'"learned", got {str(self.scaled).lower()} and "{self.positions}"'
             )
 
     @property
@@ -148,6 +165,10 @@ class RecurrentConfig(ModelConfig):
     bidirectional: bool = True
     decoder_size: Size = 256
     attention: Score = "additive"  # score function; "none" means a fixed context vector
+    scaled: bool = False  # "dot", "general" and "reduced_rank" scores are divided by the square root of the key width
+    # A fixed context vector is an input of every step (Cho et al. 2014). False: it only determines
+    # the initial state of the decoder (Sutskever et al. 2014).
+    feeds_context: bool = True
     attention_size: Size = 192  # inner width of the "additive" and "concat" scores, rank of "reduced_rank"
     query: Literal["previous", "current"] = "previous"
     input_feeding: bool = False  # the previous attentional vector is an input; needs query "current"
@@ -166,6 +187,10 @@ class RecurrentConfig(ModelConfig):
             )
         if self.attention == "none" and (self.window, self.selection, self.query) != ("global", "soft", "previous"):
             raise ValueError('attention "none" needs window "global", selection "soft" and query "previous"')
+        if self.attention != "none" and not self.feeds_context:
+            raise ValueError(f'feeds_context false needs attention "none", got "{self.attention}"')
+        if self.scaled and self.attention not in ("dot", "general", "reduced_rank"):
+            raise ValueError(f'scaled true needs attention "dot", "general" or "reduced_rank", got "{self.attention}"')
         if self.query == "previous" and (self.input_feeding or self.window != "global"):
             raise ValueError('input_feeding and a window other than "global" need query "current"')
         if self.selection != "soft" and self.window == "local-p":
@@ -182,6 +207,11 @@ class RecurrentConfig(ModelConfig):
     def annotation_size(self) -> int:
         """Width of an annotation, the encoder's state of one token."""
         return self.encoder_size * (2 if self.bidirectional else 1)
+
+    @property
+    def context_size(self) -> int:
+        """Width of the context vector that each step of the decoder reads."""
+        return self.annotation_size if self.feeds_context else 0
 
 
 PretrainedTask = Literal["classification", "encoder", "language-model"]

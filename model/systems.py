@@ -8,12 +8,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from model.data.derived import Derived
 from model.data.dialogues import CHAT, ChatTemplate
 
 if TYPE_CHECKING:
     from model.training.task import Task
 
-TaskName = Literal["translation", "classification", "chat", "ghost-attention"]
+TaskName = Literal[
+    "translation",
+    "classification",
+    "chat",
+    "ghost-attention",
+    "open-chat",
+    "open-ghost-attention",
+    "open-ghost-attention-all-answers",
+]
 
 # Settings of all systems that are compared with each other: the same batches and number of updates,
 # and the strong gradient clipping that recurrent models need. Only the peak learning rate depends
@@ -28,6 +37,21 @@ _SHARED: Mapping[str, Any] = {
 }
 RECURRENT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2e-3}
 TRANSFORMER_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}
+
+# The small setting, in which claims about one mechanism are tested with three seeds: 10,000 pairs,
+# 12 epochs, half of the batch size and of the warm-up, and the vocabulary of fewer sentences. Half
+# weights of two layers take less than 3 MB.
+SMALL_TRAINING: Mapping[str, Any] = {
+    **_SHARED,
+    "vocab_size": 3000,
+    "max_epochs": 12,
+    "batch_tokens": 1000,
+    "warmup_steps": 400,
+    "patience_epochs": 12,
+    "average_last": 3,
+}
+# Sources of up to 60 words.
+JOINED_TRAINING: Mapping[str, Any] = {**SMALL_TRAINING, "batch_tokens": 2000, "max_length_tokens": 160}
 
 # A corpus of some thousand sentences is quickly memorized: train for few epochs with small batches,
 # and average most of the epochs.
@@ -66,9 +90,17 @@ class Corpus:
     license: str  # license of the weights
     languages: tuple[str, str] | None = None  # ISO 639-1 codes of source and target
     chat: ChatTemplate | None = None
+    derived: Derived | None = None  # the corpus is derived from the folder, see `model.data.derived`
+
+    @property
+    def data_name(self) -> str:
+        """Name of the folder with the data; "" for a corpus that is generated."""
+        return f"{self.folder}-{self.derived}" if self.derived else self.folder
 
 
 MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only", languages=("en", "de"))
+SMALL = replace(MULTI30K, derived="small")
+JOINED = replace(MULTI30K, derived="joined")
 SST2 = Corpus("sst2", "sst2", "research only")
 SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", chat=CHAT)
 
@@ -82,6 +114,8 @@ class System:
     training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from the defaults
     task_name: TaskName = "translation"
     corpus: Corpus = MULTI30K
+    num_beams: int = 5  # of the evaluation of translations
+    has_diagnostics: bool = False  # the run records sizes of scores and gradients
 
     @property
     def task(self) -> "Task[Any, Any]":
@@ -140,6 +174,62 @@ SHORT: Mapping[str, System] = {
     for name, system in COMPARED.items()
 }
 
+
+def _small(system: System, corpus: Corpus = SMALL, **changes: Any) -> System:
+    """Return a system in the small setting, with some fields of its model changed.
+
+    A Transformer has two layers in encoder and decoder. The states of a recurrent system are
+    smaller.
+    """
+
+    def make_config(vocab_size: int) -> ModelConfig:
+        config = system.make_config(vocab_size)
+        if isinstance(config, TransformerConfig):
+            sizes = {"encoder_layers": 2, "decoder_layers": 2}
+        else:
+            sizes = {"encoder_size": 128, "decoder_size": 256}
+        return replace(config, **{**sizes, **changes})
+
+    setting = SMALL_TRAINING if corpus is SMALL else JOINED_TRAINING
+    kept = {
+        name: system.training[name] for name in ("peak_learning_rate", "label_smoothing") if name in system.training
+    }
+    return replace(
+        system,
+        make_config=make_config,
+        training={**setting, **kept},
+        corpus=corpus,
+        num_beams=1,  # beams would take as long as a third of the training
+        has_diagnostics=True,
+    )
+
+
+_INITIAL_STATE = _recurrent(
+    "GRU whose initial state is all that it knows of the source (Sutskever et al. 2014)",
+    attention="none",
+    feeds_context=False,
+)
+# So that it has as many parameters as with the context vector as an input of every step.
+_INITIAL_STATE_SIZE = 336
+_LOCAL_P = _luong(
+    "GRU with a predicted attention window, local-p (Luong et al. 2015)",
+    "general",
+    window="local-p",
+    window_radius=5,
+)
+_LINFORMER = _tiny(
+    "Transformer with a linear encoder (Wang et al. 2020)",
+    encoder_attention="linformer",
+    linformer_size=32,
+    max_positions=128,
+)
+_WITHOUT_FEEDING = _luong("GRU with general attention without input feeding", "general", input_feeding=False)
+
+
+def _with(description: str, system: System, **changes: Any) -> System:
+    return _small(replace(system, description=description), **changes)
+
+
 SYSTEMS: Mapping[str, System] = {
     "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
     "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
@@ -156,12 +246,7 @@ SYSTEMS: Mapping[str, System] = {
         window="local-m",
         window_radius=3,
     ),
-    "luong-local-p": _luong(
-        "GRU with a predicted attention window, local-p (Luong et al. 2015)",
-        "general",
-        window="local-p",
-        window_radius=5,
-    ),
+    "luong-local-p": _LOCAL_P,
     "multiplicative": _recurrent("Bahdanau's decoder with a bilinear score (Luong et al. 2015)", attention="general"),
     "reduced-rank": _recurrent(
         "Bahdanau's decoder with a bilinear score of rank 32", attention="reduced_rank", attention_size=32
@@ -185,17 +270,134 @@ SYSTEMS: Mapping[str, System] = {
     "single-head-without-weights": _tiny(
         "Transformer whose encoder attention has no parameters", encoder_attention="single-head-without-weights"
     ),
-    "linformer": _tiny(
-        "Transformer with a linear encoder (Wang et al. 2020)",
-        encoder_attention="linformer",
-        linformer_size=32,
-        max_positions=128,
-    ),
+    "linformer": _LINFORMER,
     "sentiment": System(
         "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, "classification", SST2
     ),
     "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", "ghost-attention"),
     "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", "chat"),
+}
+
+
+# Chats whose instructions have open values. Copying is learnt more slowly than a list of words.
+OPEN_CHAT_TRAINING: Mapping[str, Any] = {**CHAT_TRAINING, "max_epochs": 6, "patience_epochs": 6}
+
+
+def _open_chat(description: str, task: TaskName, **changes: Any) -> System:
+    def make_config(vocab_size: int) -> ModelConfig:
+        return replace(CausalConfig.chat(vocab_size), **changes)
+
+    return System(description, make_config, OPEN_CHAT_TRAINING, task, SMALLTALK)
+
+
+OPEN_CHATS: Mapping[str, System] = {
+    "open-chat-gatt": _open_chat(
+        "Causal Transformer with Ghost Attention for any value", "open-ghost-attention", positions="rotary"
+    ),
+    "open-chat-baseline": _open_chat(
+        "Causal Transformer for any value, without Ghost Attention", "open-chat", positions="rotary"
+    ),
+    "open-chat-gatt-all-answers": _open_chat(
+        "Causal Transformer with Ghost Attention whose loss includes earlier answers",
+        "open-ghost-attention-all-answers",
+        positions="rotary",
+    ),
+}
+
+
+def _sentiment_with(description: str, training: Mapping[str, Any] | None = None, **changes: Any) -> System:
+    def make_config(vocab_size: int) -> ModelConfig:
+        return replace(_sentiment(vocab_size), **changes)
+
+    settings = {**SENTIMENT_TRAINING, **(training or {})}
+    return System(f"Classifier of film reviews, {description}", make_config, settings, "classification", SST2)
+
+
+# Settings of the classifier, each with one or two changes. The mean accuracy of three seeds on dev
+# selects one; test is read once, for that one.
+SENTIMENT_SETTINGS: Mapping[str, System] = {
+    "sentiment-plain": _sentiment_with("no change"),
+    "sentiment-no-positions": _sentiment_with("without positions", positions="none"),
+    "sentiment-one-layer": _sentiment_with("one layer", encoder_layers=1),
+    "sentiment-one-layer-no-positions": _sentiment_with("one layer, no positions", encoder_layers=1, positions="none"),
+    "sentiment-alibi": _sentiment_with("ALiBi", positions="alibi"),
+    "sentiment-narrow": _sentiment_with("width 64", d_model=64, d_ff=128),
+    "sentiment-vocabulary-4000": _sentiment_with("vocabulary of 4,000 tokens", {"vocab_size": 4000}),
+    "sentiment-vocabulary-12000": _sentiment_with(
+        "vocabulary of 12,000 tokens, width 96", {"vocab_size": 12_000}, d_model=96
+    ),
+    "sentiment-word-dropout-0.3": _sentiment_with("word dropout 0.3", word_dropout=0.3),
+    "sentiment-word-dropout-0.7": _sentiment_with("word dropout 0.7", word_dropout=0.7),
+    "sentiment-dropout-0.6": _sentiment_with("dropout 0.6", dropout=0.6),
+    "sentiment-smoothing-0.3": _sentiment_with("label smoothing 0.3", {"label_smoothing": 0.3}),
+    "sentiment-slow": _sentiment_with(
+        "half the learning rate, twice the epochs",
+        {"peak_learning_rate": 5e-4, "max_epochs": 24, "patience_epochs": 24, "average_last": 16},
+    ),
+}
+
+# Systems of the small setting by group. Each group answers one question of the study.
+SMALL_GROUPS: Mapping[str, Mapping[str, System]] = {
+    "context": {
+        "small-bahdanau": _small(COMPARED["bahdanau"]),
+        "small-fixed-context": _small(COMPARED["fixed-context"]),
+        "small-initial-state": _small(_INITIAL_STATE, decoder_size=_INITIAL_STATE_SIZE),
+    },
+    "order": {
+        f"small-positions-{kind}": _with(f"Transformer, positions: {kind}", COMPARED["post-norm"], positions=kind)
+        for kind in ("none", "sinusoidal", "learned", "relative", "alibi", "rotary")
+    },
+    "scale": {
+        "small-unscaled": _with(
+            "Transformer whose scores are not divided by the root of the width", COMPARED["post-norm"], scaled=False
+        ),
+        "small-dot": _small(SYSTEMS["luong-dot"]),
+        "small-dot-scaled": _small(SYSTEMS["luong-dot"], scaled=True),
+        "small-general": _small(COMPARED["luong-general"]),
+        "small-general-scaled": _small(COMPARED["luong-general"], scaled=True),
+    },
+    "depth": {
+        f"small-depth-{depth}{suffix}": _with(
+            f"Transformer with {depth} layers{' without residual connections' if suffix else ''}",
+            COMPARED["post-norm"],
+            encoder_layers=depth,
+            decoder_layers=depth,
+            residual=not suffix,
+        )
+        for depth in (1, 2, 4, 6)
+        for suffix in ("", "-no-residual")
+        if (depth, suffix) != (2, "")  # small-positions-sinusoidal
+    },
+    "long": {
+        "joined-fixed-context": _small(COMPARED["fixed-context"], JOINED),
+        "joined-initial-state": _small(_INITIAL_STATE, JOINED, decoder_size=_INITIAL_STATE_SIZE),
+        "joined-bahdanau": _small(COMPARED["bahdanau"], JOINED),
+        "joined-luong-local-p": _small(_LOCAL_P, JOINED),
+        "joined-post-norm": _small(COMPARED["post-norm"], JOINED),
+        "joined-linformer": _small(_LINFORMER, JOINED, max_positions=160),
+    },
+    "controls": {
+        "small-without-feeding": _small(_WITHOUT_FEEDING),
+        "small-hard-reinforce": _small(SYSTEMS["hard-reinforce"]),
+        "small-hard-marginal": _small(SYSTEMS["hard-marginal"]),
+        "small-without-feeding-smoothing": _small(_without_smoothing(_WITHOUT_FEEDING)),
+        "small-luong-local-p": _small(_LOCAL_P),
+        "small-luong-local-m": _small(SYSTEMS["luong-local-m"]),
+        "small-luong-location": _small(SYSTEMS["luong-location"]),
+        "small-luong-concat": _small(SYSTEMS["luong-concat"]),
+        "small-multiplicative": _small(SYSTEMS["multiplicative"]),
+        "small-reduced-rank": _small(SYSTEMS["reduced-rank"]),
+        "small-pre-norm": _small(SYSTEMS["pre-norm"]),
+        "small-single-head": _small(SYSTEMS["single-head"]),
+        "small-single-head-without-weights": _small(SYSTEMS["single-head-without-weights"]),
+        "small-linformer": _small(_LINFORMER),
+    },
+}
+SYSTEMS = {
+    **SYSTEMS,
+    **OPEN_CHATS,
+    **SENTIMENT_SETTINGS,
+    **{name: system for group in SMALL_GROUPS.values() for name, system in group.items()},
 }
 
 
@@ -205,6 +407,7 @@ class RunPlan:
 
     seeds: int
     max_epochs: int
+    group: str = "zoo"
 
 
 _COMPARISON, _ABLATION = RunPlan(seeds=3, max_epochs=24), RunPlan(seeds=1, max_epochs=12)
@@ -235,7 +438,15 @@ PLAN: Mapping[str, RunPlan] = {
     "chat-gatt": RunPlan(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
     "chat-baseline": RunPlan(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
     "transformer": RunPlan(seeds=1, max_epochs=72),  # the shipped model; the longest run
+    **{name: RunPlan(3, system.training["max_epochs"], "sentiment") for name, system in SENTIMENT_SETTINGS.items()},
+    **{name: RunPlan(1, OPEN_CHAT_TRAINING["max_epochs"], "ghost-attention") for name in OPEN_CHATS},
+    **{
+        name: RunPlan(seeds=3, max_epochs=SMALL_TRAINING["max_epochs"], group=group)
+        for group, systems in SMALL_GROUPS.items()
+        for name in systems
+    },
 }
+GROUPS = tuple(dict.fromkeys(plan.group for plan in PLAN.values()))
 
 
 def bundle_name(name: str) -> str:

@@ -12,12 +12,25 @@ from pathlib import Path
 
 from bench import machine, report
 from bench.record import Recorded, read_results, write_result
-from study import alignment, collect, ghost_attention, linformer, masking, quality, recall, sentence, similar, speed
+from study import (
+    alignment,
+    claims,
+    collect,
+    ghost_attention,
+    linformer,
+    masking,
+    quality,
+    recall,
+    sentence,
+    similar,
+    speed,
+)
 from study.cards import write_cards
 from study.step import Step
 
 STEPS: Sequence[Step] = (
     collect,
+    claims,
     quality,
     sentence,
     masking,

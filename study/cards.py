@@ -2,14 +2,14 @@
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.record import Recorded
 from bench.report import table
 from model.evaluation.defaults import TEST_SPLIT
-from model.systems import MULTI30K, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
+from model.systems import JOINED, MULTI30K, SMALL, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 from service.bundle import MANIFEST, Manifest, read_manifest
 from study import collect, quality, recall
 
@@ -33,7 +33,7 @@ class Prose:
     licence: str
 
 
-PROSE: Mapping[Corpus, Prose] = {
+PROSE: dict[Corpus, Prose] = {
     MULTI30K: Prose(
         "Multi30k, `data/task1/raw`: 29,000 training pairs of image captions, English and German",
         "Demonstrating {this} on short descriptions of everyday scenes, and comparing it with the other "
@@ -60,6 +60,12 @@ PROSE: Mapping[Corpus, Prose] = {
         "Apache License 2.0, like the code that generated the training data.",
     ),
 }
+
+for _corpus, _data in (
+    (SMALL, "Multi30k, `data/task1/raw`: 10,000 random training pairs of image captions, English and German"),
+    (JOINED, "Multi30k, `data/task1/raw`: 5,000 joined captions of 20 to 60 words, English and German"),
+):
+    PROSE[_corpus] = replace(PROSE[MULTI30K], data=_data)
 
 Results = Mapping[str, Recorded]
 

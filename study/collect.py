@@ -67,11 +67,11 @@ def _key(row: Row) -> tuple[Any, ...]:
 def _finished_runs(runs: Path) -> list[Path]:
     """Return the folders of runs that translate and have been scored."""
     folders = sorted(path.parent for path in runs.glob("*/scores.json"))
-    names = [_system_and_seed(folder)[0] for folder in folders]
+    names = [system_and_seed(folder)[0] for folder in folders]
     return [folder for folder, name in zip(folders, names, strict=True) if name in TRANSLATING]
 
 
-def _system_and_seed(folder: Path) -> tuple[str, int]:
+def system_and_seed(folder: Path) -> tuple[str, int]:
     match = RUN_NAME.fullmatch(folder.name)
     if match is None or match["system"] not in PLAN:
         raise ValueError(f"{folder} must be named SYSTEM-SEED, with a planned system")
@@ -79,9 +79,9 @@ def _system_and_seed(folder: Path) -> tuple[str, int]:
 
 
 def _read_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
-    system, seed = _system_and_seed(folder)
+    system, seed = system_and_seed(folder)
     model, _ = load_model(folder / "averaged")
-    scored = _read_scores(folder / "scores.json", references)
+    scored = read_scores(folder / "scores.json", references)
     epochs = read_log(folder)
     if scored["epochs"] not in epochs:
         raise ValueError(f"{folder}/log.jsonl has no entry for epoch {scored['epochs']}, which was scored")
@@ -98,7 +98,7 @@ def _read_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _read_scores(path: Path, references: Sequence[str]) -> dict[str, Any]:
+def read_scores(path: Path, references: Sequence[str]) -> dict[str, Any]:
     """Return the scores of a run with the statistics of its outputs."""
     scores: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     outputs = scores["outputs"]

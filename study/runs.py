@@ -13,7 +13,8 @@ from study.bleu import Counts, Statistics
 
 assert MULTI30K.languages is not None
 SOURCE, TARGET = MULTI30K.languages  # of all systems that translate
-TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION)
+# Systems on the whole corpus; `study.claims` has those of the small setting.
+TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION and SYSTEMS[name].corpus == MULTI30K)
 
 
 def translates(manifest: Manifest) -> bool:

@@ -23,6 +23,7 @@ from export.families.description import (
     Convolution,
     Disentangled,
     Norm,
+    RelativeKeys,
     Rotary,
     Stack,
     rotary_tables,
@@ -275,7 +276,7 @@ class ReferenceLayers:
         result = compute(self.norm(source, f"{module}_norm") if has_norm else source)
         if stack.has_output_norms:
             result = self.norm(result, f"{module}_output_norm")
-        total = self.arithmetic.round(x + stack.residual_scale * result)
+        total = self.arithmetic.round((x if stack.has_residual else 0) + stack.residual_scale * result)
         return self.norm(total, f"{module}_norm") if stack.norm_place == "post" else total
 
     def attention(
@@ -331,6 +332,8 @@ class ReferenceLayers:
         if self.stack.disentangled is not None:
             assert not any(mask is not None for mask in biases), "there is one kind of relative positions"
             biases = self._position_scores(module, self.stack.disentangled, options, heads["query"], heads["key"])
+        if options.relative_keys is not None:
+            biases = self._relative_key_scores(module, options, options.relative_keys, heads["query"])
         results = [
             attend(query, key, value, options.scale, bias, mask, self.arithmetic, options.softcap)
             for query, key, value, bias, mask in zip(
@@ -381,6 +384,20 @@ class ReferenceLayers:
                 by_token = np.take_along_axis(products, np.broadcast_to(picked, scores.shape), axis=2)
                 scores += by_token if part == "relative_key" else by_token.transpose(0, 2, 1)
             found.append(self.arithmetic.round(scores) * attention.scale)
+        return found
+
+    def _relative_key_scores(
+        self, module: str, attention: Attention, options: RelativeKeys, queries: list[Array]
+    ) -> list[Array | None]:
+        """Return the scores (H, T, T) of queries (T, H, D) with vectors of distances, by text."""
+        table = self.weights.read(f"{module}.relative_keys.weight").astype(np.float64)
+        found: list[Array | None] = []
+        for query in queries:
+            positions = np.arange(len(query))
+            rows = options.rows_of_distances(positions - positions[:, None])
+            products = self.arithmetic.product(query.transpose(1, 0, 2), table.T)  # (H, T, 2 * span + 1)
+            picked = np.broadcast_to(rows, (len(products), *rows.shape))
+            found.append(attention.scale * np.take_along_axis(products, picked, axis=2))
         return found
 
     def convolution(self, options: Convolution, embedded: Array, x: Array, lengths: Sequence[int]) -> Array:

@@ -95,6 +95,21 @@ class ProjectedKeys:
 
 
 @dataclass(frozen=True)
+class RelativeKeys:
+    """Learned vectors of distances, added to the keys (Shaw et al. 2018, equations 4 and 5).
+
+    All heads of a layer share the 2 * span + 1 vectors. Larger distances share the first or the
+    last vector.
+    """
+
+    span: int
+
+    def rows_of_distances(self, distances: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the row of the vector for each distance from a query to a key."""
+        return np.clip(distances, -self.span, self.span) + self.span
+
+
+@dataclass(frozen=True)
 class Attention:
     """Multi-head attention, with groups of query heads that share a key and value head."""
 
@@ -111,6 +126,7 @@ class Attention:
     has_bias: bool = True  # of the projections to queries, keys and values
     has_output_bias: bool = True  # of the projection of the result
     projected_keys: ProjectedKeys | None = None  # only in an encoder
+    relative_keys: RelativeKeys | None = None
     softcap: float | None = None  # scaled scores x become softcap * tanh(x / softcap)
     joins_heads: bool = False  # `head_norm` normalizes all heads of a token as one vector
 
@@ -165,8 +181,8 @@ class Stack:
     embedding: Embedding
     cross: Attention | None = None  # cross-attention of a decoder
     relative_bias: RelativeBias | None = None
-    # ALiBi (Press et al. 2022): the bias of a head is its slope times the distance, negated. Only
-    # of an encoder, where keys before and after a query count alike.
+    # ALiBi (Press et al. 2022): the bias of a head is its slope times the distance, negated. In an
+    # encoder, keys before and after a query count alike.
     slopes: tuple[float, ...] | None = None
     disentangled: Disentangled | None = None  # only of an encoder
     convolution: Convolution | None = None  # only of an encoder
@@ -177,6 +193,7 @@ class Stack:
     # The result of each sublayer is normalized before it is added to the input of the sublayer.
     has_output_norms: bool = False
     residual_scale: float = 1.0  # the result of each sublayer is multiplied by it
+    has_residual: bool = True  # the input of a sublayer is added to its result
     is_parallel: bool = False  # the feed-forward sublayer reads the input of the attention sublayer
     is_causal: bool = False  # queries of an encoder attend to no later position, as those of a decoder
     # "ssru": a recurrent unit in place of self-attention (Kim et al. 2019, section 3.1).

@@ -144,6 +144,8 @@ def _attention(module: str, options: Attention, width: int, memory: int) -> Expe
         yield from _linear(f"{module}.key", keys, memory, options.has_bias)
         yield from _linear(f"{module}.value", keys, memory, options.has_bias)
         yield from _linear(f"{module}.output", width, queries, options.has_output_bias)
+    if options.relative_keys is not None:
+        yield f"{module}.relative_keys.weight", (2 * options.relative_keys.span + 1, options.head_size)
     if options.head_norm is not None:
         queries, keys = (options.heads, options.kv_heads) if options.joins_heads else (1, 1)
         yield from _norm(f"{module}.query_norm", queries * options.head_size, options.head_norm)

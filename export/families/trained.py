@@ -9,8 +9,21 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from export.families import Family
-from export.families.description import Attention, Description, Embedding, FeedForward, Head, Norm, ProjectedKeys, Stack
+from export.families.description import (
+    Attention,
+    Description,
+    Embedding,
+    FeedForward,
+    Head,
+    Norm,
+    ProjectedKeys,
+    RelativeKeys,
+    Rotary,
+    Stack,
+)
 from export.families.shapes import check_shapes
 from export.families.values import sinusoids
 from export.families.weights import Array, Source, Weights
@@ -21,6 +34,8 @@ from model.parts import CONFIG
 if TYPE_CHECKING:
     from torch import nn
 
+MAX_DISTANCE = 16  # the constants of `model.layers.positions`, which needs PyTorch
+ROTARY_BASE = 10_000.0
 NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
 PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
 # Keys that only change the training, and keys that the tensors or the manifest have too.
@@ -56,8 +71,8 @@ def _transformer(config: Config, tensors: Tensors) -> Description:
     if kind == "linformer":
         indices = [matrix_indices(sharing, layer) for layer in range(len(encoder))]
         encoder = tuple(replace(own, projected_keys=ProjectedKeys(size, *pair)) for pair in indices)
-    cross = _attention(config, heads)
-    decoder = (cross,) * config.integer("decoder_layers")
+    cross = _attention(config, heads, has_positions=False)
+    decoder = (_attention(config, heads),) * config.integer("decoder_layers")
     return _describe(config, _stack(config, encoder, pre_norm), _stack(config, decoder, pre_norm, cross))
 
 
@@ -76,17 +91,35 @@ def _causal(config: Config, tensors: Tensors) -> Description:
     return _describe(config, decoder=_stack(config, attention, pre_norm=True))
 
 
-def _attention(config: Config, heads: int) -> Attention:
+def _attention(config: Config, heads: int, has_positions: bool = True) -> Attention:
     size = config.integer("d_model") // heads
-    return Attention(heads, heads, size, scale=size**-0.5)
+    attention = Attention(heads, heads, size, scale=size**-0.5 if config.boolean("scaled") else 1.0)
+    positions = config.text("positions") if has_positions else ""
+    if positions == "rotary":
+        frequencies = ROTARY_BASE ** (-np.arange(0, size, 2) / size)
+        return replace(attention, rotary=Rotary(tuple(frequencies.tolist())))
+    return replace(attention, relative_keys=RelativeKeys(MAX_DISTANCE)) if positions == "relative" else attention
 
 
 def _stack(config: Config, attention: tuple[Attention, ...], pre_norm: bool, cross: Attention | None = None) -> Stack:
     width = config.integer("d_model")
-    embedding = Embedding(scale=width**0.5, has_positions=True)
+    positions = config.text("positions")
+    embedding = Embedding(scale=width**0.5, has_positions=positions in ("sinusoidal", "learned"))
     place: Literal["pre", "post"] = "pre" if pre_norm else "post"
     feed_forward = FeedForward("relu", config.integer("d_ff"))
-    return Stack(width, NORM, place, attention, feed_forward, embedding, cross, has_final_norm=pre_norm)
+    heads = attention[0].heads
+    return Stack(
+        width,
+        NORM,
+        place,
+        attention,
+        feed_forward,
+        embedding,
+        cross,
+        slopes=tuple(2 ** (-8 * head / heads) for head in range(1, heads + 1)) if positions == "alibi" else None,
+        has_final_norm=pre_norm,
+        has_residual=config.boolean("residual"),
+    )
 
 
 def _describe(config: Config, encoder: Stack | None = None, decoder: Stack | None = None) -> Description:
@@ -99,19 +132,22 @@ def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     modules: dict[str, Source] = {"embedding": "embedding", "head.output": "output"}
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack is not None:
-            modules |= _stack_modules(name, stack, model)
+            modules |= _stack_modules(name, stack, model, tensors)
     if PROJECTIONS in tensors:
         for number in range(tensors.shape(PROJECTIONS)[0]):
             modules[f"encoder.projection.{number}"] = partial(_projection, tensors, number)
     return modules
 
 
-def _stack_modules(name: str, stack: Stack, model: Description) -> dict[str, Source]:
+def _stack_modules(name: str, stack: Stack, model: Description, tensors: Tensors) -> dict[str, Source]:
     layers, norm = ("layers", "norm") if model.is_decoder_only else (name, f"{name}_norm")
     modules: dict[str, Source] = {
         f"{name}.norm": norm,
         f"{name}.positions": partial(sinusoids, model.max_positions, stack.width),
+        f"{name}.{{}}.self_attention.relative_keys": f"{layers}.{{}}.self_attention.positions.vectors",
     }
+    if "position_embedding.weight" in tensors:
+        modules[f"{name}.positions"] = "position_embedding"
     parts = {"self_attention": ("query", "key", "value", "output"), "feed_forward": ("inner", "outer")}
     parts["cross_attention"] = parts["self_attention"]
     for part, linears in parts.items():

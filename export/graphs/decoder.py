@@ -20,7 +20,7 @@ from export.graphs import operators
 from export.graphs.builder import GraphBuilder, WeightFile
 from export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
 from export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
-from export.graphs.relative import bias_of_distances, relative_bias
+from export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
 from service.bundle import Ops, State
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this
@@ -102,7 +102,7 @@ class _DecoderBuilder:
             total = graph.add("Add", lengths, one)
         # The last valid position of each row, and the number of positions of the longest row.
         self._self_columns = last, graph.add("ReduceMax", total, keepdims=0)
-        self._bias = "" if stack.relative_bias is None else self._relative_bias()
+        self._bias = "" if stack.relative_bias is None and stack.slopes is None else self._relative_bias()
         if stack.cross is not None:
             source_lengths = graph.input("source_lengths", INT32, ("batch",))
             self._source_columns = (
@@ -161,7 +161,13 @@ class _DecoderBuilder:
         past = [graph.input(f"self_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
         present = [graph.output(f"self_{part}_out.{number}", FLOAT, shape) for part in KEY_VALUE]
         cache = operators.Cache(past[0], past[1], *self._self_columns, size)
-        attended, attention_map = operators.self_attention(graph, attention, parts, cache, present, tables, self._bias)
+        bias = self._bias
+        if attention.relative_keys is not None:
+            parts = operators.split_heads(graph, qkv, attention, size)
+            table = self._layers.weights.read(f"{module}.relative_keys.weight")
+            queries, keys = self._distances
+            bias = relative_key_scores(graph, module, attention, table, parts[0], queries, keys)
+        attended, attention_map = operators.self_attention(graph, attention, parts, cache, present, tables, bias)
         self._maps["decoder_attention"].append(attention_map)
         return self._output(module, attention, attended)
 
@@ -177,15 +183,25 @@ class _DecoderBuilder:
         self._maps["cross_attention"].append(attention_map)
         return self._output(module, attention, attended)
 
+    @functools.cached_property
+    def _distances(self) -> tuple[str, str]:
+        """Names of the positions of the queries (B, S, 1) and of the keys (K,), int64.
+
+        Shorter rows have queries before keys of longer rows, which the operator masks.
+        """
+        graph = self._graph
+        longest = graph.add("Cast", self._self_columns[1], to=INT64)
+        keys = graph.add("Range", graph.constant(0, np.int64), longest, graph.constant(1, np.int64))
+        return graph.add("Unsqueeze", self._positions, graph.constant([-1], np.int64)), keys
+
     def _relative_bias(self) -> str:
         """Add the bias (B, H, S, K) of self-attention, which all layers share."""
         graph, reach, options = self._graph, self._model.max_positions, self._stack.relative_bias
-        assert options is not None, "the stack has a relative bias"
-        table = bias_of_distances(options, self._layers.weights.read("decoder.relative_bias.weight"), reach)
-        longest = graph.add("Cast", self._self_columns[1], to=INT64)
-        keys = graph.add("Range", graph.constant(0, np.int64), longest, graph.constant(1, np.int64))
-        # Shorter rows have queries before keys of longer rows, which the operator masks.
-        queries = graph.add("Unsqueeze", self._positions, graph.constant([-1], np.int64))  # (B, S, 1)
+        if options is not None:
+            table = bias_of_distances(options, self._layers.weights.read("decoder.relative_bias.weight"), reach)
+        else:
+            table = bias_of_slopes(self._stack.slopes or (), np.arange(1 - reach, reach))
+        queries, keys = self._distances
         bias = relative_bias(graph, graph.weight("decoder.relative_bias", table), queries, keys, reach)
         return graph.add("Transpose", bias, perm=[1, 0, 2, 3])
 

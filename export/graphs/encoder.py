@@ -27,7 +27,7 @@ from export.graphs.nodes import (
     with_positions,
 )
 from export.graphs.reader import read_again
-from export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias
+from export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
 from export.sources.firefox.shortlist import Shortlist
 from service.bundle import LABEL_LOGITS, LABEL_OUTPUTS, Ops, is_entailment
 
@@ -132,6 +132,10 @@ class EncoderAttention:
             bias = self._bias(attention.window)
             if self._position_scores is not None:
                 bias = self._position_scores.add(module, attention, parts[0], parts[1])
+            if attention.relative_keys is not None:
+                table = self._layers.weights.read(f"{module}.relative_keys.weight")
+                column = self._graph.add_once("Unsqueeze", self.positions, self._graph.constant([1], np.int64))
+                bias = relative_key_scores(self._graph, module, attention, table, parts[0], column, self.positions)
             attended = operators.attention(self._graph, attention, parts, attention_map, self._lengths, bias)
         else:
             attended = self._attend_to_projected_keys(number, attention, attention.projected_keys, parts)

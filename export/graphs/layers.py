@@ -106,7 +106,7 @@ class LayerBuilder:
             inner = self.norm(inner, f"{module}_output_norm")
         if self.stack.residual_scale != 1.0:
             inner = self.graph.add("Mul", inner, self.graph.constant(self.stack.residual_scale, np.float32))
-        total = self.graph.add("Add", x, inner)
+        total = self.graph.add("Add", x, inner) if self.stack.has_residual else inner
         return self.norm(total, f"{module}_norm") if self.stack.norm_place == "post" else total
 
     def feed_forward(self, x: str, layer: int, before: str) -> str:

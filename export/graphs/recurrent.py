@@ -59,9 +59,9 @@ def states(model: RecurrentModel) -> tuple[State, ...]:
     """Describe the states: outputs of the encoder, and states that the decoder updates."""
     config, made = model.config, []
     size = config.annotation_size
-    if config.attention == "none":
+    if config.attention == "none" and config.feeds_context:
         made.append(State(input="context", init="encoder", encoder_output="context", shape=(size,)))
-    else:
+    elif config.attention != "none":
         made.append(State(input="annotations", init="encoder", encoder_output="hidden", shape=("source", size)))
     if isinstance(model.score, ProjectedScore):
         size = model.score.key_size
@@ -118,12 +118,16 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
         weight = graph.weight("score.annotation.weight", model.score.annotation.weight.T)
         graph.add("MatMul", hidden, weight, output=keys)
     by_direction = graph.add("Transpose", last, perm=[1, 0, 2])  # (B, directions, A / directions)
-    if config.attention == "none":
+    last_states = graph.constant([0, config.annotation_size], np.int64)
+    if config.attention == "none" and config.feeds_context:
         flat = graph.output("context", FLOAT, ("batch", config.annotation_size))
-        graph.add("Reshape", by_direction, graph.constant([0, config.annotation_size], np.int64), output=flat)
-    backward = graph.add("Gather", by_direction, graph.constant(-1, np.int64), axis=1)
+        graph.add("Reshape", by_direction, last_states, output=flat)
+    if config.feeds_context:
+        first = graph.add("Gather", by_direction, graph.constant(-1, np.int64), axis=1)  # the backward state
+    else:
+        first = graph.add("Reshape", by_direction, last_states)
     state = graph.output("first_state", FLOAT, ("batch", config.decoder_size))
-    graph.add("Tanh", _linear(graph, "bridge", backward, model.bridge), output=state)
+    graph.add("Tanh", _linear(graph, "bridge", first, model.bridge), output=state)
     return graph.build()
 
 
@@ -162,8 +166,9 @@ class _Step:
         embedded = _scaled_embedding(graph, self._model.embedding.weight, self._token_ids)  # (B, E)
         if config.query == "previous":
             context = self._attend("state")
-            hidden = self._run_cell(graph.add("Concat", embedded, context, axis=1))
-            readout = graph.add("Concat", hidden, embedded, context, axis=1)
+            contexts = [context] if context else []
+            hidden = self._run_cell(graph.add("Concat", embedded, *contexts, axis=1))
+            readout = graph.add("Concat", hidden, embedded, *contexts, axis=1)
         else:
             inputs = graph.add("Concat", embedded, "feed", axis=1) if config.input_feeding else embedded
             hidden = self._run_cell(inputs)
@@ -193,9 +198,9 @@ class _Step:
         return "state_out"
 
     def _attend(self, query: str) -> str:
-        """Add the attention; return the context vector (B, A)."""
+        """Add the attention; return the context vector (B, A), or "" if steps do not read it."""
         if self._config.attention == "none":
-            return "context"
+            return "context" if self._config.feeds_context else ""
         graph = self._graph
         weights = self._attention_weights(query)
         cross = graph.output("cross_attention", FLOAT, ("batch", 1, 1, "longest"))
@@ -248,7 +253,8 @@ class _Step:
 
     def _score(self, query: str) -> str:
         """Add the scores (B, S) of a state (B, H)."""
-        graph, score = self._graph, self._model.score
+        graph, config, score = self._graph, self._config, self._model.score
+        assert score is not None, "the model has attention"
         if isinstance(score, LocationScore):
             return self._truncate(_linear(graph, "score.state", query, score.state))
         keys = self._truncate("keys" if isinstance(score, ProjectedScore) else "annotations")
@@ -258,7 +264,9 @@ class _Step:
         if isinstance(score, AdditiveScore):
             inner = graph.add("Tanh", graph.add("Add", query, keys))  # (B, S, K)
             return products(graph, graph.weight("score.weights.weight", score.weights.weight.unsqueeze(0)), inner)
-        return products(graph, query, keys)
+        found = products(graph, query, keys)
+        factor = score.scale(score.key_size if isinstance(score, ProjectedScore) else config.annotation_size)
+        return found if factor == 1 else graph.add("Mul", found, graph.constant(factor, np.float32))
 
     def _centres(self, query: str) -> str:
         """Add the window centre of each row, (B,)."""

@@ -1,4 +1,4 @@
-"""Relative position bias of attention scores (Raffel et al. 2020, section 2.1)."""
+"""Relative positions as a bias of attention scores (Raffel et al. 2020; Shaw et al. 2018)."""
 
 import math
 from collections.abc import Sequence
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.families.description import RelativeBias
+from export.families.description import Attention, RelativeBias
 from export.families.weights import Array
+from export.graphs import operators
 from export.graphs.builder import GraphBuilder
 
 
@@ -61,3 +62,36 @@ def relative_bias(graph: GraphBuilder, table: str, queries: str, keys: str, reac
     """
     distances = graph.add("Sub", keys, queries)  # (..., S, K)
     return graph.add("Gather", table, graph.add("Add", distances, graph.constant(reach - 1, np.int64)), axis=1)
+
+
+def relative_key_scores(
+    graph: GraphBuilder, module: str, attention: Attention, table: Array, query: str, queries: str, keys: str
+) -> str:
+    """Add the scores of queries with the vectors of distances (Shaw et al. 2018, equation 5).
+
+    Args:
+        graph: the graph to add nodes to.
+        module: name of the attention.
+        attention: its options.
+        table: vector of each distance, (2 * span + 1, D).
+        query: queries (B, S, H * size) with heads of a size of at least D, padded with zeros.
+        queries: positions of the queries, (B, S, 1) or (S, 1) int64.
+        keys: positions of the keys, (K,) int64.
+
+    Returns:
+        (B, H, S, K), with the scale of the other scores.
+    """
+    options, size = attention.relative_keys, attention.head_size
+    assert options is not None, "the attention has vectors of distances"
+    by_head = operators.by_head(graph, query, attention.heads)  # (B, H, S, size)
+    used = graph.add("Slice", by_head, *(graph.constant([one], np.int64) for one in (0, size, 3)))
+    vectors = graph.weight(f"{module}.relative_keys", np.ascontiguousarray(attention.scale * table.T, np.float32))
+    by_distance = graph.add("MatMul", used, vectors)  # (B, H, S, 2 * span + 1)
+    limits = [graph.constant(limit, np.int64) for limit in (-options.span, options.span)]
+    distances = graph.add_once("Clip", graph.add_once("Sub", keys, queries), *limits)
+    rows = graph.add_once("Add", distances, graph.constant(options.span, np.int64))  # (B, S, K) or (S, K)
+    first = graph.add("Shape", by_distance, start=0, end=3)
+    shape = graph.add("Concat", first, graph.add("Shape", keys), axis=0)
+    axis = graph.constant([-3], np.int64)
+    indices = graph.add("Expand", graph.add_once("Unsqueeze", rows, axis), shape)
+    return graph.add("GatherElements", by_distance, indices, axis=3)

@@ -17,6 +17,7 @@ from torch.nn import functional
 from model.architectures.bert import ACTIVATIONS
 from model.config import PretrainedConfig
 from model.data.pretrained import LLAMA3_KEYS
+from model.layers.positions import rotate
 from model.precision import at_least_float32
 
 # Bases of rotary positions if config.json has none.
@@ -44,12 +45,6 @@ def rotary_frequencies(config: PretrainedConfig, head_size: int) -> Tensor:
         share = ((turns - low) / (high - low)).clamp(0, 1)  # of the unchanged frequency
         frequencies = (1 - share) * frequencies / factor + share * frequencies
     return frequencies
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs of numbers of x (B, H, T, D), by angles whose cosines and sines are (T, D)."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class RMSNorm(nn.Module):

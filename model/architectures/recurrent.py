@@ -27,7 +27,7 @@ class Memory(NamedTuple):
     annotations: Tensor  # (B, S, A), 0 where the source is padded
     keys: Tensor  # (B, S, K), the annotations as projected for the score function
     state: Tensor  # (B, H), the initial state of the decoder
-    context: Tensor  # (B, A), the last encoder state of each direction
+    context: Tensor  # (B, A), the last encoder state of each direction; (B, 0) if steps do not read it
 
 
 class State(NamedTuple):
@@ -58,10 +58,12 @@ class RecurrentModel(nn.Module):
         self.encoder = encoder(
             config.embedding_size, config.encoder_size, batch_first=True, bidirectional=config.bidirectional
         )
-        self.bridge = nn.Linear(config.encoder_size, config.decoder_size)
+        # Without another path from the source, the initial state depends on both directions.
+        states = config.encoder_size if config.feeds_context else config.annotation_size
+        self.bridge = nn.Linear(states, config.decoder_size)
         inputs = config.embedding_size
         if config.query == "previous":
-            inputs += config.annotation_size
+            inputs += config.context_size
         elif config.input_feeding:
             inputs += config.embedding_size
         cell = nn.LSTMCell if config.cell == "lstm" else nn.GRUCell
@@ -124,10 +126,11 @@ class RecurrentModel(nn.Module):
         hidden = last[0] if self.config.cell == "lstm" else last  # (directions, B, A / directions)
         # Bahdanau et al. 2015, section A.2.2: the decoder's initial state depends on the backward
         # state at the first token, which is the last state that the backward direction computes.
-        state = torch.tanh(self.bridge(hidden[-1]))
+        last_states = hidden.transpose(0, 1).flatten(1)  # (B, A)
+        state = torch.tanh(self.bridge(hidden[-1] if self.config.feeds_context else last_states))
         annotations = self.dropout(annotations)
         keys = annotations[:, :, :0] if self.score is None else self.score.keys(annotations)
-        return Memory(annotations, keys, state, self.dropout(hidden.transpose(0, 1).flatten(1))), None
+        return Memory(annotations, keys, state, self.dropout(last_states)[:, : self.config.context_size]), None
 
     def initial_state(self, memory: Memory) -> State:
         """Return the decoder's state before its first step."""
@@ -162,7 +165,7 @@ class RecurrentModel(nn.Module):
         if self.config.query == "previous":
             # c_i from s_(i-1), then s_i = f(s_(i-1), y_(i-1), c_i) (Bahdanau et al. 2015, equations
             # 4 to 6). A fixed context vector is an input of every step, as in Cho et al. 2014,
-            # section 2.2 (equation 3 of Bahdanau et al. 2015).
+            # section 2.2 (equation 3 of Bahdanau et al. 2015), or has width 0.
             context, weights = self._attend(state.hidden, position, memory, source_lengths, select)
             hidden, cell = self._run_cell(torch.cat((embedded, context), dim=1), state)
         else:
@@ -270,7 +273,7 @@ class Readout(nn.Module):
         # without a gain all logits would stay near 0 early in training. The output matrix of Luong
         # et al. is separate from the embedding and learns its own scale.
         self.gain = 1.0 if self.has_maxout else config.embedding_size**0.25
-        size = config.decoder_size + config.annotation_size
+        size = config.decoder_size + config.context_size
         if self.has_maxout:
             self.inner = nn.Linear(size + config.embedding_size, 2 * config.embedding_size)
         else:

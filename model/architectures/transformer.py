@@ -19,8 +19,9 @@ from model.layers.transformer_layer import DecoderLayer, EncoderLayer, SelfAtten
 def _encoder_attention(config: TransformerConfig) -> SelfAttention:
     if config.encoder_attention == "single-head-without-weights":
         return AttentionWithoutWeights()
-    kind = LinformerAttention if config.encoder_attention == "linformer" else MultiHeadAttention
-    return kind(config.d_model, config.encoder_heads)
+    if config.encoder_attention == "linformer":
+        return LinformerAttention(config.d_model, config.encoder_heads)
+    return MultiHeadAttention.between_own_tokens(config, config.encoder_heads)
 
 
 class Transformer(TransformerBase):

@@ -13,6 +13,7 @@ one, but never on a longer dialogue with an instruction.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Protocol
 
 from model.data.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, draw_instruction
 from model.data.smalltalk import Exchange, draw_exchange
@@ -24,6 +25,13 @@ TURNS = ((1, 1, 0.25), (2, 4, 0.4), (5, 8, 0.25), (9, 20, 0.1))  # from, to, sha
 # Share of messages that ask for the model's name if the instruction assigns one; otherwise a tenth
 # of it.
 ASKED_SHARE = 0.4
+
+
+class HasText(Protocol):
+    """Instruction in the words of a user."""
+
+    @property
+    def text(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -95,7 +103,7 @@ def draw_exchanges(rng: Random, num_turns: int, instruction: Instruction | None)
     ]
 
 
-def with_instruction(instruction: Instruction | None, message: str) -> str:
+def with_instruction(instruction: HasText | None, message: str) -> str:
     return message if instruction is None else f"{instruction.text} {message}"
 
 

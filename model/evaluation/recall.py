@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from model.architectures.causal import CausalModel
 from model.data.dialogues import CHAT, with_instruction
 from model.data.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, Kind, draw_instruction
+from model.data.open_dialogues import CONDITIONS, OPEN_KINDS, OpenInstruction, draw_parts
 from model.data.smalltalk import Exchange, draw_exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 from model.decoding.batched import continue_greedily
@@ -29,7 +30,7 @@ Answer = Callable[[Sequence[str]], Sequence[str]]  # maps prompts to their answe
 class Script:
     """Scripted dialogue: the messages of the user, and the exchanges so far."""
 
-    instruction: Instruction
+    instruction: Instruction | OpenInstruction
     plain: list[Exchange]  # all messages, with the answers of a model without an instruction
     said: list[Exchange]  # the exchanges so far
 
@@ -86,18 +87,48 @@ def recall(
     counts: dict[str, Any] = {}
     for num_turns in turns:
         scripts = [draw_script(rng, kind, num_turns) for kind in KINDS for _ in range(num_dialogues)]
-        for turn in range(num_turns):
-            if after_plain_answers and turn < num_turns - 1:
-                texts: Sequence[str] = [script.plain[turn].answer for script in scripts]
-            else:
-                texts = answer([script.prompt for script in scripts])
-            for script, text in zip(scripts, texts, strict=True):
-                script.add_answer(text)
-        kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in KINDS}
-        counts[str(num_turns)] = {name: _counted(of_kind) for name, of_kind in kept.items()} | {
-            "all": _counted([one.is_kept for one in scripts])
-        }
+        counts[str(num_turns)] = _count_kept(answer, scripts, after_plain_answers)
     return counts
+
+
+def open_recall(answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
+    """Count the dialogues whose last answer follows an instruction with an open value.
+
+    Args:
+        answer: the model.
+        turns: lengths of dialogues, in turns.
+        num_dialogues: number of dialogues of each condition, kind and length.
+        seed: seed of the dialogues.
+
+    Returns:
+        For each condition of `model.data.open_dialogues`, what `recall` returns.
+    """
+    counts: dict[str, Any] = {}
+    for name, condition in CONDITIONS.items():
+        rng = Random(f"{seed} {name}")  # noqa: S311 - dialogues, not secrets
+        counts[name] = {}
+        for num_turns in turns:
+            parts = [draw_parts(rng, kind, num_turns, condition) for kind in OPEN_KINDS for _ in range(num_dialogues)]
+            scripts = [Script(instruction, said, []) for instruction, said in parts]
+            counts[name][str(num_turns)] = _count_kept(answer, scripts)
+    return counts
+
+
+def _count_kept(answer: Answer, scripts: Sequence[Script], after_plain_answers: bool = False) -> dict[str, Any]:
+    """Run dialogues of the same length; return the counts of each kind of instruction."""
+    num_turns = len(scripts[0].plain)
+    for turn in range(num_turns):
+        if after_plain_answers and turn < num_turns - 1:
+            texts: Sequence[str] = [script.plain[turn].answer for script in scripts]
+        else:
+            texts = answer([script.prompt for script in scripts])
+        for script, text in zip(scripts, texts, strict=True):
+            script.add_answer(text)
+    kinds = dict.fromkeys(script.instruction.kind for script in scripts)
+    kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in kinds}
+    return {name: _counted(of_kind) for name, of_kind in kept.items()} | {
+        "all": _counted([one.is_kept for one in scripts])
+    }
 
 
 def _counted(kept: Sequence[bool]) -> dict[str, Any]:

@@ -4,12 +4,12 @@ Shapes use B batch, H heads, Q queries, K keys, D width of one head, M width of 
 A mask is boolean, True where a query may attend to a key.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from model.config import StackConfig
+from model.layers.positions import AttentionPositions, attention_positions
 from model.precision import at_least_float32
 
 
@@ -59,7 +59,12 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def scaled_dot_product_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute softmax(Q K^T / sqrt(d_k)) V (Vaswani et al. 2017, equation 1).
 
@@ -68,17 +73,28 @@ def scaled_dot_product_attention(
         keys: (..., K, D).
         values: (..., K, V).
         mask: broadcastable to (..., Q, K).
+        scale: factor of Q K^T in place of 1 / sqrt(d_k).
+        bias: added to the scaled scores, broadcastable to (..., Q, K).
 
     Returns:
         The result (..., Q, V) and the weights (..., Q, K).
     """
-    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))  # (..., Q, K)
+    scale = queries.size(-1) ** -0.5 if scale is None else scale
+    scores = queries @ keys.transpose(-2, -1) * scale  # (..., Q, K)
+    if bias is not None:
+        scores = scores + bias
     weights = masked_softmax(scores, mask)
     return weights @ values, weights
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, need_weights: bool
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    need_weights: bool,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute attention, with PyTorch's fused kernel if the weights are not needed.
 
@@ -86,15 +102,20 @@ def attend(
     requested.
     """
     if need_weights:
-        return scaled_dot_product_attention(queries, keys, values, mask)
+        return scaled_dot_product_attention(queries, keys, values, mask, scale, bias)
     device = queries.device.type
     if device == "cpu" and torch.is_autocast_enabled(device):
         # On sentences, PyTorch's bfloat16 kernel for CPUs takes ten times as long as its float32
         # kernel.
         with torch.autocast(device, enabled=False):
             queries, keys, values = map(at_least_float32, (queries, keys, values))
-            return attend(queries, keys, values, mask, need_weights)
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask), None
+            bias = None if bias is None else at_least_float32(bias)
+            return attend(queries, keys, values, mask, need_weights, scale, bias)
+    if bias is not None:
+        # The kernel has one argument for both.
+        lowest = torch.finfo(bias.dtype).min
+        mask = bias if mask is None else torch.where(mask, bias, lowest)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale), None
 
 
 class AttentionHeads(nn.Module):
@@ -103,16 +124,22 @@ class AttentionHeads(nn.Module):
     Args:
         d_model: M.
         num_heads: H.
+        scaled: scores are divided by sqrt(D).
+        positions: positions of self-attention; by default none.
 
     Raises:
         ValueError: d_model is not a multiple of num_heads.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(
+        self, d_model: int, num_heads: int, scaled: bool = True, positions: AttentionPositions | None = None
+    ) -> None:
         super().__init__()
         if d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads ({num_heads}), got {d_model}")
         self.num_heads = num_heads
+        self.scale = (d_model // num_heads) ** -0.5 if scaled else 1.0
+        self.positions = positions
         self.query = nn.Linear(d_model, d_model)
         self.key = nn.Linear(d_model, d_model)
         self.value = nn.Linear(d_model, d_model)
@@ -134,7 +161,11 @@ class AttentionHeads(nn.Module):
         Mask and result are those of `MultiHeadAttention.forward`.
         """
         q, k, v = (self.split_heads(part) for part in (queries, keys, values))  # (B, H, Q, D), (B, H, K, D) twice
-        heads, weights = attend(q, k, v, mask, need_weights)
+        bias = None
+        if self.positions is not None:
+            q, k = self.positions.rotate(q), self.positions.rotate(k)
+            bias = self.positions.bias(q, self.scale)
+        heads, weights = attend(q, k, v, mask, need_weights, self.scale, bias)
         return self.output(self.merge_heads(heads)), weights
 
 
@@ -145,6 +176,11 @@ class MultiHeadAttention(AttentionHeads):
     It is cross-attention if the queries come from another sequence than the keys and values. With
     one head, it is single-head attention with projections (M, M).
     """
+
+    @classmethod
+    def between_own_tokens(cls, config: StackConfig, num_heads: int) -> "MultiHeadAttention":
+        """Return self-attention with the positions and the scale of a configuration."""
+        return cls(config.d_model, num_heads, config.scaled, attention_positions(config, num_heads))
 
     def forward(
         self, queries: Tensor, keys: Tensor, mask: Tensor | None = None, need_weights: bool = False

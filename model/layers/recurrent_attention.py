@@ -19,10 +19,15 @@ class Score(nn.Module):
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
+        self.is_scaled = config.scaled
 
     def keys(self, annotations: Tensor) -> Tensor:
         """Compute keys (B, S, K) from annotations (B, S, A)."""
         return annotations
+
+    def scale(self, key_size: int) -> float:
+        """Return the factor of products of states and keys of a width."""
+        return key_size**-0.5 if self.is_scaled else 1.0
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
         """Compute scores (B, S) from decoder states (B, H) and keys (B, S, K)."""
@@ -68,21 +73,21 @@ class AdditiveScore(ProjectedScore):
 
 
 class DotScore(Score):
-    """Dot score, h_t^T h_s (Luong et al. 2015, section 3.1)."""
+    """Dot score, h_t^T h_s (Luong et al. 2015, section 3.1), divided by sqrt(K) if scaled."""
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return dot(state, keys)
+        return dot(state, keys) * self.scale(keys.size(-1))
 
 
 class GeneralScore(ProjectedScore):
-    """General (bilinear) score, h_t^T W h_s (Luong et al. 2015, section 3.1)."""
+    """General (bilinear) score, h_t^T W h_s (Luong et al. 2015, section 3.1), scaled like dot."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
         self.annotation = nn.Linear(config.annotation_size, config.decoder_size, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return dot(state, keys)
+        return dot(state, keys) * self.scale(keys.size(-1))
 
 
 class ReducedRankScore(ProjectedScore):
@@ -100,7 +105,7 @@ class ReducedRankScore(ProjectedScore):
         self.annotation = nn.Linear(config.annotation_size, config.attention_size, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
-        return dot(self.state(state), keys)
+        return dot(self.state(state), keys) * self.scale(keys.size(-1))
 
 
 class LocationScore(Score):

@@ -18,13 +18,15 @@ class AddNorm(nn.Module):
 
     Post-norm computes LayerNorm(x + Dropout(Sublayer(x))) (Vaswani et al. 2017, sections 3.1 and
     5.4). Pre-norm computes x + Dropout(Sublayer(LayerNorm(x))) (Xiong et al. 2020, table 1).
+    Without the residual connection, x + is omitted.
     """
 
-    def __init__(self, d_model: int, dropout: float, pre_norm: bool = False) -> None:
+    def __init__(self, config: StackConfig, pre_norm: bool = False) -> None:
         super().__init__()
         self.pre_norm = pre_norm
-        self.norm = nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.has_residual = config.residual
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = Dropout(config.dropout)
 
     def sublayer_input(self, x: Tensor) -> Tensor:
         """Return the input of the sublayer: x, normalized if pre-norm."""
@@ -33,7 +35,9 @@ class AddNorm(nn.Module):
 
     def forward(self, x: Tensor, sublayer_output: Tensor) -> Tensor:
         """Combine x with the sublayer's output for the input `sublayer_input(x)`."""
-        total = x + self.dropout(sublayer_output)
+        total = self.dropout(sublayer_output)
+        if self.has_residual:
+            total = x + total
         result: Tensor = total if self.pre_norm else self.norm(total)
         return result
 
@@ -67,10 +71,12 @@ class EncoderLayer(nn.Module):
         self, config: StackConfig, self_attention: SelfAttention | None = None, pre_norm: bool = False
     ) -> None:
         super().__init__()
-        self.self_attention: SelfAttention = self_attention or MultiHeadAttention(config.d_model, config.num_heads)
-        self.self_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
+        self.self_attention: SelfAttention = self_attention or MultiHeadAttention.between_own_tokens(
+            config, config.num_heads
+        )
+        self.self_attention_norm = AddNorm(config, pre_norm)
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.feed_forward_norm = AddNorm(config.d_model, config.dropout, pre_norm)
+        self.feed_forward_norm = AddNorm(config, pre_norm)
 
     def forward(
         self, x: Tensor, mask: Tensor, need_weights: bool = False, projections: Sequence[Tensor] = ()
@@ -101,12 +107,12 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: StackConfig, pre_norm: bool = False) -> None:
         super().__init__()
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.self_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
-        self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
-        self.cross_attention_norm = AddNorm(config.d_model, config.dropout, pre_norm)
+        self.self_attention = MultiHeadAttention.between_own_tokens(config, config.num_heads)
+        self.self_attention_norm = AddNorm(config, pre_norm)
+        self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads, config.scaled)
+        self.cross_attention_norm = AddNorm(config, pre_norm)
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.feed_forward_norm = AddNorm(config.d_model, config.dropout, pre_norm)
+        self.feed_forward_norm = AddNorm(config, pre_norm)
 
     def forward(
         self, x: Tensor, memory: Tensor, self_mask: Tensor, memory_mask: Tensor, need_weights: bool = False

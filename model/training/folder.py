@@ -10,6 +10,7 @@ A run is a folder:
     averaged/                     checkpoint with the mean weights of the last epochs
     log.jsonl                     one line per epoch; of a repeated epoch, the last line counts
     curve.svg                     losses by epoch
+    diagnostics.jsonl             sizes of scores and gradients by epoch, if they were requested
     record.json                   data, versions, commands and times of the run
 """
 
@@ -79,6 +80,7 @@ class RunFolder:
         self.state, self.epochs = path / "state.safetensors", path / "epochs"
         self.averaged, self.best = path / "averaged", path / "best"
         self.log, self.curve, self.record = path / "log.jsonl", path / "curve.svg", path / "record.json"
+        self.diagnostics = path / "diagnostics.jsonl"
 
     def __str__(self) -> str:
         return str(self.path)
@@ -113,10 +115,18 @@ class RunFolder:
         Both files are replaced, so that a full disk leaves no partial line. A line of the log that
         is not valid only prevents the curve.
         """
-        earlier = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
-        replace_text(self.log, earlier + json.dumps(row) + "\n")
+        _add_line(self.log, row)
         with suppress(ValueError, KeyError):
             replace_text(self.curve, draw_curve(list(self.read_log().values())))
+
+    def add_diagnostics(self, row: Mapping[str, Any]) -> None:
+        """Add a line to the diagnostics; of a repeated epoch, the last line counts."""
+        _add_line(self.diagnostics, row)
+
+
+def _add_line(path: Path, row: Mapping[str, Any]) -> None:
+    earlier = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    replace_text(path, earlier + json.dumps(row) + "\n")
 
 
 def read_log(run: Path) -> dict[int, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Tasks of the systems by name, and their data."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from model.config import ClassifierConfig, ModelConfig
 from model.data.dialogues import draw_examples
 from model.data.examples import Example, MemoryExamples, TrainingData
+from model.data.open_dialogues import draw_dialogues
 from model.data.text import read_labelled, read_parallel
 from model.data.tokenizer import encode_lines, prompt_tokenizer, read_tokenizer, train_tokenizer
 from model.training.classification import CLASSIFICATION
@@ -26,6 +27,9 @@ TASKS: Mapping[str, Task[Any, Any]] = {
     "classification": CLASSIFICATION,
     "chat": LANGUAGE_MODEL,
     "ghost-attention": LANGUAGE_MODEL,
+    "open-chat": LANGUAGE_MODEL,
+    "open-ghost-attention": LANGUAGE_MODEL,
+    "open-ghost-attention-all-answers": LANGUAGE_MODEL,
 }
 # Names of the files for validation.
 VALIDATION_SPLITS: Mapping[str, str] = {"translation": "val", "classification": "dev"}
@@ -159,9 +163,50 @@ def _chat(has_ghost_attention: bool) -> _Source:
     )
 
 
+def _open_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
+    drawn = draw_dialogues(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
+    return [one.text(all_answers=False)[0] for one in drawn]
+
+
+def _open_dialogues(
+    folder: Path,
+    split: str,
+    tokenizer: Tokenizer,
+    config: TrainConfig,
+    model_config: ModelConfig,
+    *,
+    has_ghost_attention: bool,
+    all_answers: bool,
+) -> list[Example]:
+    count, offset = DIALOGUES[split]
+    drawn = draw_dialogues(config.seed + offset, count, has_ghost_attention)
+    texts, spans = zip(*(one.text(all_answers=all_answers) for one in drawn), strict=True)
+    start = [model_config.bos_id]
+    return [
+        ([*start, *encoding.ids], [0, *counted_tokens(encoding.offsets, own)])
+        for encoding, own in zip(tokenizer.encode_batch(list(texts)), spans, strict=True)
+    ]
+
+
+def counted_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return 1 for each token that ends in a span of characters, and for the end token, else 0."""
+    counted = [int(any(first < end <= last for first, last in spans)) for _, end in offsets]
+    return [*counted[:-1], 1]
+
+
+def _open(has_ghost_attention: bool, all_answers: bool = False) -> _Source:
+    return _Source(
+        partial(_open_texts, has_ghost_attention=has_ghost_attention),
+        partial(_open_dialogues, has_ghost_attention=has_ghost_attention, all_answers=all_answers),
+    )
+
+
 _SOURCES: Mapping[str, _Source] = {
     "translation": _Source(_parallel_texts, _pairs),
     "classification": _Source(_labelled_texts, _labelled),
     "chat": _chat(has_ghost_attention=False),
     "ghost-attention": _chat(has_ghost_attention=True),
+    "open-chat": _open(has_ghost_attention=False),
+    "open-ghost-attention": _open(has_ghost_attention=True),
+    "open-ghost-attention-all-answers": _open(has_ghost_attention=True, all_answers=True),
 }

@@ -29,6 +29,7 @@ from model.data.examples import Examples, TrainingData
 from model.data.tokenizer import check_tokenizer
 from model.errors import Interrupted, UsageError
 from model.precision import autocast
+from model.training import diagnostics
 from model.training.config import CHANGEABLE, TrainConfig, changed_settings, read_train_config, train_config_to_json
 from model.training.display import plural
 from model.training.distributed import World, default_device
@@ -70,6 +71,7 @@ class Trainer:
         initialise: Callable[[nn.Module], None] | None = None,
         details: Mapping[str, Any] | None = None,
         flags: Mapping[str, str] | None = None,
+        has_diagnostics: bool = False,
     ) -> None:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
@@ -85,6 +87,8 @@ class Trainer:
             details: more facts about the run for its record, which JSON can represent.
             flags: options of the command line by the names of settings, for messages; by default,
                 messages have the names of settings.
+            has_diagnostics: record sizes of scores and gradients before the training and after each
+                epoch, see `model.training.diagnostics`.
 
         Raises:
             OSError: the folder cannot be created or written.
@@ -101,6 +105,7 @@ class Trainer:
         self.progress = Progress()
         self._random_states: list[RandomState] = []
         self._details, self._flags = dict(details or {}), dict(flags or {})
+        self._has_diagnostics = has_diagnostics
         self._interrupts = Interrupts()
         self._saved = self._counted = time.monotonic()
         if config.threads:
@@ -139,7 +144,17 @@ class Trainer:
             replace_text(self.folder.settings, train_config_to_json(self.config))
             replace_text(self.folder.tokenizer, self.tokenizer.to_str(pretty=True))
             replace_text(self.folder.config, model_config_to_json(self.model_config))
+        self._diagnose(epoch=0)
         self._save_state()
+
+    def _diagnose(self, epoch: int) -> None:
+        """Record the sizes of scores and gradients after an epoch, if this is required."""
+        if not self._has_diagnostics or not self.world.is_first:
+            return
+        indices = range(min(diagnostics.EXAMPLES, len(self.dev_examples)))
+        batches = [self._make_batch(self.dev_examples, np.array([index])).to(self.device) for index in indices]
+        found = diagnostics.diagnose(self.model, self.task, batches, self.model_config.pad_id)
+        self.folder.add_diagnostics({"epoch": epoch, **found})
 
     def _check_settings(self) -> None:
         """Check that the run in the folder has the same settings and the same model.
@@ -281,6 +296,28 @@ class Trainer:
         self._check_finite("norm of the gradient", norm.item())
         self.optimizer.step()
         return total, count
+
+    def measure_updates(self, count: int = 6) -> tuple[int, float]:
+        """Make updates with batches of all sizes of the first epoch, and forget about them.
+
+        The random numbers and the progress change, so that this trainer cannot train afterwards.
+
+        Args:
+            count: number of batches; the first of them is made twice, and not measured at first.
+
+        Returns:
+            Number of updates of an epoch, and mean time of the process for an update in seconds.
+        """
+        buckets = sorted(self._buckets(self.train_examples, 1), key=lambda one: len(one) * 1.0)
+        chosen = [buckets[round(index)] for index in np.linspace(0, len(buckets) - 1, 2 * count + 1)[1::2]]
+        batches = [self._make_batch(self.train_examples, indices).to(self.device) for indices in chosen]
+        self.model.train()
+        self.progress.step = 1
+        self.update(batches[:1])
+        started = time.process_time()
+        for batch in batches:
+            self.update([batch])
+        return math.ceil(len(buckets) / self._per_update), (time.process_time() - started) / len(batches)
 
     def _may_continue(self) -> bool:
         """Save a checkpoint within the epoch if it is time.
@@ -452,6 +489,7 @@ class Trainer:
             with self._interrupts.at_once() if self.world.size == 1 else nullcontext():
                 loss, evaluation = self.validate(), self.evaluate()
             progress.validated_step = progress.step
+        self._diagnose(epoch)
         seconds = time.monotonic() - started
         is_best = loss is not None and loss < progress.best_loss
         if self.world.is_first:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from model.architectures.factory import Model, build_model
-from model.config import ModelConfig
+from model.config import ModelConfig, RecurrentConfig
 from model.data.tokenizer import read_tokenizer
 from model.systems import PLAN, SYSTEMS
 
@@ -35,10 +35,17 @@ def small(name: str, **changes: Any) -> MakeConfig:
 
 
 def small_systems(kind: type[ModelConfig], **changes: Any) -> dict[str, MakeConfig]:
-    """Return the systems of an architecture, without those that differ only in training."""
+    """Return the systems of an architecture, without those that differ in training or sizes."""
     names: dict[ModelConfig, str] = {}
     for name in PLAN:
-        names.setdefault(full_config(name), name)
+        config = full_config(name)
+        sizes: dict[str, Any] = {
+            field: 8 for field in (*WIDTHS, *DEPTHS, "linformer_size", "max_positions") if hasattr(config, field)
+        }
+        sizes |= {field: 0.0 for field in ("dropout", "word_dropout") if hasattr(config, field)}
+        if isinstance(config, RecurrentConfig):
+            sizes |= {"encoder_size": 4}
+        names.setdefault(replace(config, **sizes), name)
     return {name: small(name, **changes) for config, name in names.items() if isinstance(config, kind)}
 
 

@@ -21,7 +21,7 @@ from model.architectures.classifier import Classifier
 from model.architectures.encoder import TextEncoder
 from model.architectures.transformer import Transformer
 from model.config import CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
-from model.layers.embedding import sinusoidal_positions
+from model.layers.positions import sinusoidal_positions
 from model.rounding import reference
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 

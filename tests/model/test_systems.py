@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from model.architectures.factory import build_model
-from model.commands import train_and_score, train_zoo
+from model.commands import planned_runs, run_processes, train_and_score, train_zoo
 from model.config import ClassifierConfig, RecurrentConfig
 from model.evaluation.defaults import TEST_SPLIT
-from model.systems import COMPARED, PLAN, SYSTEMS, System
+from model.systems import COMPARED, GROUPS, PLAN, SMALL_GROUPS, SYSTEMS, System
 from model.training.config import TrainConfig
 
 VOCABULARY = 6000
+ZOO = {"groups": None, "only_seed": None, "processes": 1, "plan": False}  # options of train_zoo by default
 
 
 def num_parameters(name: str) -> int:
@@ -32,7 +33,12 @@ def test_compared_systems_differ_by_at_most_a_tenth_in_their_parameters(name: st
 
 def test_all_systems_except_the_base_transformer_are_planned() -> None:
     assert set(PLAN) == set(SYSTEMS) - {"transformer-base"}
-    assert {name for name, planned in PLAN.items() if planned.seeds == 3} == set(COMPARED)
+    assert {name for name, plan in PLAN.items() if plan.seeds == 3 and plan.group == "zoo"} == set(COMPARED)
+    assert all((plan.seeds == 3) == (plan.group != "ghost-attention") for plan in PLAN.values() if plan.group != "zoo")
+
+
+def test_a_fixed_context_has_as_many_parameters_when_it_is_only_the_initial_state() -> None:
+    assert num_parameters("small-initial-state") == pytest.approx(num_parameters("small-fixed-context"), rel=0.02)
 
 
 def toy(vocab_size: int) -> RecurrentConfig:
@@ -80,7 +86,9 @@ def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "bahdanau-1").mkdir()
     (tmp_path / "bahdanau-1" / "train.json").write_text("{}", encoding="utf-8")  # older than the setting
     (tmp_path / "bahdanau-1" / "state.safetensors").touch()
-    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=["bahdanau"], seeds=2, precision="bfloat16"))
+    train_zoo(
+        argparse.Namespace(data=tmp_path, runs=tmp_path, systems=["bahdanau"], seeds=2, precision="bfloat16", **ZOO)
+    )
     assert begun == {"bahdanau-1": "float32", "bahdanau-2": "bfloat16"}
 
 
@@ -88,6 +96,28 @@ def test_seed_1_of_every_system_comes_before_seed_2_of_any(tmp_path: Path, monke
     order = []
     monkeypatch.setattr("model.commands.train_and_score", lambda *arguments: order.append(arguments[-1].name))
     systems = ["bahdanau", "linformer", "post-norm"]
-    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=systems, seeds=None, precision="float32"))
+    train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=systems, seeds=None, precision="float32", **ZOO))
     seed_1 = ["bahdanau-1", "linformer-1", "post-norm-1"]
     assert order == [*seed_1, "bahdanau-2", "post-norm-2", "bahdanau-3", "post-norm-3"]
+
+
+def test_groups_are_trained_in_the_order_in_which_they_are_named() -> None:
+    runs = planned_runs(None, ["order", "context"], None)
+    assert runs[0] == (1, "small-positions-none")
+    assert len(runs) == 3 * sum(len(SMALL_GROUPS[group]) for group in ("order", "context"))
+    assert [seed for seed, _ in runs] == sorted(seed for seed, _ in runs)
+    assert {name for _, name in planned_runs(None, GROUPS, 1)} == set(PLAN)
+    assert {PLAN[name].group for _, name in planned_runs(None, None, 1)} == {"zoo"}
+    assert planned_runs(["small-dot"], None, 1) == [(1, "small-dot")]
+
+
+def test_processes_train_the_runs_that_are_not_finished_and_name_those_that_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "small-bahdanau-1").mkdir(parents=True)
+    (tmp_path / "runs" / "small-bahdanau-1" / "scores.json").write_text("{}", encoding="utf-8")
+    arguments = argparse.Namespace(data=tmp_path / "none", runs=tmp_path / "runs", precision="float32", processes=2)
+    with pytest.raises(ValueError, match=r"2 of 3 runs failed: post-norm-1, post-norm-2; see"):
+        run_processes([(1, "small-bahdanau"), (1, "post-norm"), (2, "post-norm")], arguments)
+    assert "missing file" in (tmp_path / "runs" / "post-norm-1.out").read_text(encoding="utf-8")
+    assert "small-bahdanau" not in capsys.readouterr().out

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model.architectures.transformer import Transformer
 from model.config import EncoderAttention, TransformerConfig
 from model.layers.attention import MultiHeadAttention, causal_mask, length_mask
-from model.layers.embedding import sinusoidal_positions
+from model.layers.positions import sinusoidal_positions
 from model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 PARTS = ("query", "key", "value", "output")

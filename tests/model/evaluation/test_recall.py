@@ -9,10 +9,11 @@ from model.architectures.causal import CausalModel
 from model.config import CausalConfig
 from model.data.dialogues import CHAT
 from model.data.instructions import ENDINGS, GREETINGS, KINDS, NAMES, WHO_ARE_YOU
+from model.data.open_dialogues import CONDITIONS, OPEN_KINDS, QUESTIONS
 from model.data.smalltalk import INTENTS, Exchange, Intent
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
 from model.decoding.reference import greedy, pytorch_steps
-from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers, recall
+from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers, open_recall, recall
 
 VALUE_WORDS = {*ENDINGS, *GREETINGS, *NAMES}
 
@@ -76,3 +77,18 @@ def test_responses_to_many_prompts_equal_the_greedy_response_to_each() -> None:
     for ids, answer in zip(encode_lines(prompt_tokenizer(tokenizer), prompts), given, strict=True):
         alone = greedy(pytorch_steps(model, ids), ids[-1], 2, MAX_ANSWER_TOKENS)
         assert answer == decode_ids(tokenizer, alone.ids)
+
+
+def test_open_recall_counts_each_condition() -> None:
+    """Answers that repeat the prompt's instruction keep figures, hobbies and languages only."""
+
+    def repeat(prompts: Sequence[str]) -> list[str]:
+        return [prompt.partition("\n")[0] for prompt in prompts]
+
+    found = open_recall(repeat, (1, 2), 3, seed=1)
+    assert list(found) == list(CONDITIONS)
+    for counts in found.values():
+        assert list(counts) == ["1", "2"]
+        for kinds in counts.values():
+            assert [kinds[kind]["kept"] for kind in (*QUESTIONS, "greeting")] == [3, 3, 3, 0]
+            assert kinds["all"]["total"] == 3 * len(OPEN_KINDS)

@@ -1,0 +1,91 @@
+"""Corpora that are derived from a folder of parallel text by a seeded rule.
+
+A small corpus has some pairs of train; the other splits are copied. In a joined corpus, each pair
+consists of several pairs of the same split, so that sources have 20 to 60 words. Files with the
+ending `.lc.norm.tok.LANGUAGE`, which have the same lines in another form, are derived likewise.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from typing import Literal
+
+from model.data.text import read_lines
+
+Derived = Literal["small", "joined"]
+SEED = 1
+SMALL_PAIRS = 10_000
+SHORTEST, LONGEST = 20, 60  # words of a joined source
+JOINED_PAIRS = 5_000  # of train
+
+Groups = list[list[int]]  # numbers of the lines that form each pair
+
+
+def derive(kind: Derived, data: Path, folder: Path, source: str = "en") -> None:
+    """Write a derived corpus; do nothing if the folder exists.
+
+    Args:
+        kind: "small" or "joined".
+        data: folder with the files SPLIT.LANGUAGE.
+        folder: the folder to create. It appears when all of its files are complete.
+        source: language whose words are counted.
+
+    Raises:
+        FileNotFoundError: the folder has no file with the ending `source`.
+        ValueError: the files of a split have different numbers of lines.
+    """
+    if folder.exists():
+        return
+    splits = [path.stem for path in sorted(data.glob(f"*.{source}")) if "." not in path.stem]
+    if not splits:
+        raise FileNotFoundError(f"missing file train.{source} in {data}")
+    # Another process may derive the same corpus at the same time, and renames its own copy first.
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    for split in splits:
+        groups = _RULES[kind](split, read_lines(data / f"{split}.{source}"))
+        for path in sorted(data.glob(f"{split}.*")):
+            lines = read_lines(path)
+            if groups and max(map(max, groups)) >= len(lines):
+                raise ValueError(f"{path} has {len(lines)} lines, fewer than {split}.{source}; it needs as many")
+            texts = [" ".join(lines[number] for number in group) + "\n" for group in groups]
+            (partial / path.name).write_text("".join(texts), encoding="utf-8")
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
+        shutil.rmtree(partial)
+
+
+def small(split: str, sources: Sequence[str]) -> Groups:
+    """Return the lines of a small corpus: a random part of train in its order, all other lines."""
+    numbers = list(range(len(sources)))
+    if split == "train":
+        numbers = sorted(Random(SEED).sample(numbers, min(SMALL_PAIRS, len(numbers))))  # noqa: S311 - no secret
+    return [[number] for number in numbers]
+
+
+def joined(split: str, sources: Sequence[str]) -> Groups:
+    """Return lines that are joined until their words reach a random length from 20 to 60.
+
+    Each line is part of at most one group. A group that would be longer than 60 words is dropped.
+    """
+    rng = Random(f"{SEED} {split}")  # noqa: S311 - no secret
+    order = list(range(len(sources)))
+    rng.shuffle(order)
+    groups: Groups = []
+    group, words, wanted = list[int](), 0, rng.randint(SHORTEST, LONGEST)
+    for number in order:
+        group.append(number)
+        words += len(sources[number].split())
+        if words >= wanted:
+            if words <= LONGEST:
+                groups.append(group)
+            group, words, wanted = [], 0, rng.randint(SHORTEST, LONGEST)
+    return groups[:JOINED_PAIRS] if split == "train" else groups
+
+
+_RULES: dict[Derived, Callable[[str, Sequence[str]], Groups]] = {"small": small, "joined": joined}
