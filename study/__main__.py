@@ -14,11 +14,14 @@ from bench import machine, report
 from bench.record import Recorded, read_results, write_result
 from study import (
     alignment,
+    beams,
     claims,
     collect,
     ghost_attention,
+    heads,
     linformer,
     masking,
+    pronouns,
     quality,
     recall,
     sentence,
@@ -32,14 +35,17 @@ STEPS: Sequence[Step] = (
     collect,
     claims,
     quality,
+    beams,
     sentence,
+    heads,
     masking,
+    pronouns,
+    alignment,
     speed,
     linformer,
     recall,
     ghost_attention,
     similar,
-    alignment,
 )
 RESULTS = Path("study/results")
 DOCUMENTS = tuple(

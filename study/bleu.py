@@ -5,6 +5,7 @@ Shapes use N sentences, O = 4 orders of n-grams, R resamples.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +87,25 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
     """Return the ends of the middle 95 % of resampled values."""
     low, high = np.percentile(values, [2.5, 97.5])
     return float(low), float(high)
+
+
+def mean_with_interval(pairs: NDArray[np.float64]) -> dict[str, Any] | None:
+    """Return the mean over the parts of sentences, with its interval over resampled sentences.
+
+    Args:
+        pairs: The number of parts (tokens, rows, words) of each sentence and the sum of the
+            quantity over them, (N, 2).
+
+    Returns:
+        `count`, `value` and `interval` to be written into a result; None if there are no parts.
+    """
+    count, total = pairs.sum(axis=0)
+    if count == 0:
+        return None
+    drawn = resamples(len(pairs)) @ pairs  # (R, 2)
+    drawn = drawn[drawn[:, 0] > 0]
+    low, high = interval(drawn[:, 1] / drawn[:, 0])
+    return {"count": int(count), "value": round(total / count, 4), "interval": [round(low, 4), round(high, 4)]}
 
 
 @dataclass(frozen=True)

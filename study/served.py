@@ -34,11 +34,13 @@ class Served:
         """
         return self._portal.call(self._post, path, bodies)
 
-    def outputs(self, path: str, body: Mapping[str, Any], inputs: Sequence[str]) -> list[Any]:
+    def outputs(
+        self, path: str, body: Mapping[str, Any], inputs: Sequence[str], per_call: int = INPUTS_PER_CALL
+    ) -> list[Any]:
         """Return the outputs of many inputs; each call has some of them."""
         found: list[Any] = []
-        for start in range(0, len(inputs), INPUTS_PER_CALL):
-            (response,) = self.post(path, {**body, "inputs": list(inputs[start : start + INPUTS_PER_CALL])})
+        for start in range(0, len(inputs), per_call):
+            (response,) = self.post(path, {**body, "inputs": list(inputs[start : start + per_call])})
             found += response["outputs"]
         return found
 

@@ -14,7 +14,8 @@ from model.architectures.recurrent import Memory, RecurrentModel, State
 from model.config import RecurrentConfig, TransformerConfig
 from model.decoding.reference import log_softmax, pytorch_steps
 from model.layers.attention import masked_softmax
-from study.leave_one_out import check, explain, hidden, kendall_tau
+from study.masking import kendall_tau
+from tests.support.leave_one_out import check, explain, hidden
 
 SOURCE = [7, 5, 9, 11, 5, 2]
 RECURRENT = RecurrentConfig(20, embedding_size=8, encoder_size=6, decoder_size=12, attention_size=6, dropout=0.0)

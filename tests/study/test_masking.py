@@ -1,73 +1,124 @@
-import json
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from model.architectures.factory import TranslationModel
+from model.checkpoint import load_checkpoint
+from model.data.tokenizer import encode_lines
+from service.discovery import find_bundles
 from study import masking
-from study.leave_one_out import Effect, Explained
-from study.masking import figures
+from study.masking import Explained, explain_translation, figures
+from study.served import Served, serve
+from tests.support.leave_one_out import explain
+
+TEXT = "A man sleeps."
+TARGET = "Two girls sleep."
+
+
+class Forced(Served):
+    """A service that generates the same text for each input."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
+        if path == "/v1/generate":
+            return [{"outputs": [{"text": TARGET}]} for _ in bodies]
+        return self._served.post(path, *bodies)
 
 
 @pytest.fixture
-def explained() -> list[Explained]:
-    """Return the results for two tokens of three sources each; the end token has the largest weight
-    for the second.
+def explained() -> Explained:
+    """Return the result for two tokens and a source of two words and an end token, which cannot be
+    deleted and has the largest weight for the second token.
     """
-    effect = Effect(drops=np.array([[2.0, 0.5, 0.1], [1.0, -0.5, 0.0]]), predictions=np.array([[9, 5, 5], [6, 9, 6]]))
-    weights = np.array([[0.7, 0.2, 0.1], [0.3, 0.1, 0.6]])
-    one = Explained([5, 6], np.array([-0.1, -0.2]), weights, {"deleted": effect, "hidden": effect})
-    return [one] * 4
+    weights = {"mean": np.array([[0.7, 0.2, 0.1], [0.3, 0.1, 0.6]])}
+    drops = np.array([[2.0, 0.5, 0.1], [1.0, -0.5, 0.0]])
+    changes = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    without = np.array([[1.0, 1.0, np.nan]] * 2)
+    return Explained(
+        units=["a", "b", "</s>"],
+        target=["x", "y"],
+        log_probs=np.array([-0.1, -0.2]),
+        weights=weights,
+        drops={"deleted": drops * without, "hidden": drops},
+        changes={"deleted": changes * without, "hidden": changes},
+    )
 
 
-def test_each_figure_is_a_mean_over_its_tokens(explained: list[Explained]) -> None:
-    found = {(row["removal"], row["figure"]): (row["value"], row["tokens"]) for row in figures(explained)}
-    assert found[None, "largest on end"] == (0.5, 8)
-    assert found[None, "weight of end"] == (0.35, 8)
-    assert found[None, "end unlike the token before"] == (0.3, 8)
-    assert found[None, "largest weight"] == (0.65, 8)
-    assert found["deleted", "changed, most attended"] == (0.5, 8)
-    assert found["deleted", "changed, most attended, a word"] == (1.0, 4)
-    assert found["deleted", "changed, most attended, end"] == (0.0, 4)
-    assert found["deleted", "changed, random other"] == (0.25, 8)
-    assert found["deleted", "changed, least attended"] == (0.5, 8)
-    assert found["deleted", "drop, most attended"] == (1.0, 8)
-    assert found["deleted", "drop, random other"] == (pytest.approx((0.3 + 0.25) / 2), 8)
-    assert found["deleted", "drop, least attended"] == (pytest.approx(-0.2), 8)
-    assert found["deleted", "tau"] == (pytest.approx((1 + 1 / 3) / 2, abs=1e-4), 8)
-    assert found["deleted", "most attended is most important"] == (0.5, 8)
+def test_each_figure_is_a_mean_over_target_tokens(explained: Explained) -> None:
+    found = {(row["removal"], row["figure"]): row["value"] for row in figures([explained] * 4)}
+    assert found["hidden", "changed, most"] == 0.5
+    assert found["hidden", "changed, other"] == 0.25
+    assert found["hidden", "changed, least"] == 0.5
+    assert found["hidden", "drop, most"] == 1.0
+    assert found["hidden", "drop, other"] == pytest.approx((0.3 + 0.25) / 2)
+    assert found["hidden", "drop, least"] == pytest.approx(-0.2)
+    assert found["hidden", "top"] == 0.5
+    assert found["hidden", "chance"] == pytest.approx(1 / 3, abs=1e-4)
+    assert found["hidden", "tau"] == pytest.approx((1 + 1 / 3) / 2, abs=1e-4)
+    # The end token cannot be deleted, so that the second token attends most to the first word.
+    assert found["deleted", "drop, most"] == 1.5
+    assert found["deleted", "top"] == 1
 
 
-def test_cases_that_never_occur_have_no_figure(explained: list[Explained]) -> None:
-    turned = [Explained(one.target, one.log_probs, one.weights[:, [2, 1, 0]], one.effects) for one in explained]
-    never = [Explained(one.target[:1], one.log_probs[:1], one.weights[:1], first_rows(one)) for one in explained]
-    assert "changed, most attended, end" in {row["figure"] for row in figures(turned)}
-    assert "changed, most attended, end" not in {row["figure"] for row in figures(never)}
+def test_the_effects_of_the_ends_are_over_the_tokens_that_attend_to_them(explained: Explained) -> None:
+    explained.weights = {"mean": np.array([[0.1, 0.5, 0.4], [0.6, 0.2, 0.2]])}
+    for part in ("mark", "end", "both", "words"):
+        explained.ends[part] = np.array([[0.5, 7.0], [1.0, 0.0]])
+    found = {row["figure"]: row for row in figures([explained] * 2) if row["removal"] == "ends"}
+    assert found["weight, mark"]["value"] == 0.35 and found["weight, end"]["value"] == 0.3
+    assert (found["drop, both"]["value"], found["drop, both"]["count"]) == (0.5, 2)
+    assert found["changed, both"]["value"] == 1 and found["changed, all tokens, both"]["value"] == 0.5
 
 
-def first_rows(one: Explained) -> dict[str, Effect]:
-    return {name: Effect(effect.drops[:1], effect.predictions[:1]) for name, effect in one.effects.items()}
+def test_hidden_tokens_have_the_effect_that_pytorch_computes(bundle: Path, checkpoint: Path) -> None:
+    """Words of one token and the end token are hidden as in the slow reference."""
+    model, tokenizer = load_checkpoint(checkpoint)
+    assert isinstance(model, TranslationModel)
+    with serve(bundle.parent) as served:
+        (manifest,) = find_bundles(bundle.parent).values()
+        found = explain_translation(Forced(served), manifest, TEXT)
+        output = served.post("/v1/attention", {"model": "toy", "inputs": TEXT, "targets": TARGET})[0]["outputs"][0]
+    source, target = encode_lines(tokenizer, [TEXT, TARGET])
+    with torch.inference_mode():
+        expected = explain(model, source, target)
+    assert len(found.target) == len(expected.target)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
+    tokens = [token.strip() for token in output["source_tokens"]]
+    single = [(unit, tokens.index(name)) for unit, name in enumerate(found.units) if tokens.count(name) == 1]
+    assert single
+    for unit, token in single:
+        np.testing.assert_allclose(
+            found.drops["hidden"][:, unit], expected.effects["hidden"].drops[:, token], atol=1e-3
+        )
+        np.testing.assert_allclose(found.weights["mean"][:, unit], expected.weights[:, token], atol=1e-4)
+    assert np.isnan(found.drops["deleted"][:, -1]).all() and not np.isnan(found.drops["hidden"]).any()
 
 
-def test_the_interval_contains_the_figure(explained: list[Explained]) -> None:
-    other = Explained([5], np.array([-0.1]), np.array([[0.9, 0.1, 0.0]]), first_rows(explained[0]))
-    for row in figures([*explained, *[other] * 6]):
-        low, high = row["interval"]
-        assert low <= row["value"] <= high
-
-
-def test_a_run_is_measured_and_written_up_without_a_sentence_of_the_test_set(
-    tmp_path: Path, checkpoint: Path, toy_sentences: list[str]
+def test_bundles_are_measured_and_written_up(
+    tmp_path: Path, bundle: Path, classifier_bundle: Path, toy_sentences: list[str]
 ) -> None:
-    run, text = tmp_path / "toy-1", "".join(f"{line}\n" for line in toy_sentences)
-    run.mkdir()
-    (run / "averaged").symlink_to(checkpoint)
-    (tmp_path / "test_2016_flickr.en").write_text(text, encoding="utf-8")
-    result = masking.measure(Namespace(data=tmp_path, runs=[run], sentences=2, example="A dog sleeps."))
-    stored = json.dumps(result.rows)
-    assert not any(sentence in stored for sentence in toy_sentences)
+    for folder in (bundle, classifier_bundle):
+        (tmp_path / "bundles").mkdir(exist_ok=True)
+        (tmp_path / "bundles" / folder.name).symlink_to(folder)
+    text = "".join(f"{line}\n" for line in toy_sentences[:2])
+    for name, content in (("multi30k/test_2016_flickr.en", text), ("sst2/dev.tsv", f"1\t{TEXT}\n")):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    result = masking.measure(Namespace(bundles=tmp_path / "bundles", data=tmp_path, sentences=2))
     tables = masking.tables(result)
-    assert tables["masking"].startswith("**toy-1**, ")
-    assert "| the most attended token |" in tables["masking"]
-    assert "“A dog sleeps.” becomes “" in tables["masking-example"]
+    assert "| `toy` | hidden | rollout | " in tables["masking"]
+    assert "| `toy-classifier` | deleted | mean of heads | " in tables["masking"]
+    assert "| `toy` | " in tables["masking-ends"]
+
+
+def test_a_word_is_deleted_with_one_space() -> None:
+    assert masking._without("A man sleeps.", 0, 1) == "man sleeps."
+    assert masking._without("A man sleeps.", 2, 5) == "A sleeps."
+    assert masking._without("A man sleeps.", 12, 13) == "A man sleeps"

@@ -76,15 +76,16 @@ def check(model: TranslationModel) -> None:
 
 
 @torch.inference_mode()
-def explain(model: TranslationModel, source: Sequence[int]) -> Explained:
-    """Translate greedily, then score that translation with each source token removed in turn.
+def explain(model: TranslationModel, source: Sequence[int], target: Sequence[int] = ()) -> Explained:
+    """Score a target with each source token removed in turn.
 
     Args:
         model: A model in evaluation mode that passes `check`.
         source: At least two token ids; the last is the end token.
+        target: Token ids; the greedy translation if there are none.
     """
     config = model.config
-    target = greedy(pytorch_steps(model, source), config.bos_id, config.eos_id, MAX_NEW_TOKENS).ids
+    target = target or greedy(pytorch_steps(model, source), config.bos_id, config.eos_id, MAX_NEW_TOKENS).ids
     lengths = torch.tensor([len(source)])
     memory, _ = model.encode(torch.tensor([source]), lengths)
     _, log_probs, cross = _forced(model, memory, lengths, target, need_weights=True)
@@ -120,14 +121,3 @@ def _forced(
     log_probs = model.logits(features).double().log_softmax(dim=-1)  # (B, T, V)
     targets = torch.tensor([target]).expand(rows, -1).unsqueeze(-1)
     return log_probs.argmax(dim=-1).numpy(), log_probs.gather(-1, targets).squeeze(-1).numpy(), cross
-
-
-def kendall_tau(left: FloatArray, right: FloatArray) -> FloatArray:
-    """Return tau-b (Kendall 1945) of each row of two matrices (T, S); 0 if all entries of a row are
-    equal.
-    """
-    signs = [np.sign(matrix[:, :, None] - matrix[:, None, :]) for matrix in (left, right)]  # (T, S, S)
-    agreement = (signs[0] * signs[1]).sum(axis=(1, 2))
-    pairs = np.sqrt(np.abs(signs[0]).sum(axis=(1, 2)) * np.abs(signs[1]).sum(axis=(1, 2)))
-    tau: FloatArray = np.divide(agreement, pairs, out=np.zeros_like(agreement), where=pairs > 0)
-    return tau

@@ -1,0 +1,114 @@
+"""Compare greedy decoding with beam search, by the number of beams and the length penalty."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.record import Result, Row
+from bench.report import table
+from model.evaluation.bleu import moses_lines, read_test_set
+from model.evaluation.defaults import TEST_SPLIT
+from model.systems import MULTI30K
+from study.bleu import Estimate, Statistics, estimate, interval, resamples, statistics_of
+from study.runs import SOURCE, TARGET
+from study.served import Served, serve
+from study.step import no_pictures
+
+NAME = "beams"
+WIDTHS = (2, 4, 8)
+PENALTIES = (0.0, 0.5, 1.0, 1.5)
+Setting = tuple[int, float | None]  # number of beams and length penalty; greedy decoding has none
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", type=Path, help=f"folder with {MULTI30K.name}")
+    parser.add_argument("data", type=Path, help="folder with the test set")
+    parser.add_argument("--sentences", type=int, help="number of test sentences, from the first one (default: all)")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """Translate the test set with every setting over the service's HTTP API.
+
+    Raises:
+        FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
+    """
+    test_set = read_test_set(arguments.data, TEST_SPLIT, SOURCE, TARGET, arguments.sentences)
+    if test_set.tokenised_references is None:
+        raise FileNotFoundError(f"{arguments.data} has no tokenized {TEST_SPLIT}")
+    settings: list[Setting] = [(1, None), *((width, penalty) for width in WIDTHS for penalty in PENALTIES)]
+    with serve(arguments.bundles) as served:
+        outputs = {setting: _translate(served, setting, test_set.sources) for setting in settings}
+    rows = {
+        setting: statistics_of(moses_lines([one["text"] for one in found], TARGET), test_set.tokenised_references)
+        for setting, found in outputs.items()
+    }
+    return Result(rows=[_row(setting, rows, outputs) for setting in settings])
+
+
+def _translate(served: Served, setting: Setting, sources: Sequence[str]) -> list[Any]:
+    width, penalty = setting
+    parameters = {} if penalty is None else {"num_beams": width, "length_penalty": penalty}
+    print(f"{width} beams, length penalty {penalty}", flush=True)
+    return served.outputs("/v1/generate", {"model": MULTI30K.name, "parameters": parameters}, sources)
+
+
+def _row(
+    setting: Setting, statistics: Mapping[Setting, Statistics], outputs: Mapping[Setting, Sequence[Any]]
+) -> dict[str, Any]:
+    """Return the scores of a setting and its differences from greedy decoding, the first one."""
+    greedy, ours, samples = next(iter(outputs)), statistics[setting], resamples(len(outputs[setting]))
+    bleu = {one: estimate([statistics[one].rows], samples) for one in (setting, greedy)}
+    lengths, references = ours.output_lengths, ours.reference_lengths
+    ratios = (samples @ lengths) / (samples @ references)
+    pairs = list(zip(outputs[setting], outputs[greedy], strict=True))
+    # The score of a beam is divided by a power of its length; the sum over its tokens is not.
+    gains = [_log_probability(one) - _log_probability(other) for one, other in pairs]
+    return {
+        "num_beams": setting[0],
+        "length_penalty": setting[1],
+        "sentences": len(pairs),
+        "bleu": _estimate(bleu[setting]),
+        "gain": _estimate(bleu[setting] - bleu[greedy]),
+        "length_ratio": [round(float(value), 4) for value in (lengths.sum() / references.sum(), *interval(ratios))],
+        "same_text": sum(one["text"] == other["text"] for one, other in pairs),
+        "less_likely": sum(gain < -1e-4 for gain in gains),
+        "nats_gained": round(float(np.mean(gains)), 4),
+    }
+
+
+def _log_probability(output: Mapping[str, Any]) -> float:
+    return float(sum(token["logprob"] for token in output["tokens"]))
+
+
+def _estimate(one: Estimate) -> list[float]:
+    """Return the value and the ends of its interval."""
+    return [round(value, 3) for value in (one.value, *one.interval)]
+
+
+def tables(result: Result) -> Mapping[str, str]:
+    head = ["beams", "length penalty", "tok-lc BLEU", "minus greedy", "length / reference", "same text", "nats gained"]
+    return {NAME: table(head, [_cells(row) for row in result.rows])}
+
+
+def _cells(row: Row) -> list[str]:
+    is_greedy = row["length_penalty"] is None
+    return [
+        "1 (greedy)" if is_greedy else str(row["num_beams"]),
+        "" if is_greedy else f"{row['length_penalty']:g}",
+        _with_interval(row["bleu"], 1),
+        "" if is_greedy else _with_interval(row["gain"], 1),
+        _with_interval(row["length_ratio"], 3),
+        "" if is_greedy else f"{100 * row['same_text'] / row['sentences']:.0f} %",
+        "" if is_greedy else f"{row['nats_gained']:.2f}",
+    ]
+
+
+def _with_interval(values: Sequence[float], digits: int) -> str:
+    value, low, high = (f"{round(one, digits) + 0.0:.{digits}f}" for one in values)  # no -0.0
+    return f"{value} [{low}, {high}]"
+
+
+draw = no_pictures
