@@ -25,13 +25,18 @@ TOY_SENTENCES = (
 
 # Files that take longest. They start first, so that no process runs one while the others are idle.
 LONGEST = (
+    "tests/e2e/test_schemathesis.py",
     "tests/equality/test_transformers.py",
     "tests/service/test_main.py",
-    "tests/e2e/test_schemathesis.py",
-    "tests/equality/test_scores.py",
-    "tests/service/engine/test_simulation.py",
     "tests/service/test_declared_errors.py",
     "tests/model/training/test_trainer.py",
+    "tests/service/workers/test_workers.py",
+    "tests/e2e/test_documented_commands.py",
+    "tests/export/test_encoder_families.py",
+    "tests/equality/test_recurrent_systems.py",
+    "tests/sightline/test_main.py",
+    "tests/equality/test_transformer_variants.py",
+    "tests/export/test_decoder_families.py",
 )
 
 

@@ -29,6 +29,15 @@ SEARCHES = {
     "shaped beams": GenerateParameters(num_beams=4, num_return_sequences=4, length_penalty=2.0, **SHAPED),
 }
 
+# Pairs only in the slow tests; each search keeps one case, and greedy search keeps both.
+SLOW = {
+    ("shaped greedy", "plain"),
+    ("sampled", "prefixed"),
+    ("shaped sampled", "plain"),
+    ("beams", "prefixed"),
+    ("shaped beams", "plain"),
+}
+
 
 @pytest.fixture(scope="module")
 def models(model: Transformer) -> Reference[Transformer]:
@@ -68,8 +77,14 @@ def assert_model_says(models: Reference[Transformer], given: Sequence[tuple[Gene
     assert_within_rounding(models, compute, numbers)
 
 
-@pytest.mark.parametrize("prefix", [(), PREFIX])
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(
+    ("search", "prefix"),
+    [
+        pytest.param(search, prefix, id=f"{search}-{name}", marks=[pytest.mark.slow] if (search, name) in SLOW else [])
+        for search in SEARCHES
+        for name, prefix in {"plain": (), "prefixed": PREFIX}.items()
+    ],
+)
 def test_tokens_have_the_models_own_log_probabilities(
     search: str,
     prefix: tuple[int, ...],

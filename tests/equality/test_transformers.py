@@ -36,8 +36,8 @@ SEARCHES = {
     "shortest first": GREEDY.model_copy(update={"num_beams": 3, "length_penalty": -1.0, "early_stopping": "never"}),
     "cut off": GREEDY.model_copy(update={"num_beams": 4, "max_new_tokens": 7, "num_return_sequences": 4}),
 }
-WHOLE = ("greedy", "5 beams")
-SLOW = ("early", "never")  # all sentences only in the slow tests
+WHOLE = ("greedy",)
+SLOW = ("5 beams", "early", "never")  # all sentences only in the slow tests
 PROCESSORS: dict[str, dict[str, Any]] = {
     "penalty": {"repetition_penalty": 1.3},
     "ngrams": {"no_repeat_ngram_size": 2},
@@ -46,6 +46,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "biases": {"logit_bias": ((2, -4.0), (268, 3.1)), "repetition_penalty": 1.2},
     "all": {"repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "min_new_tokens": 12},
 }
+# Pairs only in the slow tests: `all` combines the same processors with both searches.
+SLOW_PROCESSORS = {("penalty", "beams"), ("ngrams", "greedy"), ("words", "beams"), ("longer", "greedy")}
 # A prefix must not count for the bound of "never" and for the smallest length.
 LONGEST = GenerateParameters(
     num_beams=3, max_new_tokens=12, length_penalty=4.0, early_stopping="never", num_return_sequences=3
@@ -141,8 +143,19 @@ def test_searches_agree(search: str, is_whole: bool, agree: Agree, marian: Any, 
     agree(requests, generate(marian, requests))
 
 
-@pytest.mark.parametrize("parameters", [GREEDY, BEAMS], ids=["greedy", "beams"])
-@pytest.mark.parametrize("processors", PROCESSORS)
+@pytest.mark.parametrize(
+    ("processors", "parameters"),
+    [
+        pytest.param(
+            processors,
+            parameters,
+            id=f"{processors}-{search}",
+            marks=[pytest.mark.slow] if (processors, search) in SLOW_PROCESSORS else [],
+        )
+        for processors in PROCESSORS
+        for search, parameters in {"greedy": GREEDY, "beams": BEAMS}.items()
+    ],
+)
 def test_processors_agree(
     processors: str,
     parameters: GenerateParameters,
