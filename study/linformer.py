@@ -54,14 +54,14 @@ class Variant:
 def variants_of(rows: int, tokens: int) -> list[Variant]:
     """Return the variants to compare; Linformers have fewer projected keys than tokens."""
     exported = [Variant("operator"), *(Variant("linformer", slots) for slots in SLOTS if slots < tokens)]
-    fits = 4 * scores_bytes(rows, tokens, tokens) <= MAX_SCORES_BYTES
+    fits = 4 * scores_bytes(rows, tokens) <= MAX_SCORES_BYTES
     with_maps = [Variant(one.attention, one.slots, has_maps=True) for one in exported if rows == 1 and fits]
     return [*exported, Variant("plain"), *with_maps]
 
 
-def scores_bytes(rows: int, tokens: int, keys: int) -> int:
-    """Return the size of the matrix of attention scores of all heads."""
-    return rows * NUM_HEADS * tokens * keys * FLOAT_BYTES
+def scores_bytes(rows: int, tokens: int) -> int:
+    """Return the size of the matrix of the softmax attention scores of all heads."""
+    return rows * NUM_HEADS * tokens * tokens * FLOAT_BYTES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     ]
     for count in ROWS:
         for tokens in arguments.tokens:
-            if scores_bytes(count, tokens, tokens) > MAX_SCORES_BYTES:
+            if scores_bytes(count, tokens) > MAX_SCORES_BYTES:
                 continue
             print(f"{count} x {tokens}", flush=True)
             rows += _measure_case(count, tokens, arguments.rounds, arguments.threads)
@@ -138,17 +138,14 @@ def _task(variant: Variant, rows: int, tokens: int, length: int) -> dict[str, An
 
 
 def _row(variant: Variant, rows: int, tokens: int, peak_mb: float, seconds: Sequence[float]) -> dict[str, Any]:
-    slots = variant.slots
     return {
         "rows": rows,
         "tokens": tokens,
         "attention": variant.attention,
-        "slots": slots,
+        "slots": variant.slots,
         "maps": variant.has_maps,
         "ms": _milliseconds(seconds),
         "peak_mb": round(peak_mb, 1),
-        "scores_mb": scores_bytes(rows, tokens, slots or tokens) / 2**20,
-        "projections_mb": (slots or 0) * tokens * FLOAT_BYTES / 2**20,  # E = F
     }
 
 

@@ -73,31 +73,21 @@ def crossover(is_less: Mapping[int, bool]) -> str:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the tables of time, memory, crossovers, the cost of maps, and short sentences."""
+    """Return the tables of time and memory, crossovers, the cost of maps, and a short sentence."""
     facts, *rows = result.rows
+    plain, with_maps = [row for row in rows if not row["maps"]], [row for row in rows if row["maps"]]
     counts = list(dict.fromkeys(row["rows"] for row in rows))
-    plain = [row for row in rows if not row["maps"]]
     head = (
         f"One layer, width {facts['d_model']}, {facts['num_heads']} heads, projections included, float32, "
-        f"{facts['threads']} {'thread' if facts['threads'] == 1 else 'threads'}; "
-        f"medians of {len(rows[0]['ms'])} rounds."
+        f"{facts['threads']} {'thread' if facts['threads'] == 1 else 'threads'}, one row; medians of "
+        f"{len(rows[0]['ms'])} rounds."
     )
-    times = [_grid(_with_rows(plain, count), _time_cell) for count in counts]
-    memories = [_grid(_with_rows(plain, count), _memory_cell) for count in counts]
     return {
-        "linformer-time": "\n\n".join([head, *_with_titles(counts, "milliseconds, median (range)", times)]),
-        "linformer-memory": "\n\n".join(_with_titles(counts, "MB at the peak (MB of scores; and of E = F)", memories)),
+        "linformer": f"{head}\n\n{_grid(_with_rows(plain, 1), _cell)}",
         "linformer-crossover": _crossovers(plain, counts),
-        "linformer-maps": _grid([row for row in rows if row["maps"]], _with_over_without(plain)),
+        "linformer-maps": _grid(with_maps, _with_over_without(plain)),
         "linformer-short": _short(facts["short"], [row for row in plain if "short_ms" in row]),
     }
-
-
-def _with_titles(counts: Sequence[int], quantity: str, texts: Sequence[str]) -> list[str]:
-    return [
-        f"**{count} {'row' if count == 1 else 'rows'}, {quantity}**\n\n{text}"
-        for count, text in zip(counts, texts, strict=True)
-    ]
 
 
 def _with_rows(rows: Sequence[Row], count: int) -> list[Row]:
@@ -131,13 +121,8 @@ def _grid(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
     return table(["n", *map(_label, kinds)], body)
 
 
-def _time_cell(row: Row) -> str:
-    return f"{_number(milliseconds(row))} ({_number(min(row['ms']))} to {_number(max(row['ms']))})"
-
-
-def _memory_cell(row: Row) -> str:
-    parts = [row["scores_mb"]] if row["slots"] is None else [row["scores_mb"], row["projections_mb"]]
-    return f"{peak_mb(row):.0f} ({'; '.join(map(_number, parts))})"
+def _cell(row: Row) -> str:
+    return f"{_number(milliseconds(row))} ms, {peak_mb(row):.0f} MB"
 
 
 def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
@@ -189,16 +174,15 @@ def _by_tokens(rows: Sequence[Row], measure: Measure) -> dict[int, float]:
 
 
 def _short(tokens: int, rows: Sequence[Row]) -> str:
-    """Return the table for a short sentence, at its own length and padded to the maximum of the
-    layer.
-    """
-
-    def cell(row: Row) -> str:
-        short = _number(statistics.median(row["short_ms"]))
-        return short if row["slots"] is None else f"{short} / {_number(statistics.median(row['padded_ms']))}"
-
-    title = f"{tokens} tokens, milliseconds: with the first {tokens} columns of E / padded to n"
-    return f"**{title}**\n\n{_grid(rows, cell)}"
+    """Return the sentence on a short text, at its own length and padded to the longest one."""
+    longest = max(row["tokens"] for row in rows)
+    times = [
+        f"{_label(_kind(row))} {_number(statistics.median(row['short_ms']))} ms"
+        + ("" if row["slots"] is None else f" ({_number(statistics.median(row['padded_ms']))} padded)")
+        for row in rows
+        if row["tokens"] == longest
+    ]
+    return f"{tokens} tokens, in a layer for at most {longest:,}: {', '.join(times)}."
 
 
 def draw(result: Result, folder: Path) -> None:

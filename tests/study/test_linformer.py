@@ -125,10 +125,9 @@ def test_smaller_means_by_at_least_a_megabyte() -> None:
 def row(
     tokens: int, attention: str, slots: int | None, ms: list[float], peak_mb: float, maps: bool = False
 ) -> dict[str, Any]:
-    sizes = {"scores_mb": tokens * (slots or tokens) / 65536, "projections_mb": (slots or 0) * tokens / 262144}
     short = {} if maps or attention == "plain" else {"short_ms": [0.1], "padded_ms": ms}
     kind = {"rows": 1, "tokens": tokens, "attention": attention, "slots": slots, "maps": maps}
-    return {**kind, "ms": ms, "peak_mb": peak_mb, **sizes, **short}
+    return {**kind, "ms": ms, "peak_mb": peak_mb, **short}
 
 
 RESULTS = Result(
@@ -147,12 +146,14 @@ RESULTS = Result(
 
 def test_the_tables_show_every_measure_and_the_crossover() -> None:
     written = tables(RESULTS)
-    assert "| 128 | 1 (0.9 to 1.2) | 2 (1.9 to 2.1) | 1.5 (1.4 to 1.6) |" in written["linformer-time"]
-    assert "width 256, 4 heads, projections included, float32, 2 threads" in written["linformer-time"]
-    assert "| 1,024 | 50 (16) | 90 (16) | 20 (0.5; 0.125) |" in written["linformer-memory"]
+    assert "| 128 | 1 ms, 15 MB | 2 ms, 16 MB | 1.5 ms, 14 MB |" in written["linformer"]
+    assert "width 256, 4 heads, projections included, float32, 2 threads" in written["linformer"]
     assert "| 1 | 32 | 1,024 | 128 | 128 | 128 |" in written["linformer-crossover"]
     assert "| 128 | 3 (2.0 x), 14 MB |" in written["linformer-maps"]
-    assert "| 1,024 | 0.1 | 0.1 / 20 |" in written["linformer-short"]
+    expected = (
+        "20 tokens, in a layer for at most 1,024: `Attention` operator 0.1 ms, Linformer, k = 32 0.1 ms (20 padded)."
+    )
+    assert written["linformer-short"] == expected
 
 
 def test_the_picture_shows_every_attention_and_is_the_same_bytes_again(tmp_path: Path) -> None:
@@ -175,7 +176,6 @@ def test_a_whole_measurement_has_what_its_tables_need() -> None:
     result = measure(parsed("--tokens", "64"))
     assert all("64" in text for text in tables(result).values())
     (linformer,) = (one for one in result.rows[1:] if (one["rows"], one["slots"], one["maps"]) == (1, 32, False))
-    assert linformer["scores_mb"] == 4 * 64 * 32 * 4 / 2**20 and linformer["projections_mb"] == 64 * 32 * 4 / 2**20
     assert len(linformer["ms"]) == len(linformer["short_ms"]) == len(linformer["padded_ms"]) == 1
 
 
