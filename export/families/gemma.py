@@ -112,7 +112,11 @@ def _local_layers(config: Config, every: int) -> list[bool]:
     layers, kinds = count(config, "num_hidden_layers"), config.get("layer_types", None)
     if kinds is None:
         return [bool((layer + 1) % every) for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in _KINDS for kind in kinds):
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
+    ):
         raise ImportFailedError(
             f"config.json: layer_types must have {layers} values, each sliding_attention or full_attention"
         )

@@ -38,15 +38,19 @@ def small_systems(kind: type[ModelConfig], **changes: Any) -> dict[str, MakeConf
     """Return the systems of an architecture, without those that differ in training or sizes."""
     names: dict[ModelConfig, str] = {}
     for name in PLAN:
-        config = full_config(name)
-        sizes: dict[str, Any] = {
-            field: 8 for field in (*WIDTHS, *DEPTHS, "linformer_size", "max_positions") if hasattr(config, field)
-        }
-        sizes |= {field: 0.0 for field in ("dropout", "word_dropout") if hasattr(config, field)}
-        if isinstance(config, RecurrentConfig):
-            sizes |= {"encoder_size": 4}
-        names.setdefault(replace(config, **sizes), name)
+        names.setdefault(without_sizes(full_config(name)), name)
     return {name: small(name, **changes) for config, name in names.items() if isinstance(config, kind)}
+
+
+def without_sizes(config: ModelConfig) -> ModelConfig:
+    """Return a configuration with the same sizes as all others, and without dropout."""
+    sizes: dict[str, Any] = {
+        field: 8 for field in (*WIDTHS, *DEPTHS, "linformer_size", "max_positions") if hasattr(config, field)
+    }
+    sizes |= {field: 0.0 for field in ("dropout", "word_dropout") if hasattr(config, field)}
+    if isinstance(config, RecurrentConfig):
+        sizes |= {"encoder_size": 4}
+    return replace(config, **sizes)
 
 
 def full_config(name: str) -> ModelConfig:

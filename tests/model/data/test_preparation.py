@@ -517,7 +517,7 @@ def memory():
 before = memory()
 corpus = open_corpus(Path(sys.argv[1]), "translation")
 tokenizer = train_tokenizer((f"{one.source} {one.target}" for _, one in zip(range(1000), corpus.train)), 500)
-prepared = prepare(Path(sys.argv[2]), corpus, check_corpus(corpus), tokenizer, encode, 128, 256)
+prepared = prepare(Path(sys.argv[2]), corpus, check_corpus(corpus), tokenizer, encode, 128)
 print(json.dumps([memory() - before, len(prepared.train) + len(prepared.dev)]))
 """
 
