@@ -301,8 +301,7 @@ def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace
 
 def print_plan(runs: Sequence[tuple[int, str]], data: Path, folder: Path) -> None:
     """Print how long the runs that are not finished take in one process, by measured updates."""
-    seconds = dict[str, float]()
-    totals: dict[str, float] = {}
+    totals = dict[str, float]()
     print("group, system: runs left, updates of a run, seconds of an update, hours")
     for name in dict.fromkeys(name for _, name in runs):
         system, plan = SYSTEMS[name], PLAN[name]
@@ -312,11 +311,11 @@ def print_plan(runs: Sequence[tuple[int, str]], data: Path, folder: Path) -> Non
             corpus = corpus_folder(system.corpus, data, folder)
             prepared, model_config = read_system_data(system.task_name, corpus, run, config, system.make_config)
             trainer = Trainer(run, config, system.task, prepared, model_config)
-            steps, seconds[name] = trainer.measure_updates()
+            steps, seconds = trainer.measure_updates()
         updates = steps * plan.max_epochs
-        hours = len(left) * updates * seconds[name] / 3600
+        hours = len(left) * updates * seconds / 3600
         totals[plan.group] = totals.get(plan.group, 0.0) + hours
-        print(f"{plan.group}, {name}: {len(left)}, {updates:,}, {seconds[name]:.3f}, {hours:.2f}", flush=True)
+        print(f"{plan.group}, {name}: {len(left)}, {updates:,}, {seconds:.3f}, {hours:.2f}", flush=True)
     for group, hours in totals.items():
         print(f"{group}: {hours:.2f} hours of one core")
     print(f"all: {sum(totals.values()):.2f} hours of one core, without validation and evaluation")

@@ -35,6 +35,13 @@ class ModelConfig:
 
 # How self-attention knows the order of the tokens, see `model.layers.positions`.
 Positions = Literal["sinusoidal", "none", "learned", "relative", "alibi", "rotary"]
+MAX_DISTANCE = 16  # k of Shaw et al. 2018: distances beyond it share a vector
+ROTARY_BASE = 10_000.0
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """Return the slopes 2^(-8 / H), 2^(-16 / H), ..., 2^-8 of the heads (Press et al. 2022)."""
+    return tuple(2 ** (-8 * head / num_heads) for head in range(1, num_heads + 1))
 
 
 @dataclass(frozen=True)

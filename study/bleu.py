@@ -130,3 +130,9 @@ class Estimate:
 def estimate(rows: Sequence[Counts], samples: Counts) -> Estimate:
     """Estimate the mean score of several outputs of the same sentences; see `resampled_bleu`."""
     return Estimate(mean_bleu(rows), resampled_bleu(rows, samples))
+
+
+def percent(value: float, limits: Sequence[float], digits: int = 0) -> str:
+    """Format a share and the limits of its interval in percent."""
+    low, high = (f"{100 * one:.{digits}f}" for one in limits)
+    return f"{100 * value:.{digits}f} % [{low}, {high}]"

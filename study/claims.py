@@ -23,6 +23,7 @@ from model.training.folder import RunFolder
 from study.bleu import Counts, Estimate, Statistics, estimate, resamples
 from study.collect import read_scores, system_and_seed
 from study.runs import SOURCE, TARGET
+from study.step import no_pictures
 
 NAME = "claims"
 # First and last number of source words of the joined captions.
@@ -76,8 +77,7 @@ def tables(result: Result) -> Mapping[str, str]:
     return {**found, "claims-long": _by_length(result)}
 
 
-def draw(result: Result, folder: Path) -> None:
-    """Draw nothing: the tables are the result."""
+draw = no_pictures
 
 
 def statistics_by_system(result: Result, systems: Sequence[str]) -> dict[str, list[Counts]]:

@@ -19,7 +19,7 @@ from model.evaluation.defaults import SEED, TEST_SPLIT
 from model.systems import MULTI30K
 from service.bundle import Manifest
 from service.discovery import find_bundles
-from study.bleu import interval, resamples
+from study.bleu import interval, percent, resamples
 from study.maps import Weights, array_of, cumulative, draw_cells, entropies, rollout, share_of_rank
 from study.runs import SOURCE
 from study.served import Served, serve
@@ -211,8 +211,8 @@ def _spread(row: Row, has_rollout: bool) -> str:
 
 
 def _rollout_cell(row: Row) -> str:
-    value, low, high = (100 * row[name][-1][-1] for name in ("value", "low", "high"))
-    return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
+    value, low, high = (row[name][-1][-1] for name in ("value", "low", "high"))
+    return percent(value, (low, high))
 
 
 def _ranks_table(rows: Sequence[Row]) -> str:
@@ -224,10 +224,7 @@ def _ranks_table(rows: Sequence[Row]) -> str:
             ("its maps", row["layers"], row["interval"]),
             ("rows shuffled", row["shuffled"], row["shuffled_interval"]),
         ):
-            cells = [
-                f"{100 * value:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
-                for value, (low, high) in zip(values, ends, strict=True)
-            ]
+            cells = [percent(value, limits) for value, limits in zip(values, ends, strict=True)]
             cells += [""] * (layers - len(cells))
             body.append([f"`{row['model']}`", f"{row['texts']} of {row['tokens']:.0f} tokens", name, *cells])
     return table(["model", "texts", "weights", *(f"layer {layer}" for layer in range(layers))], body)

@@ -22,7 +22,7 @@ from model.systems import MULTI30K, SST2
 from service.bundle import Manifest
 from service.discovery import find_bundles
 from service.text.words import words_of
-from study.bleu import mean_with_interval
+from study.bleu import mean_with_interval, percent
 from study.heads import MARKS, maps_with_rollout
 from study.maps import array_of
 from study.quality import DEV_SPLIT
@@ -380,7 +380,7 @@ def _cell(row: Row | None, name: str) -> str:
     if name.startswith(("drop", "tau")):
         value, low, high = (round(number, 2) + 0.0 for number in (value, low, high))  # no -0.00
         return f"{value:.2f} [{low:.2f}, {high:.2f}]"
-    return f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    return percent(value, (low, high), digits=1)
 
 
 def _example_table(row: Row) -> str:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import pyplot
@@ -18,7 +17,7 @@ from bench.report import table
 from bench.style import WIDTH, describe, save, style
 from service.discovery import find_bundles
 from service.text.words import merge_weights, words_of
-from study.bleu import mean_with_interval
+from study.bleu import mean_with_interval, percent
 from study.maps import Weights, array_of, draw_cells, rollout
 from study.served import Served, serve
 
@@ -187,17 +186,16 @@ CHOICES = {
 def tables(result: Result) -> Mapping[str, str]:
     head = ["model", "attention of", "noun correct", "both sentences correct", "weight moves to the noun meant"]
     body = [
-        [f"`{row['model']}`", row["heads"], *(_percent(row[name]) for name in ("correct", "both", "moved"))]
+        [
+            f"`{row['model']}`",
+            row["heads"],
+            *(percent(row[name]["value"], row[name]["interval"], digits=1) for name in ("correct", "both", "moved")),
+        ]
         for row in result.rows
         if row["heads"]
     ]
     baseline = [["nearest noun", "", "50.0 %", "0.0 %", ""], ["chance", "", "50.0 %", "25.0 %", "50.0 %"]]
     return {NAME: table(head, [*body, *baseline])}
-
-
-def _percent(figure: Mapping[str, Any]) -> str:
-    low, high = figure["interval"]
-    return f"{100 * figure['value']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def draw(result: Result, folder: Path) -> None:

@@ -11,6 +11,7 @@ from export.families.description import Description, Embedding
 from export.families.encoders import describe_encoder, embedding_modules, layer_modules, prefix_of
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
+from model.config import alibi_slopes
 
 
 def _slopes(heads: int) -> tuple[float, ...]:
@@ -20,9 +21,7 @@ def _slopes(heads: int) -> tuple[float, ...]:
     have every second slope of twice as many heads.
     """
     power = 1 << (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (index + 1) / power) for index in range(power)]
-    more = [2 ** (-4 * (index + 1) / power) for index in range(0, 2 * power, 2)]
-    return tuple(slopes + more[: heads - power])
+    return alibi_slopes(power) + alibi_slopes(2 * power)[::2][: heads - power]
 
 
 def _jina(config: Config, tensors: Tensors) -> Description:

@@ -28,14 +28,20 @@ from export.families.shapes import check_shapes
 from export.families.values import sinusoids
 from export.families.weights import Array, Source, Weights
 from export.sources.checkpoint import Config, Tensors
-from model.config import SPECIAL_IDS, ModelConfig, architecture_of, matrix_indices
+from model.config import (
+    MAX_DISTANCE,
+    ROTARY_BASE,
+    SPECIAL_IDS,
+    ModelConfig,
+    alibi_slopes,
+    architecture_of,
+    matrix_indices,
+)
 from model.parts import CONFIG
 
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_DISTANCE = 16  # the constants of `model.layers.positions`, which needs PyTorch
-ROTARY_BASE = 10_000.0
 NORM = Norm("layer", 1e-5)  # epsilon of `torch.nn.LayerNorm`
 PROJECTIONS = "projections.matrices"  # (matrices, k, P) of a Linformer
 # Keys that only change the training, and keys that the tensors or the manifest have too.
@@ -116,7 +122,7 @@ def _stack(config: Config, attention: tuple[Attention, ...], pre_norm: bool, cro
         feed_forward,
         embedding,
         cross,
-        slopes=tuple(2 ** (-8 * head / heads) for head in range(1, heads + 1)) if positions == "alibi" else None,
+        slopes=alibi_slopes(heads) if positions == "alibi" else None,
         has_final_norm=pre_norm,
         has_residual=config.boolean("residual"),
     )

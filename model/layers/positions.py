@@ -10,10 +10,7 @@ Shapes use B batch, H heads, T tokens, D width of one head, P positions, M width
 import torch
 from torch import Tensor, nn
 
-from model.config import StackConfig
-
-MAX_DISTANCE = 16  # k of Shaw et al. 2018: distances beyond it share a vector
-ROTARY_BASE = 10_000.0
+from model.config import MAX_DISTANCE, ROTARY_BASE, StackConfig, alibi_slopes
 
 
 def sinusoidal_positions(num_positions: int, d_model: int) -> Tensor:
@@ -72,11 +69,6 @@ class RotaryPositions(AttentionPositions):
     def rotate(self, heads: Tensor) -> Tensor:
         angles = self.angles[: heads.size(2)]
         return rotate(heads, angles.cos(), angles.sin())
-
-
-def alibi_slopes(num_heads: int) -> list[float]:
-    """Return the slopes 2^(-8 / H), 2^(-16 / H), ..., 2^-8 of the heads (Press et al. 2022)."""
-    return [2 ** (-8 * head / num_heads) for head in range(1, num_heads + 1)]
 
 
 class AlibiPositions(AttentionPositions):

@@ -131,11 +131,6 @@ def _labelled(
     return [(ids, [label]) for ids, label in zip(encode_lines(tokenizer, texts), labels, strict=True)]
 
 
-def _draw(split: str, config: TrainConfig, has_ghost_attention: bool) -> list[tuple[str, str]]:
-    count, offset = DIALOGUES[split]
-    return draw_examples(config.seed + offset, count, has_ghost_attention)
-
-
 def _dialogue_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
     drawn = draw_examples(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
     return [f"{prompt} {answer}" for prompt, answer in drawn]
@@ -150,17 +145,11 @@ def _dialogues(
     *,
     has_ghost_attention: bool,
 ) -> list[Example]:
-    prompts, answers = zip(*_draw(split, config, has_ghost_attention), strict=True)
+    count, offset = DIALOGUES[split]
+    prompts, answers = zip(*draw_examples(config.seed + offset, count, has_ghost_attention), strict=True)
     prompt_ids = encode_lines(prompt_tokenizer(tokenizer), prompts)
     pairs = zip(prompt_ids, encode_lines(tokenizer, answers), strict=True)
     return [([*prompt, *answer], [0] * len(prompt) + [1] * len(answer)) for prompt, answer in pairs]
-
-
-def _chat(has_ghost_attention: bool) -> _Source:
-    return _Source(
-        partial(_dialogue_texts, has_ghost_attention=has_ghost_attention),
-        partial(_dialogues, has_ghost_attention=has_ghost_attention),
-    )
 
 
 def _open_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
@@ -194,19 +183,27 @@ def counted_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int
     return [*counted[:-1], 1]
 
 
-def _open(has_ghost_attention: bool, all_answers: bool = False) -> _Source:
+def _generated(
+    texts: Callable[..., list[str]],
+    examples: Callable[..., list[Example]],
+    *,
+    has_ghost_attention: bool,
+    **options: bool,
+) -> _Source:
     return _Source(
-        partial(_open_texts, has_ghost_attention=has_ghost_attention),
-        partial(_open_dialogues, has_ghost_attention=has_ghost_attention, all_answers=all_answers),
+        partial(texts, has_ghost_attention=has_ghost_attention),
+        partial(examples, has_ghost_attention=has_ghost_attention, **options),
     )
 
 
+_chat = partial(_generated, _dialogue_texts, _dialogues)
+_open_chat = partial(_generated, _open_texts, _open_dialogues)
 _SOURCES: Mapping[str, _Source] = {
     "translation": _Source(_parallel_texts, _pairs),
     "classification": _Source(_labelled_texts, _labelled),
     "chat": _chat(has_ghost_attention=False),
     "ghost-attention": _chat(has_ghost_attention=True),
-    "open-chat": _open(has_ghost_attention=False),
-    "open-ghost-attention": _open(has_ghost_attention=True),
-    "open-ghost-attention-all-answers": _open(has_ghost_attention=True, all_answers=True),
+    "open-chat": _open_chat(has_ghost_attention=False, all_answers=False),
+    "open-ghost-attention": _open_chat(has_ghost_attention=True, all_answers=False),
+    "open-ghost-attention-all-answers": _open_chat(has_ghost_attention=True, all_answers=True),
 }

@@ -298,17 +298,17 @@ class Trainer:
         return total, count
 
     def measure_updates(self, count: int = 6) -> tuple[int, float]:
-        """Make updates with batches of all sizes of the first epoch, and forget about them.
+        """Measure updates with batches of all sizes of the first epoch.
 
-        The random numbers and the progress change, so that this trainer cannot train afterwards.
+        Weights, random numbers and progress change, so that this trainer cannot train afterwards.
 
         Args:
-            count: number of batches; the first of them is made twice, and not measured at first.
+            count: number of updates. One more comes before them and is not measured.
 
         Returns:
             Number of updates of an epoch, and mean time of the process for an update in seconds.
         """
-        buckets = sorted(self._buckets(self.train_examples, 1), key=lambda one: len(one) * 1.0)
+        buckets = sorted(self._buckets(self.train_examples, 1), key=len)
         chosen = [buckets[round(index)] for index in np.linspace(0, len(buckets) - 1, 2 * count + 1)[1::2]]
         batches = [self._make_batch(self.train_examples, indices).to(self.device) for indices in chosen]
         self.model.train()

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2 as httpx
 
@@ -58,3 +59,10 @@ async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
             while app.state.service.unavailable_code is not None:
                 await asyncio.sleep(0.01)
             yield client
+
+
+async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
+    """Return the JSON of a response, which must be a success."""
+    response = await client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()

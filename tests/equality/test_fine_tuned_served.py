@@ -23,7 +23,7 @@ from model.architectures.llama import Llama
 from model.checkpoint import load_model
 from model.decoding.batched import continue_greedily
 from service.bundle import read_manifest
-from tests.equality.serving import client_of
+from tests.equality.serving import ask, client_of
 from tests.model.pretrained_folders import TEMPLATE, write_decoder, write_encoder
 
 pytestmark = pytest.mark.anyio
@@ -69,12 +69,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
 async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(folder / "bundles") as client:
         yield client
-
-
-async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def loaded(folder: Path, name: str) -> tuple[Any, Tokenizer]:

@@ -35,7 +35,7 @@ from model.training.language_model import LANGUAGE_MODEL
 from service.bundle import ChatTemplate, read_manifest
 from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
-from tests.equality.serving import client_of
+from tests.equality.serving import ask, client_of
 from tests.support.training_runs import UNCHECKED
 
 pytestmark = pytest.mark.anyio
@@ -135,12 +135,6 @@ def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory, o
 async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(folder / "bundles") as client:
         yield client
-
-
-async def ask(client: httpx.AsyncClient, path: str, **body: Any) -> Any:
-    response = await client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def loaded(folder: Path, name: str) -> tuple[Any, Tokenizer]:
