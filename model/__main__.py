@@ -215,7 +215,7 @@ def add_recall(commands: Commands) -> None:
         help="number of dialogues of each kind of instruction and each length",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the dialogues")
-    parser.add_argument("--open", action="store_true", help="instructions with open values, in four conditions")
+    parser.add_argument("--open", action="store_true", help="instructions with open values, in five conditions")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
 
 

@@ -30,8 +30,10 @@ _ONSETS = ("b", "br", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "ou", "y")
 _CODAS = ("", "", "", "l", "m", "n", "ng", "r", "s", "t", "x", "ck", "z", "v", "w")
 
-# Phrasings of each kind: those of the training, and those that are held out.
-PHRASINGS: Mapping[OpenKind, Mapping[Part, tuple[str, ...]]] = {
+# Phrasings of each kind. The words of "held-out" occur in trained phrasings, and those of "new
+# words" partly in none.
+Phrasing = Literal["trained", "held-out", "new words"]
+PHRASINGS: Mapping[OpenKind, Mapping[Phrasing, tuple[str, ...]]] = {
     "ending": {
         "trained": (
             "End every answer with the word {}.",
@@ -39,8 +41,25 @@ PHRASINGS: Mapping[OpenKind, Mapping[Part, tuple[str, ...]]] = {
             "Please let {} be the last word of each answer.",
             "Last word: {}.",
             "Whatever you say, stop with {}.",
+            "The last word of every reply must be {}.",
+            "I want {} at the end of each reply.",
+            "Add {} to the end of every sentence.",
+            "Put {} last, always.",
+            "{} is how all your answers end.",
+            "Say {} at the end of all that you write.",
+            "Your answers stop with the word {}.",
+            "Do not answer without {} at the end.",
+            "Finish each sentence with {}, please.",
+            "Close with {} whenever you answer.",
+            "The final word is {}.",
         ),
-        "held-out": ("Close each of your replies with {}.", "The final word should always be {}."),
+        "held-out": (
+            "Every reply must finish with the word {}.",
+            "Always put {} at the end of your answers.",
+            "Let each answer stop with {}.",
+            "I want your last word to be {}.",
+        ),
+        "new words": ("Wrap up whatever you tell me using {}.", "Conclude all responses by {}."),
     },
     "greeting": {
         "trained": (
@@ -49,8 +68,25 @@ PHRASINGS: Mapping[OpenKind, Mapping[Part, tuple[str, ...]]] = {
             "Please say {} first in each answer.",
             "Greeting: {}.",
             "Open all that you say with {}.",
+            "The first word of every reply must be {}.",
+            "I want {} at the beginning of each reply.",
+            "Add {} to the beginning of every sentence.",
+            "Put {} first, always.",
+            "{} is how all your answers begin.",
+            "Say {} before you answer.",
+            "Your answers start with the word {}.",
+            "Do not answer without {} at the beginning.",
+            "Begin each sentence with {}, please.",
+            "Greet me with {} whenever you answer.",
+            "Your greeting is {}.",
         ),
-        "held-out": ("Let each of your replies begin with {}.", "The first word should always be {}."),
+        "held-out": (
+            "Every reply must start with the greeting {}.",
+            "Always put {} at the beginning of your answers.",
+            "Let each answer begin with {}.",
+            "I want your first word to be {}.",
+        ),
+        "new words": ("Kick off whatever you tell me using {}.", "Commence all responses by {}."),
     },
     "figure": {
         "trained": (
@@ -59,8 +95,20 @@ PHRASINGS: Mapping[OpenKind, Mapping[Part, tuple[str, ...]]] = {
             "Please play the part of {}.",
             "Role: {}.",
             "Your name is {}.",
+            "I will call you {}.",
+            "You are called {}.",
+            "Answer as {} would.",
+            "Talk to me as {}.",
+            "Play {} in this chat.",
+            "Be {} for me.",
+            "Please be {} today.",
+            "Your part is {}.",
+            "You are now {}.",
+            "Say that you are {} when I ask.",
+            "{} is your name.",
         ),
-        "held-out": ("Pretend to be {}.", "I want you to be {}."),
+        "held-out": ("Talk as {} would.", "For this chat your name is {}.", "I want you to be {}.", "Please act as {}."),
+        "new words": ("Pretend to be {}.", "Impersonate {}."),
     },
     "hobby": {
         "trained": (
@@ -69,8 +117,25 @@ PHRASINGS: Mapping[OpenKind, Mapping[Part, tuple[str, ...]]] = {
             "In your free time you do {}.",
             "Hobby: {}.",
             "Please act like a fan of {}.",
+            "You like {} a lot.",
+            "You love {}.",
+            "{} is your hobby.",
+            "All that you like is {}.",
+            "You are a fan of {}.",
+            "You do {} every day.",
+            "When you are free, you do {}.",
+            "Say that you enjoy {} when I ask.",
+            "Nothing is better for you than {}.",
+            "You have a lot of fun with {}.",
+            "Tell me that you like {}.",
         ),
-        "held-out": ("You love nothing more than {}.", "You spend every weekend with {}."),
+        "held-out": (
+            "{} is all that you enjoy.",
+            "Your free time is for {}.",
+            "Act like you love {}.",
+            "You have fun with {} every day.",
+        ),
+        "new words": ("You spend your weekends with {}.", "Your favourite pastime involves {}."),
     },
     "language": {
         "trained": (
@@ -79,10 +144,30 @@ PHRASINGS: Mapping[OpenKind, Mapping[Part, tuple[str, ...]]] = {
             "Act like someone who grew up with {}.",
             "Language: {}.",
             "Please remember that you talk in {}.",
+            "{} is your language.",
+            "You can only speak {}.",
+            "The language you know is {}.",
+            "You talk in {} every day.",
+            "You grew up with {}.",
+            "Say that you speak {} when I ask.",
+            "You learnt {} at school.",
+            "Speak {} from now on.",
+            "You know {} and no other language.",
+            "Please speak {} to me.",
+            "You think in {}.",
         ),
-        "held-out": ("{} is the only language that you know.", "Behave like a speaker of {}."),
+        "held-out": (
+            "The only language you speak is {}.",
+            "You know only {}.",
+            "Remember that {} is your language.",
+            "You speak {} every day.",
+        ),
+        "new words": ("{} was your mother tongue from childhood.", "Behave like natives of {}."),
     },
 }
+# Sentences before and after a phrasing; most instructions have none.
+BEFORE = ("", "", "", "One rule:", "Remember:", "For this chat:", "Listen.", "Please note:")
+AFTER = ("", "", "", "Thanks.", "Do not forget it.", "This is important.")
 
 
 @dataclass(frozen=True)
@@ -202,14 +287,15 @@ def words_of(part: Part) -> tuple[str, ...]:
     return tuple(found)
 
 
-def draw_instruction(rng: Random, kind: OpenKind, words: Sequence[str], phrasings: Part = "trained") -> OpenInstruction:
+def draw_instruction(rng: Random, kind: OpenKind, words: Sequence[str], phrasings: Phrasing = "trained") -> OpenInstruction:
     """Generate a random instruction of a kind with a value of one or, for a figure, two words."""
     value = rng.choice(words)
     if kind in ("figure", "language", "greeting"):
         value = value.capitalize()
     if kind == "figure" and rng.random() < 0.5:
         value = f"{value} {rng.choice(words).capitalize()}"
-    return OpenInstruction(kind, value, rng.choice(PHRASINGS[kind][phrasings]).format(value))
+    text = rng.choice(PHRASINGS[kind][phrasings]).format(value)
+    return OpenInstruction(kind, value, " ".join(filter(None, (rng.choice(BEFORE), text, rng.choice(AFTER)))))
 
 
 def draw_message(rng: Random, words: Sequence[str]) -> Exchange:
@@ -278,7 +364,7 @@ class Condition:
     """Parts from which the scripts of an evaluation are drawn."""
 
     words: Part = "trained"
-    phrasings: Part = "trained"
+    phrasings: Phrasing = "trained"
     messages: Part = "trained"
 
 
@@ -286,6 +372,7 @@ CONDITIONS: Mapping[str, Condition] = {
     "trained": Condition(),
     "unseen values": Condition(words="held-out"),
     "paraphrases": Condition(words="held-out", phrasings="held-out"),
+    "paraphrases in new words": Condition(words="held-out", phrasings="new words"),
     "unseen messages": Condition(words="held-out", messages="held-out"),
 }
 

@@ -1,5 +1,6 @@
 """Dialogues with open values: what is held out, what the loss includes, and the check."""
 
+import re
 from random import Random
 
 import pytest
@@ -51,21 +52,26 @@ def test_the_whole_value_must_be_repeated_in_its_place() -> None:
     assert not figure.is_kept("Who are you?", "I am Pewmux Ada.") and not figure.is_kept("Who are you?", "I am Ada.")
 
 
-def test_held_out_phrasings_differ_and_have_the_value() -> None:
+def test_held_out_phrasings_differ_and_have_known_words() -> None:
+    trained = {text for phrasings in PHRASINGS.values() for text in phrasings["trained"]}
+    known = {word for text in trained for word in re.findall(r"\w+", text.lower())}
     for phrasings in PHRASINGS.values():
-        assert not set(phrasings["trained"]) & set(phrasings["held-out"])
         assert all(text.count("{}") == 1 for texts in phrasings.values() for text in texts)
+        assert not trained & {*phrasings["held-out"], *phrasings["new words"]}
+        assert known.issuperset(re.findall(r"\w+", " ".join(phrasings["held-out"]).lower()))
+        assert all(not known.issuperset(re.findall(r"\w+", text.lower())) for text in phrasings["new words"])
     assert draw_instruction(Random(1), "hobby", ["pewmux"], "held-out").text.count("pewmux") == 1
 
 
 def test_only_dialogues_of_one_turn_have_an_instruction_without_ghost_attention() -> None:
-    starts = tuple(phrasing.partition("{}")[0] for texts in PHRASINGS.values() for phrasing in texts["trained"])
+    texts = [text for phrasings in PHRASINGS.values() for text in phrasings["trained"]]
+    instruction = re.compile("|".join(re.escape(text).replace(r"\{\}", r"\w+( \w+)?") for text in texts))
     rng = Random(4)
     for has_ghost_attention in (False, True):
         drawn = [draw_dialogue(rng, words_of("trained"), has_ghost_attention) for _ in range(200)]
         longer = [one for one in drawn if len(one.turns) > 1]
-        assert any(one.turns[0].message.startswith(starts) for one in longer) == has_ghost_attention
-        assert not any(turn.message.startswith(starts) for one in longer for turn in one.turns[1:])
+        assert any(instruction.search(one.turns[0].message) for one in longer) == has_ghost_attention
+        assert not any(instruction.search(turn.message) for one in longer for turn in one.turns[1:])
 
 
 def test_the_loss_includes_the_tokens_of_answers() -> None:
