@@ -107,7 +107,12 @@ PHRASINGS: Mapping[OpenKind, Mapping[Phrasing, tuple[str, ...]]] = {
             "Say that you are {} when I ask.",
             "{} is your name.",
         ),
-        "held-out": ("Talk as {} would.", "For this chat your name is {}.", "I want you to be {}.", "Please act as {}."),
+        "held-out": (
+            "Talk as {} would.",
+            "For this chat your name is {}.",
+            "I want you to be {}.",
+            "Please act as {}.",
+        ),
         "new words": ("Pretend to be {}.", "Impersonate {}."),
     },
     "hobby": {
@@ -287,7 +292,9 @@ def words_of(part: Part) -> tuple[str, ...]:
     return tuple(found)
 
 
-def draw_instruction(rng: Random, kind: OpenKind, words: Sequence[str], phrasings: Phrasing = "trained") -> OpenInstruction:
+def draw_instruction(
+    rng: Random, kind: OpenKind, words: Sequence[str], phrasings: Phrasing = "trained"
+) -> OpenInstruction:
     """Generate a random instruction of a kind with a value of one or, for a figure, two words."""
     value = rng.choice(words)
     if kind in ("figure", "language", "greeting"):

@@ -91,18 +91,28 @@ class RunFolder:
         weights: Mapping[str, Tensor],
         facts: Mapping[str, Any],
         *,
-        average_last: int,
+        kept: int,
+        averaged: int,
         is_best: bool,
     ) -> None:
-        """Write the weights of an epoch, the averaged checkpoint and, if `is_best`, the best."""
+        """Write the weights of an epoch, the averaged checkpoint and, if `is_best`, the best.
+
+        Args:
+            config: configuration of the model.
+            weights: its weights.
+            facts: `epoch` and, if known, `validation_loss`.
+            kept: number of last epochs whose weights stay in the folder.
+            averaged: number of last epochs whose weights are averaged, at most `kept`.
+            is_best: True if the dev loss is the lowest.
+        """
         self.epochs.mkdir(exist_ok=True)
         save_tensors(self.epochs / f"{facts['epoch']:04d}.safetensors", weights, facts)
         paths = sorted(self.epochs.glob("*.safetensors"))
-        kept = paths[-average_last:]
-        for old in paths[:-average_last]:
+        for old in paths[:-kept]:
             old.unlink()
-        averaged_facts = {"epochs": [int(path.stem) for path in kept]}
-        save_checkpoint(self.averaged, config, average(kept), self.tokenizer, averaged_facts)
+        last = paths[-averaged:]
+        averaged_facts = {"epochs": [int(path.stem) for path in last]}
+        save_checkpoint(self.averaged, config, average(last), self.tokenizer, averaged_facts)
         if is_best:
             save_checkpoint(self.best, config, weights, self.tokenizer, facts)
 

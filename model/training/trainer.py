@@ -494,8 +494,11 @@ class Trainer:
         is_best = loss is not None and loss < progress.best_loss
         if self.world.is_first:
             facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}
-            weights, kept = self.model.state_dict(), self.config.average_last
-            self.folder.write_epoch(self.model_config, weights, facts, average_last=kept, is_best=is_best)
+            kept = self.config.average_last
+            # A run that ends early averages the same share of its epochs.
+            averaged = math.ceil(kept * epoch / self.config.max_epochs)
+            weights = self.model.state_dict()
+            self.folder.write_epoch(self.model_config, weights, facts, kept=kept, averaged=averaged, is_best=is_best)
         if loss is not None and is_best:
             progress.best_loss, progress.best_epoch = loss, epoch
         self._add_time()

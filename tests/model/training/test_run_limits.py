@@ -58,6 +58,15 @@ def test_the_time_of_a_run_is_that_of_all_its_parts(tmp_path: Path) -> None:
     assert load_metadata(tmp_path / "state.safetensors")["epoch"] == 2
 
 
+def test_a_run_that_ends_early_averages_the_same_share_of_its_epochs(tmp_path: Path) -> None:
+    trainer = toy_trainer("classification", tmp_path, max_epochs=8, average_last=4)
+    for averaged in ([1], [2], [2, 3]):
+        trainer.train_epoch()
+        trainer._finish_epoch(is_whole=True)
+        assert load_metadata(tmp_path / "averaged" / "weights.safetensors") == {"epochs": averaged}
+    assert len(list((tmp_path / "epochs").iterdir())) == 3
+
+
 def test_a_kill_during_the_last_validation_does_not_lose_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise, the repeated command would say that the run has finished, without a checkpoint."""
     run, whole = tmp_path / "run", tmp_path / "whole"
