@@ -111,6 +111,7 @@ def _add_zoo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help="export only these"
     )
+    parser.add_argument("--lazy", action="store_true", help="let the service load these models on their first use")
     _add_run(parser)
 
 

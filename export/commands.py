@@ -277,7 +277,7 @@ def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
         )
     failures = []
     for name in names:
-        label = _zoo_metadata(name)
+        label = dataclasses.replace(_zoo_metadata(name), lazy=arguments.lazy)
         checkpoint = arguments.runs / f"{name}-1" / "averaged"
         try:
             bundle = arguments.out / label.name

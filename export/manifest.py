@@ -92,4 +92,4 @@ def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")  # `save` raises bare exceptions
+    path.write_text(tokenizer.to_str(), encoding="utf-8")  # `save` raises bare exceptions

@@ -60,6 +60,7 @@ class BundleMetadata:
     languages: Languages | None = None
     chat: ChatTemplate | None = None  # None for the format of the training dialogues
     training_unit: TrainingUnit | None = None  # None for that of the family, or of the task of a training run
+    lazy: bool = False  # True if the service loads the model on its first use
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", self.name):

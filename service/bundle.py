@@ -495,6 +495,9 @@ class Manifest(_Part):
     created: int  # Unix time in seconds
     dtype: Literal["float32", "float16", "int8", "int4"]
     ops: Ops = "contrib"  # operators of the graphs; "standard" is for other runtimes, and is not served
+    # True: loaded on the first use, like models of the setting `lazy_models`, and never the default
+    # of a task unless the setting `default_model` names it.
+    lazy: bool = False
     tasks: tuple[Task, ...]
     parameters: int
     half_weights: bool = False  # True if matrices were rounded to float16 before any quantisation

@@ -196,7 +196,7 @@ def load_bundles(
     settings = settings.model_copy(
         update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, bundles.values())}
     )
-    lazy = {one.name: one for one in bundles.values() if settings.is_lazy(one.name)}
+    lazy = {one.name: one for one in bundles.values() if one.lazy or settings.is_lazy(one.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [

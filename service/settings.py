@@ -110,7 +110,8 @@ class Settings(BaseModel):
     )
     lazy_models: str = Field(
         default="",
-        description="Models to load on their first use instead of at start: names, comma-separated, or `*` for all.",
+        description="Models to load on their first use instead of at start: names, comma-separated, or `*` for all. "
+        "Bundles whose manifest has `lazy` are loaded so, too.",
     )
     load_timeout_s: float = Field(
         default=600.0,

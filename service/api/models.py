@@ -12,8 +12,8 @@ from service.inference.service import ModelState
 from service.parameters import MODEL_DEFAULTS
 
 STATES = (
-    "`ready`: the model is loaded. `unloaded`, `loading`, `failed`: SIGHTLINE_LAZY_MODELS names the model. Its first "
-    "use loads it; a later call repeats a load that has failed."
+    "`ready`: the model is loaded. `unloaded`, `loading`, `failed`: the model is lazy. Its first use loads it; "
+    "a later call repeats a load that has failed."
 )
 
 

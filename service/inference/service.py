@@ -163,20 +163,23 @@ class Backend:
 def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
     """Return the model of requests that name no model, by task.
 
-    It is the first model of the setting that can do the task, or else the only model that can. A
-    task has no default if several models can do it, or while a model of the setting is missing.
+    It is the first model of the setting that can do the task, or else the only model that can,
+    apart from those whose manifest has `lazy`. A task has no default if several models can do it,
+    or while a model of the setting is missing.
 
     Args:
         manifests: manifests of the served models.
         chosen: names of the setting `default_model`.
     """
-    by_task = models_by_task(manifests)
+    manifests = list(manifests)
+    by_task, lazy = models_by_task(manifests), {one.name for one in manifests if one.lazy}
     is_complete = set(chosen) <= set(by_task[None])
     defaults: dict[DefaultTask, str] = {}
     for task, names in by_task.items():
         first = next((name for name in chosen if name in names), None)
-        if first is None and len(names) == 1 and is_complete:
-            (first,) = names
+        others = [name for name in names if name not in lazy]
+        if first is None and len(others) == 1 and is_complete:
+            (first,) = others
         if task is not None and first is not None:
             defaults[task] = first
     return defaults

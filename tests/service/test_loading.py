@@ -246,6 +246,14 @@ def add_another(folder: Path, name: str) -> Path:
     return added
 
 
+def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use(folder: Path) -> None:
+    added = add_another(folder, "lazy")
+    write_manifest(added, read_manifest(added).model_copy(update={"lazy": True}))
+    backend = load(folder)
+    assert (list(backend.loaded), list(backend.lazy)) == (["toy"], ["lazy"])
+    backend.repository.load("lazy", 0)
+
+
 def forget_the_schema(folder: Path) -> None:
     (folder / "toy" / MANIFEST).write_text("{}")
 

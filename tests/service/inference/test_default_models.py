@@ -205,3 +205,11 @@ def test_models_without_a_task_are_not_its_default(tokenizer: TextTokenizer) -> 
     assert default_models(both, ["d-chat", "c-writer"])["encode"] == "d-chat"
     assert default_models(both, ["missing", "c-writer"])["encode"] == "c-writer"
     assert "chat" not in default_models(both, ["missing", "c-writer"])
+
+
+def test_a_lazy_manifest_is_a_default_only_by_its_name(tokenizer: TextTokenizer) -> None:
+    writer = manifests(tokenizer)["c-writer"]
+    lazy = writer.model_copy(update={"name": "lazy", "lazy": True})
+    assert default_models([writer, lazy], [])["generate"] == "c-writer"
+    assert default_models([writer, lazy], ["lazy"])["generate"] == "lazy"
+    assert default_models([lazy], []) == {}
