@@ -1,6 +1,6 @@
 """Command line for bundles: `python -m export CHECKPOINT --out BUNDLE`.
 
-The commands `zoo`, `verify`, `align`, `quantize` and `half` take the place of CHECKPOINT.
+The commands `zoo`, `verify`, `align`, `quantize`, `half` and `pack` take the place of CHECKPOINT.
 """
 
 import argparse
@@ -178,6 +178,11 @@ def _add_half(parser: argparse.ArgumentParser) -> None:
     _add_rewriting(parser)
 
 
+def _add_pack(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Store the matrices of a float32 bundle in 8 bits; computation stays float32."
+    _add_rewriting(parser)
+
+
 def _add_rewriting(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the commands that convert a float32 bundle."""
     parser.add_argument("bundle", type=Path, help="float32 bundle folder")
@@ -244,6 +249,7 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "align": _add_align,
     "quantize": _add_quantize,
     "half": _add_half,
+    "pack": _add_pack,
 }
 
 
@@ -256,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(words[0], argparse.ArgumentParser(prog=f"python -m export {words[0]}"), words[1:])
     parser = argparse.ArgumentParser(
         prog="python -m export",
-        usage="%(prog)s [zoo | verify | align | quantize | half] ...\n"
+        usage="%(prog)s [zoo | verify | align | quantize | half | pack] ...\n"
         "       %(prog)s [options] --out BUNDLE checkpoint",
     )
     return run("export", parser, words)

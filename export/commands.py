@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from export.card import CARD, write_card
-from export.convert.bundles import Text, half_bundle, quantize_bundle
+from export.convert.bundles import Text, half_bundle, pack_bundle, quantize_bundle
 from export.convert.quality import ParallelText
 from export.convert.text_quality import PlainText, text_ids
 from export.describe import chat_of
@@ -386,6 +386,11 @@ def quantize(arguments: argparse.Namespace) -> Quantization:
 def half(arguments: argparse.Namespace) -> Quantization:
     with clear_disk_errors(arguments.out):
         return half_bundle(arguments.bundle, arguments.out, _text(arguments), arguments.force)
+
+
+def pack(arguments: argparse.Namespace) -> Quantization:
+    with clear_disk_errors(arguments.out):
+        return pack_bundle(arguments.bundle, arguments.out, _text(arguments), arguments.force)
 
 
 def _text(arguments: argparse.Namespace) -> Text | None:

@@ -461,8 +461,8 @@ class Quantization(_Part):
     """Quantisation of the weights."""
 
     bits: Literal[4, 8, 16]
-    block_size: int | None  # number of weights that share a scale; None for float16
-    schemes: dict[LayerGroup, QuantScheme]  # empty if all matrices are float16
+    block_size: int | None  # number of weights that share a scale; None for float16, or for a row or column
+    schemes: dict[LayerGroup, QuantScheme]  # empty if all matrices are float16, or stored in 8 bits
     float32_digest: str  # `Manifest.digest` of the bundle that was quantised
     quality: Quality | TextQuality | None  # None if it was not measured
 
@@ -626,11 +626,19 @@ class Manifest(_Part):
         """Memory that a process needs to load the model, without rows of its decoder, in bytes.
 
         This is an upper bound that was measured (`docs/how-to/tune.md`): 20 MB, and 1.5 times the
-        files. Files with float16 weights count twice, because processors compute with float32.
+        files. Files with float16 weights count twice, and those whose matrices are only stored in 8
+        bits four times, because processors compute with float32.
         """
         size = sum(record.bytes for record in self.files.values())
-        is_half = self.dtype == "float16" or (self.dtype == "float32" and self.half_weights)
-        return round(20_000_000 + 1.5 * size * (2 if is_half else 1))
+        stored = self.stored_dtype
+        return round(20_000_000 + 1.5 * size * (2 if stored == "float16" else 1 if stored == self.dtype else 4))
+
+    @property
+    def stored_dtype(self) -> str:
+        """Type of the stored matrices, which a graph may compute with in float32."""
+        if self.dtype != "float32":
+            return self.dtype
+        return "int8" if self.quantization else "float16" if self.half_weights else "float32"
 
     @property
     def encoder_graph(self) -> Graph:

@@ -163,16 +163,11 @@ def listing_of(folder: Path, manifest: Manifest) -> Listing:
         sum(record.bytes for record in manifest.files.values()),
         manifest.loaded_bytes,
         manifest.parameters,
-        precision_of(manifest),
+        manifest.stored_dtype,
         (languages.source, languages.target) if languages else None,
         str(folder),
         manifest.description,
     )
-
-
-def precision_of(manifest: Manifest) -> str:
-    """Return the precision of the weights, which a graph may compute with in float32."""
-    return "float16" if manifest.dtype == "float32" and manifest.half_weights else manifest.dtype
 
 
 def task_of(manifest: Manifest) -> str:

@@ -14,6 +14,7 @@ import onnx
 from export.check.sessions import Sessions, open_sessions
 from export.convert.calibrate import measure_ranges
 from export.convert.half import half_graphs, rows_graph
+from export.convert.pack import pack_graph
 from export.convert.quality import ParallelText, check_loss, compare, encode_sources
 from export.convert.quantize import Ranges, quantize_graphs
 from export.convert.states import measure_states, round_states, rounded_states
@@ -126,6 +127,23 @@ def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
     return _write_converted(source, bundle, text, force, record, write)
 
 
+def pack_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
+    """Store the matrices of a float32 bundle in 8 bits, see `export.convert.pack`.
+
+    Arguments and errors are those of `quantize_bundle`; `source` may have float16 weights.
+    """
+    record = Quantization(bits=8, block_size=None, schemes={}, float32_digest="", quality=None)
+
+    def pack(models: Sequence[onnx.ModelProto], folder: Path, weights: WeightFile) -> list[onnx.ModelProto]:
+        return [pack_graph(model, folder, weights) for model in models]
+
+    def write(original: Manifest, folder: Path) -> Manifest:
+        changes = _write_rewritten(source, original, folder, pack)
+        return original.model_copy(update={"half_weights": False, **changes})
+
+    return _write_converted(source, bundle, text, force, record, write, takes_half=True)
+
+
 def _write_converted(
     source: Path,
     bundle: Path,
@@ -134,17 +152,21 @@ def _write_converted(
     record: Quantization,
     write: Callable[[Manifest, Path], Manifest],
     name: str | None = None,
+    *,
+    takes_half: bool = False,
 ) -> Quantization:
     """Convert a float32 bundle and compare both bundles.
 
-    `write` fills a folder and returns its manifest.
+    `write` fills a folder and returns its manifest. `takes_half` allows float16 weights.
     """
     original = read_bundle(source)
     if original.dtype != "float32":
         raise BundleError(f"{source} must be a float32 bundle, got {original.dtype}")
+    if original.quantization is not None:
+        raise BundleError(f"{source} has weights of 8 bits already; convert the bundle that it was made from")
     if original.ops != "contrib":
         raise BundleError(f"{source} has only standard operators; export the model again without --ops standard")
-    if original.half_weights:
+    if original.half_weights and not takes_half:
         raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
     if original.decoder is None and isinstance(text, ParallelText):
         raise UsageError(f"{source} does not generate text, so that BLEU cannot be measured; use --texts, not --data")

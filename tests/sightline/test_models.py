@@ -7,7 +7,7 @@ import pytest
 from bench.server import serving
 from service.bundle import ChatTemplate, read_manifest, write_manifest
 from sightline.__main__ import main
-from sightline.models import precision_of, task_of
+from sightline.models import task_of
 
 
 @pytest.fixture
@@ -91,9 +91,9 @@ def test_a_written_manifest_is_what_is_listed(folder: Path, capsys: pytest.Captu
 
 def test_weights_that_were_rounded_to_float16_are_listed_as_such(bundle: Path) -> None:
     manifest = read_manifest(bundle)
-    assert precision_of(manifest) == "float32"
-    assert precision_of(manifest.model_copy(update={"half_weights": True})) == "float16"
-    assert precision_of(manifest.model_copy(update={"half_weights": True, "dtype": "int8"})) == "int8"
+    assert manifest.stored_dtype == "float32"
+    assert manifest.model_copy(update={"half_weights": True}).stored_dtype == "float16"
+    assert manifest.model_copy(update={"half_weights": True, "dtype": "int8"}).stored_dtype == "int8"
 
 
 def test_the_listed_memory_is_more_than_a_service_needs_to_load_the_shipped_bundles() -> None:
