@@ -25,9 +25,13 @@ export function field(text, control, help = "") {
   return element("div", { className: "field" }, element("label", { for: control.id, textContent: text }), control);
 }
 
-/** Return a `<select>` with options `[value, text]`. */
+/** Return a `<select>` with options `[value, text]`, or `[value, text, group]` with the label of their group. */
 export function select(options, value, onChange) {
-  const made = element("select", {}, ...options.map(([key, text]) => element("option", { value: key, textContent: text })));
+  const made = element("select", {}), groups = {};
+  for (const [key, text, group] of options) {
+    const parent = group ? groups[group] ??= made.appendChild(element("optgroup", { label: group })) : made;
+    parent.append(element("option", { value: key, textContent: text }));
+  }
   made.value = value ?? options[0]?.[0] ?? "";
   made.addEventListener("change", () => onChange(made.value));
   return made;

@@ -72,7 +72,9 @@ export class Panel {
     side.model = card.id;
     if (!side.input && !side.messages) side.input = this._examples()[0];
     if (mode === "rerank" && !side.query) side.query = EXAMPLE_QUERY;
-    const models = this._cards.map(({ id }) => [id, id]);
+    const isReady = one => one.state === "ready";
+    const lazy = this._cards.filter(one => !isReady(one)).map(({ id }) => [id, id, "Loaded on first use"]);
+    const models = [...this._cards.filter(isReady).map(({ id }) => [id, id]), ...lazy];
     const example = select([["", "Examples…"], ...this._examples().map(text => [text, text.split("\n")[0]])], "", text => {
       if (text) this._setInput(text);
     });
