@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -192,12 +192,19 @@ class Attention(_Part):
         return self
 
 
+# The decoder step whose cross-attention belongs to a target token: the step that writes it, or the
+# next one, which reads it.
+AlignmentStep = Literal["writes", "reads"]
+ALIGNMENT_STEPS: tuple[AlignmentStep, ...] = get_args(AlignmentStep)
+
+
 class Alignment(_Part):
     """Cross-attention heads whose mean weights align target words with source words.
 
     They are chosen at export, see `export.check.alignment`.
     """
 
+    step: AlignmentStep = "writes"  # decoder step of a target token: the one that writes it, or that reads it
     layer: Annotated[int, Field(ge=0)]
     heads: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
     criterion: str  # measure by which they were chosen, such as "prediction_difference"
@@ -602,18 +609,18 @@ class Manifest(_Part):
         return self
 
     @property
-    def alignment_heads(self) -> tuple[int, tuple[int, ...]]:
-        """The layer and the heads of the cross-attention that align words.
+    def alignment_heads(self) -> tuple[AlignmentStep, int, tuple[int, ...]]:
+        """The decoder step, the layer and the heads of the cross-attention that align words.
 
-        Without a recorded alignment, they are all heads of the last layer.
+        Without a recorded alignment, they are the step that writes and all heads of the last layer.
 
         Raises:
             KeyError: the model has no cross-attention.
         """
         cross = self.attention_of("cross")
         if self.alignment is None:
-            return cross.layers - 1, tuple(range(cross.heads))
-        return self.alignment.layer, self.alignment.heads
+            return "writes", cross.layers - 1, tuple(range(cross.heads))
+        return self.alignment.step, self.alignment.layer, self.alignment.heads
 
     @property
     def weight_bytes(self) -> int:

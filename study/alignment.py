@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.record import Result, Row
-from service.bundle import Manifest
+from service.bundle import ALIGNMENT_STEPS, AlignmentStep, Manifest
 from service.discovery import find_bundles
 from service.inference.align import strongest_links
-from service.text.words import merge_weights, words_of
+from service.text.words import merge_weights, rows_that_read, words_of
 from study.alignment_report import alignment_tables, draw_alignment
 from study.bleu import interval, resamples
 from study.runs import translates
@@ -35,12 +35,9 @@ from study.word_links import (
 
 NAME = "alignment"
 DIGITS = 4
-# The steps of the decoder whose weights belong to a target token: the step that predicts it, which
-# `/v1/align` uses, and the next step, which reads it (Chen et al. 2020, section 3).
-STEPS = ("predicts", "reads")
 # The layer, the head and the step of a map; without a head the mean of all heads of the layer,
 # without a layer the mean of all layers and heads.
-Candidate = tuple[int | None, int | None, str]
+Candidate = tuple[int | None, int | None, AlignmentStep]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +98,7 @@ def measure_model(served: Served, manifest: Manifest, pairs: Sequence[AnnotatedP
         ),
         *(
             {**model, "kind": "chosen", "steps": list(steps), **_choose(counts, steps, aligned)}
-            for steps in (STEPS[:1], STEPS)
+            for steps in (ALIGNMENT_STEPS[:1], ALIGNMENT_STEPS)
             if sum(step in steps for _, _, step in counts) > 1  # else there is nothing to choose
         ),
     ]
@@ -124,10 +121,10 @@ def links_of(served: Served, model: str, pair: AnnotatedPair) -> dict[Candidate,
         for text, side in ((pair.source, "source"), (output["text"], "target"))
     )
     _check_words(model, pair, [one.text for one in sources], [one.text for one in targets])
-    columns = [one.tokens for one in sources]
+    rows, columns = ([one.tokens for one in words] for words in (targets, sources))
     found: dict[Candidate, Links] = {}
-    for shift, step in enumerate(STEPS):
-        words = merge_weights(maps, [[token + shift for token in one.tokens] for one in targets], columns)
+    for step, of_step in zip(ALIGNMENT_STEPS, (maps, rows_that_read(maps)), strict=True):
+        words = merge_weights(of_step, rows, columns)
         chosen: dict[Candidate, NDArray[np.float32]] = {
             (layer, head, step): one for layer, of_heads in enumerate(words) for head, one in enumerate(of_heads)
         }
@@ -150,14 +147,14 @@ def _check_words(model: str, pair: AnnotatedPair, sources: Sequence[str], target
 
 
 def _aligned(served: Served, model: str, pairs: Sequence[AnnotatedPair]) -> tuple[Counts, dict[str, Any]]:
-    """Return the counts of the links of `/v1/align`, and its layer and heads."""
+    """Return the counts of the links of `/v1/align`, and its step, layer and heads."""
     found, output = [], None
     for pair in pairs:
         body = {"model": model, "inputs": [pair.source], "targets": [pair.target]}
         (output,) = served.post("/v1/align", body)[0]["outputs"]
         found.append(frozenset((source, word) for source, word, _ in output["links"]))
     assert output is not None, "there are pairs"
-    return _counts(found, pairs), {"layer": output["layer"], "heads": output["heads"]}
+    return _counts(found, pairs), {name: output[name] for name in ("step", "layer", "heads")}
 
 
 def _choose(counts: Mapping[Candidate, Counts], steps: Sequence[str], aligned: Counts) -> dict[str, Any]:

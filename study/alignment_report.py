@@ -11,7 +11,7 @@ from bench import style
 from bench.record import Result, Row
 from bench.report import table
 
-STEP_TEXTS = {"predicts": "step that predicts", "reads": "step that reads"}
+STEP_TEXTS = {"writes": "step that writes", "reads": "step that reads"}
 BASELINES = {"random": "a random word", "diagonal": "the diagonal", "best": "the best single links"}
 PICTURE = "alignment.svg"
 
@@ -62,7 +62,8 @@ def _systems(result: Result) -> str:
 
 def _align_text(row: Row) -> str:
     heads = ", ".join(map(str, row["heads"]))
-    return f"layer {row['layer']}, {'heads' if len(row['heads']) > 1 else 'head'} {heads}"
+    name = "heads" if len(row["heads"]) > 1 else "head"
+    return f"layer {row['layer']}, {name} {heads}, {STEP_TEXTS[row['step']]}"
 
 
 def _map_text(layer: int | None, head: int | None, step: str) -> str:
@@ -108,7 +109,7 @@ def draw_alignment(result: Result, folder: Path) -> None:
         axes.grid(visible=False, axis="y")
         legend = [
             Line2D([], [], color=style.ORANGE, marker="D", label="/v1/align, with 95 % interval"),
-            Line2D([], [], color=style.BLUE, marker="o", linestyle="", label=f"a head, {STEP_TEXTS['predicts']}"),
+            Line2D([], [], color=style.BLUE, marker="o", linestyle="", label=f"a head, {STEP_TEXTS['writes']}"),
             Line2D(
                 [],
                 [],
@@ -135,7 +136,7 @@ def _draw_model(axes: Axes, index: int, rows: Sequence[Row]) -> None:
             axes.plot([low, high], [index - 0.22] * 2, color=style.ORANGE)
             axes.plot(100 * row["aer"], index - 0.22, "D", color=style.ORANGE)
         elif row["kind"] == "map" and row["head"] is not None:
-            if row["step"] == "predicts":
+            if row["step"] == "writes":
                 axes.plot(100 * row["aer"], index, "o", color=style.BLUE)
             else:
                 axes.plot(100 * row["aer"], index + 0.22, "s", color=style.GREEN, markerfacecolor="none")

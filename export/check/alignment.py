@@ -5,14 +5,16 @@ Alignment from Neural Machine Translation", section 3.2): the model translates s
 translation is scored again with each source word left out. The reference link of a target word is
 the source word whose absence lowers its log-probability most. Each head, the mean of all heads of
 each layer, and means of a few heads are compared with these links by the words with the largest
-weights. A head that was trained to align words (`guided`) needs no comparison.
+weights, both at the step that writes a target token and at the next one, which reads it. A head
+that was trained to align words (`guided`) needs no comparison: it was trained at the step that
+writes.
 
-The rows of a cross-attention map belong to the tokens that their steps predict: row 0 is that of
-the step that reads the start token and predicts the first token of the target.
+Row 0 of a cross-attention map is that of the step that reads the start token and writes the first
+token of the target.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export.check.sessions import Sessions, read_sources, run_step
-from service.bundle import MANIFEST, Alignment, Manifest
+from service.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Manifest
 from service.text.tokenizer import TextTokenizer, read_tokenizer
-from service.text.words import Word, merge_weights, words_of
+from service.text.words import Word, merge_weights, rows_that_read, words_of
 
 CRITERION = "prediction_difference"
 GUIDED = "guided"  # criterion of a head that was trained to align words
@@ -41,7 +43,7 @@ class AlignedSentence:
     """Reference links of a translated sentence, and its attention maps between words."""
 
     links: NDArray[np.intp]  # (target words,) index of the source word
-    maps: NDArray[np.float32]  # (L, H, target words, source words)
+    maps: Mapping[AlignmentStep, NDArray[np.float32]]  # each (L, H, target words, source words)
 
 
 def sentences_of(manifest: Manifest) -> tuple[str, ...]:
@@ -95,43 +97,46 @@ def record_alignment(bundle: Path, alignment: Alignment) -> None:
 def best_heads(sentences: Sequence[AlignedSentence], guided: Guided | None = None) -> Alignment:
     """Return the heads whose mean weights agree most often with the reference links.
 
-    Of equal results, fewer heads and then the first layer count. A guided head is always returned.
+    Of equal results, fewer heads, then the first layer, then the step that writes count. A guided
+    head is always returned.
     """
-    num_layers, num_heads = sentences[0].maps.shape[:2]
+    num_layers, num_heads = sentences[0].maps["writes"].shape[:2]
     scores = {
-        (layer, heads): agreement(sentences, layer, heads)
+        (step, layer, heads): agreement(sentences, step, layer, heads)
+        for step in ALIGNMENT_STEPS
         for layer in range(num_layers)
-        for heads in _candidates(sentences, layer)
+        for heads in _candidates(sentences, step, layer)
     }
-    layer, heads = max(scores, key=lambda one: (scores[one], -len(one[1]), -one[0]))
+    step, layer, heads = max(scores, key=lambda one: (scores[one], -len(one[2]), -one[1]))
     if guided is not None:
-        layer, heads = guided[0], (guided[1],)
+        step, layer, heads = "writes", guided[0], (guided[1],)
     return Alignment(
+        step=step,
         layer=layer,
         heads=heads,
         criterion=CRITERION if guided is None else GUIDED,
-        agreement=round(scores[layer, heads], 4),
-        baseline=round(scores[num_layers - 1, tuple(range(num_heads))], 4),
+        agreement=round(scores[step, layer, heads], 4),
+        baseline=round(scores["writes", num_layers - 1, tuple(range(num_heads))], 4),
         sentences=len(sentences),
     )
 
 
-def _candidates(sentences: Sequence[AlignedSentence], layer: int) -> Iterator[tuple[int, ...]]:
+def _candidates(sentences: Sequence[AlignedSentence], step: AlignmentStep, layer: int) -> Iterator[tuple[int, ...]]:
     """Yield each head of a layer, all heads, and means that grow by the best further head."""
-    num_heads = sentences[0].maps.shape[1]
+    num_heads = sentences[0].maps[step].shape[1]
     yield tuple(range(num_heads))
     chosen: tuple[int, ...] = ()
     while len(chosen) < min(MAX_HEADS, num_heads):
         larger = [tuple(sorted((*chosen, head))) for head in range(num_heads) if head not in chosen]
         yield from larger
-        chosen = max(larger, key=lambda heads: agreement(sentences, layer, heads))
+        chosen = max(larger, key=lambda heads: agreement(sentences, step, layer, heads))
 
 
-def agreement(sentences: Sequence[AlignedSentence], layer: int, heads: Sequence[int]) -> float:
+def agreement(sentences: Sequence[AlignedSentence], step: AlignmentStep, layer: int, heads: Sequence[int]) -> float:
     """Return the share of target words whose largest mean weight is on the reference link."""
     same = num_words = 0
     for sentence in sentences:
-        best = sentence.maps[layer, list(heads)].mean(axis=0).argmax(axis=-1)
+        best = sentence.maps[step][layer, list(heads)].mean(axis=0).argmax(axis=-1)
         same += int((best == sentence.links).sum())
         num_words += len(best)
     return same / num_words
@@ -178,7 +183,10 @@ class _Aligner:
         # Log-probability of each target word with each source, (sources, target words).
         of_words = np.stack([logprobs[:, list(word.tokens)].sum(axis=1) for word in target_words], axis=1)
         rows, columns = ([word.tokens for word in words] for words in (target_words, source_words))
-        return AlignedSentence((of_words[0] - of_words[1:]).argmax(axis=0), merge_weights(maps, rows, columns))
+        links = (of_words[0] - of_words[1:]).argmax(axis=0)
+        of_steps: dict[AlignmentStep, NDArray[np.float32]] = {"writes": maps, "reads": rows_that_read(maps)}
+        merged = {step: merge_weights(of_step, rows, columns) for step, of_step in of_steps.items()}
+        return AlignedSentence(links, merged)
 
     def _translate(
         self, sources: Sequence[Sequence[int]], max_new_tokens: int

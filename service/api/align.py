@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from service.api.types import ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
+from service.bundle import AlignmentStep
 from service.fields import NULL, RequestBody, field_error, object_schema
 from service.inference.align import AlignResult, align
 from service.inference.generate import parameters_for
@@ -23,6 +24,13 @@ class AlignBody(RequestBody):
         Inputs | None,
         Field(
             description="Target of each input, instead of generated text: one string, or a list as long as `inputs`."
+        ),
+    ] = None
+    step: Annotated[
+        AlignmentStep | None,
+        Field(
+            description="Decoder step whose weights belong to a target token: the one that writes it, or the one that "
+            "reads it. If absent, that of the model's `alignment`; `writes` with `layer` or `head`."
         ),
     ] = None
     layer: Annotated[
@@ -91,6 +99,7 @@ async def align_words(call: Call, body: AlignBody) -> AlignResult:
         body.inputs,
         body.targets,
         parameters=parameters,
+        step=body.step,
         layer=body.layer,
         head=body.head,
         source_language=body.source_language,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from service.api.endpoint import Call, Endpoint, PathModel
-from service.bundle import LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
+from service.bundle import AlignmentStep, LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
 from service.inference.maps import AttentionWindow, window_of
 from service.inference.service import ModelState
 from service.parameters import MODEL_DEFAULTS
@@ -37,6 +37,10 @@ class AttentionKind:
 class ModelAlignment:
     """The cross-attention heads that `POST /v1/align` uses by default."""
 
+    step: Annotated[
+        AlignmentStep,
+        Field(description="Decoder step of a target token: the one that writes it, or the one that reads it."),
+    ]
     layer: Annotated[int, Field(description="Index of the layer.")]
     heads: Annotated[list[int], Field(description="Indices of the heads whose mean weights are used.")]
     criterion: Annotated[
@@ -279,11 +283,11 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
 def _alignment_of(manifest: Manifest) -> ModelAlignment | None:
     if all(one.kind != "cross" for one in manifest.attention):
         return None
-    layer, heads = manifest.alignment_heads
+    step, layer, heads = manifest.alignment_heads
     if manifest.alignment is None:
-        return ModelAlignment(layer, list(heads), None, None, None)
+        return ModelAlignment(step, layer, list(heads), None, None, None)
     one = manifest.alignment
-    return ModelAlignment(layer, list(heads), one.criterion, one.agreement, one.baseline)
+    return ModelAlignment(step, layer, list(heads), one.criterion, one.agreement, one.baseline)
 
 
 def _embedding_of(manifest: Manifest) -> EmbeddingSettings | None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from service.bundle import AlignmentStep
 from service.engine.request import Generated
 from service.errors import ApiError
 from service.fields import Texts
@@ -48,10 +49,14 @@ class AlignOutput:
         list[Link],
         Field(
             description="For each target word: index of the source word with the largest weight, index of the target "
-            "word, and the weight."
+            "word, and the weight. A target word without weights has no link."
         ),
     ]
     pharaoh: Annotated[str, Field(description="The links in the Pharaoh format: `0-0 1-2`, source word first.")]
+    step: Annotated[
+        AlignmentStep,
+        Field(description="Decoder step whose weights were used: the one that writes a target token, or reads it."),
+    ]
     layer: Annotated[int, Field(description="Index of the layer of the cross-attention.")]
     head: Annotated[int | None, Field(description="Index of the head; null for the mean of several heads.")]
     heads: Annotated[list[int], Field(description="Indices of the heads whose mean weights were used.")]
@@ -71,6 +76,7 @@ async def align(
     targets: Texts | None = None,
     *,
     parameters: GenerateParameters = NEUTRAL,
+    step: AlignmentStep | None = None,
     layer: int | None = None,
     head: int | None = None,
     source_language: str | None = None,
@@ -87,6 +93,8 @@ async def align(
         inputs: the texts.
         targets: target of each input; generated if None.
         parameters: parameters of the generation; not with targets.
+        step: decoder step of a target token; by default that of the model's alignment if the layer
+            and the head are None too, otherwise the step that writes it.
         layer: layer of the cross-attention, see `_choose_heads`.
         head: head of the layer, see `_choose_heads`.
         source_language: language of the inputs; the model's default if None.
@@ -97,6 +105,8 @@ async def align(
         ClientGoneError: the client closed the connection.
     """
     chosen_layer, heads = _choose_heads(call, model, layer, head)
+    if step is None:
+        step = model.manifest.alignment_heads[0] if layer is None and head is None else "writes"
     await call.model(model.name, "generate")  # rejects other models
     languages = choose_languages(model, source_language, target_language)
     check_one_sequence(parameters, "alignment")
@@ -107,7 +117,7 @@ async def align(
 
     def convert(index: int, result: Generated) -> AlignOutput:
         (decoded,) = decoding.targets_of(index, result)
-        found = maps.word_map(index, decoded.request, decoded.target, decoded.text)
+        found = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
         links = strongest_links(found.weights)
         return AlignOutput(
             index,
@@ -116,6 +126,7 @@ async def align(
             _aligned_words(found.target_words),
             links,
             " ".join([f"{source}-{word}" for source, word, _ in links]),
+            step,
             chosen_layer,
             heads[0] if len(heads) == 1 else None,
             heads,
@@ -152,7 +163,7 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
         if index is not None and not -count <= index < count:
             message = f"It must be from {-count} to {count - 1} for cross attention, got {index}."
             raise ApiError("invalid_parameter", message, field=field)
-    default_layer, default_heads = model.manifest.alignment_heads
+    _, default_layer, default_heads = model.manifest.alignment_heads
     if layer is None and head is None:
         return default_layer, list(default_heads)
     heads = list(range(cross.heads)) if head is None else [head % cross.heads]
@@ -162,13 +173,17 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
 def strongest_links(weights: NDArray[np.float32]) -> list[Link]:
     """Return the link of each target word to the source word with the largest weight.
 
+    A target word without weights has no link. Of equal weights, the first counts.
+
     Args:
-        weights: (target words, source words). Of equal weights, the first counts.
+        weights: (target words, source words).
     """
     if not weights.size:
         return []
     best = weights.argmax(axis=-1)
-    return [(int(source), word, float(weights[word, source])) for word, source in enumerate(best)]
+    return [
+        (int(source), word, float(weights[word, source])) for word, source in enumerate(best) if weights[word].any()
+    ]
 
 
 def _aligned_words(words: Sequence[Word]) -> list[AlignedWord]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.bundle import Attention, MapKind
+from service.bundle import AlignmentStep, Attention, MapKind
 from service.engine.attention import ENCODER_KINDS
 from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
 from service.errors import ApiError
@@ -19,7 +19,7 @@ from service.inference.service import ServedModel
 from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
 from service.parameters import AttentionSelection, Encoding, Reduce, Units
 from service.text.tokenizer import Offsets, TextTokenizer
-from service.text.words import Span, Word, merge_weights, words_of
+from service.text.words import Span, Word, merge_weights, rows_that_read, words_of
 
 
 @dataclass(frozen=True)
@@ -445,8 +445,15 @@ class MapWriter:
             decoder_input_tokens=inputs,
         )
 
-    def word_map(self, index: int, request: GenerateRequest, target: Target, text: str) -> WordMap:
-        """Return the mean weights between words in the selected layer; arguments as in `write`.
+    def word_map(self, index: int, request: GenerateRequest, target: Target, text: str, step: AlignmentStep) -> WordMap:
+        """Return the mean weights between words in the selected layer.
+
+        Args:
+            index: index of the input.
+            request: the request to the engine.
+            target: its target, without the forced tokens of the language.
+            text: text of the target, which may be cut before a stop string.
+            step: decoder step whose weights belong to a target token.
 
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
@@ -457,6 +464,8 @@ class MapWriter:
         self._check_count(self._count)
         layout = self._layout(index, request, [token.id for token in target.tokens], text)
         maps = target.attention[kind][np.ix_(one.layers, one.heads)]
+        if step == "reads":
+            maps = rows_that_read(maps)
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
         return WordMap(layout.source.words, layout.target_words, weights)
 
@@ -508,8 +517,10 @@ class MapWriter:
         for one in self._selections:
             found, alignment = attention[one.attention.kind], None
             if one.statistics and one.attention.kind == "cross":
-                layer, heads = self._model.manifest.alignment_heads
+                step, layer, heads = self._model.manifest.alignment_heads
                 alignment = found[layer, list(heads)].mean(axis=0)
+                if step == "reads":
+                    alignment = rows_that_read(alignment)
             maps.append(one.map_of(found, self._encoding, layout, alignment))
         return maps
 

@@ -28,7 +28,8 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
 
     A picture shows one kind of attention: cross-attention if the model has it. A grid shows all
     heads. The other views show the mean over the selected heads: by default those that align words
-    best for cross-attention, and all heads of the last layer for other kinds.
+    best for cross-attention, and all heads of the last layer for other kinds. Rows of a picture are
+    steps that write, so that heads that align words at the step that reads are no default.
 
     Raises:
         ApiError: the selection has several kinds or layers that one picture cannot show, or the
@@ -48,6 +49,8 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
         raise ApiError("invalid_parameter", message, field="layers")
     if selection.layers is None:
         alignment = manifest.alignment if kind == "cross" else None
+        if alignment is not None and alignment.step == "reads":
+            alignment = None
         changes["layers"] = [-1 if alignment is None else alignment.layer]
         if alignment is not None and selection.heads is None:
             changes["heads"] = list(alignment.heads)

@@ -44,7 +44,8 @@ class HeadStatistics:
         float | None,
         Field(
             description="Share of rows whose strongest column is that of the heads that align words, see "
-            "`POST /v1/align`; special tokens are left out. Only for cross-attention."
+            "`POST /v1/align`; special tokens and rows without aligned weights are left out. Only for "
+            "cross-attention."
         ),
     ]
 
@@ -74,10 +75,13 @@ def head_statistics(
         layers: (L,) indices of the layers.
         heads: (H,) indices of the heads.
         axes: the tokens of the rows and columns.
-        alignment: weights (R, C) that align words; only for cross-attention.
+        alignment: weights (R, C) that align words; only for cross-attention. A row of zeros is not
+            compared.
     """
     is_cross = axes.special_columns is not None and axes.first is None
-    best = None if alignment is None else _strongest(alignment, axes)
+    best, aligned = np.zeros(0, np.intp), np.zeros(0, np.bool_)
+    if alignment is not None:
+        best, aligned = _strongest(alignment, axes), alignment[~axes.special_rows].any(axis=-1)
     found: list[HeadStatistics] = []
     for layer, of_layer in zip(layers, maps, strict=True):
         for head, of_head in zip(heads, of_layer, strict=True):  # one at a time, to limit the memory
@@ -93,8 +97,8 @@ def head_statistics(
                 special = float(weights[:, axes.special_columns].sum(axis=-1).mean())
             if axes.first is not None:
                 diagonal = float(weights[np.arange(len(rows)), axes.first + rows].mean())
-            if is_cross and best is not None and len(best):
-                agreement = float(np.mean(_strongest(of_head, axes) == best))
+            if is_cross and len(best) and aligned.any():
+                agreement = float(np.mean((_strongest(of_head, axes) == best)[aligned]))
             found.append(HeadStatistics(layer, head, _entropy(weights), distance, special, diagonal, agreement))
     return found
 

@@ -92,7 +92,8 @@ function selection(panel) {
   const { kinds } = panel.maps;
   const order = ["cross", "encoder", "decoder", "encoder_slots"];
   const kind = kinds.find(one => one.kind === state.kind) ?? order.map(name => panel.maps.kind(name)).find(Boolean);
-  const alignment = kind.kind === "cross" ? panel.card.alignment : null;
+  // Rows are steps that write, so that heads that align words at the step that reads are no default.
+  const alignment = kind.kind === "cross" && panel.card.alignment?.step === "writes" ? panel.card.alignment : null;
   const layer = Math.min(state.layer ?? alignment?.layer ?? kind.layers - 1, kind.layers - 1);
   const given = state.head ?? (alignment?.heads.length === 1 && layer === alignment.layer ? alignment.heads[0] : "mean");
   const head = typeof given === "number" ? Math.min(given, kind.heads - 1) : given;

@@ -135,6 +135,18 @@ def _covered_parts(part_at: dict[int, int], span: Span | None) -> list[int]:
     return [] if span is None else sorted({part_at[index] for index in range(*span) if index in part_at})
 
 
+def rows_that_read(maps: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return attention maps whose row t is that of the decoder step that reads target token t.
+
+    It is the row of the step that writes token t + 1. No step reads the last token, and its weights
+    are 0.
+
+    Args:
+        maps: weights (..., rows, columns), where row t is that of the step that writes token t.
+    """
+    return np.concatenate([maps[..., 1:, :], np.zeros_like(maps[..., :1, :])], axis=-2)
+
+
 def merge_weights(
     maps: NDArray[np.float32],
     rows: Sequence[Sequence[int]] | None = None,

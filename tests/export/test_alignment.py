@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from export.__main__ import main
 from export.check.alignment import (
@@ -19,17 +20,29 @@ from export.check.alignment import (
     record_alignment,
     sentences_of,
 )
-from export.check.sessions import onnx_steps, open_sessions
-from service.bundle import Alignment, BundleError, Languages, Manifest, read_bundle, read_manifest, write_manifest
+from export.check.sessions import onnx_steps, open_sessions, read_sources, run_step
+from service.bundle import (
+    ALIGNMENT_STEPS,
+    Alignment,
+    AlignmentStep,
+    BundleError,
+    Languages,
+    Manifest,
+    read_bundle,
+    read_manifest,
+    write_manifest,
+)
 from service.text.tokenizer import read_tokenizer
 from service.text.words import word_spans, words_of
 
 SHIPPED = Path("bundles/multi30k-en-de")
 
 
-def sentence(links: list[int], maps: Any) -> AlignedSentence:
+def sentence(links: list[int], writes: Any, reads: Any = None) -> AlignedSentence:
     """Return a sentence with reference links and weights (L, H, target words, source words)."""
-    return AlignedSentence(np.array(links), np.array(maps, np.float32))
+    maps = np.array(writes, np.float32)
+    of_next = np.zeros_like(maps) if reads is None else np.array(reads, np.float32)
+    return AlignedSentence(np.array(links), {"writes": maps, "reads": of_next})
 
 
 def pointing(*columns: int, weight: float = 1.0) -> Any:
@@ -47,7 +60,18 @@ def test_the_head_that_agrees_most_often_is_chosen() -> None:
     assert best_heads(sentences) == Alignment(
         layer=1, heads=(1,), criterion="prediction_difference", agreement=0.8, baseline=0.8, sentences=2
     )
-    assert agreement(sentences, 0, [0]) == pytest.approx(3 / 5)
+    assert agreement(sentences, "writes", 0, [0]) == pytest.approx(3 / 5)
+
+
+def test_the_step_that_reads_is_chosen_if_it_agrees_more_often() -> None:
+    better, worse = [[pointing(0, 1)], [pointing(2, 3)]], [[pointing(2, 3)], [pointing(0, 3)]]
+    chosen = best_heads([sentence([0, 1], worse, better)])
+    assert (chosen.step, chosen.layer, chosen.heads) == ("reads", 0, (0,))
+    assert (chosen.agreement, chosen.baseline) == (1.0, 0.5)  # the baseline is that of the step that writes
+    assert best_heads([sentence([0, 1], better, worse)]).step == "writes"
+    assert best_heads([sentence([0, 1], better, better)]).step == "writes"
+    guided = best_heads([sentence([0, 1], worse, better)], guided=(0, 0))
+    assert (guided.step, guided.agreement) == ("writes", 0.0)
 
 
 def test_a_mean_of_heads_is_chosen_if_it_agrees_more_often_than_each_of_them() -> None:
@@ -121,8 +145,45 @@ def test_links_equal_those_of_one_pass_for_each_source(bundle: Path, toy_sentenc
     _, expected = slow_links(bundle, toy_sentences[number])
     assert aligned.links.tolist() == expected
     num_words = len(word_spans(toy_sentences[number]))
-    assert aligned.maps.shape == (2, 4, len(expected), num_words)
-    assert (aligned.maps >= 0).all() and (aligned.maps.sum(axis=-1) <= 1 + 1e-5).all()
+    for maps in aligned.maps.values():
+        assert maps.shape == (2, 4, len(expected), num_words)
+        assert (maps >= 0).all() and (maps.sum(axis=-1) <= 1 + 1e-5).all()
+
+
+def slow_maps(folder: Path, sentence: str, step: str) -> NDArray[np.float64]:
+    """Return maps (L, H, target words, source words), with one decoder run for each target token.
+
+    The last step of the run for token t reads token t - 1 and writes token t, or it reads token t.
+    """
+    manifest = read_manifest(folder)
+    sessions, tokenizer = open_sessions(folder, manifest), read_tokenizer(folder / manifest.source_tokenizer)
+    source, (target, _) = tokenizer.encode(sentence), slow_links(folder, sentence)
+    names = manifest.attention_of("cross").outputs
+    rows = []
+    for index in range(len(target)):
+        inputs = [*manifest.tokens.start_ids, *target[: index + (step == "reads")]]
+        _, states = read_sources(sessions, [source], len(inputs))
+        for position, token in enumerate(inputs):
+            outputs = run_step(sessions, states, [token], [position], [len(source)], names)
+        rows.append(np.concatenate([outputs[name][0] for name in names], axis=1))  # (H, L, S)
+    source_words = words_of(sentence, tokenizer.offsets(sentence, len(source)))
+    target_words = words_of(tokenizer.decode(target), tokenizer.decoded_offsets(target))
+    found = np.zeros((*rows[0].shape[1::-1], len(target_words), len(source_words)))
+    for layer, head, t, s in np.ndindex(found.shape):
+        tokens = target_words[t].tokens
+        found[layer, head, t, s] = sum(
+            rows[token][head, layer, column] for token in tokens for column in source_words[s].tokens
+        ) / len(tokens)
+    return found
+
+
+@pytest.mark.parametrize("step", ALIGNMENT_STEPS)
+def test_maps_of_each_step_equal_those_of_one_run_for_each_token(
+    bundle: Path, toy_sentences: list[str], step: AlignmentStep
+) -> None:
+    aligned = _Aligner(open_sessions(bundle, read_manifest(bundle)), bundle).align(toy_sentences[0])
+    assert aligned is not None
+    np.testing.assert_allclose(aligned.maps[step], slow_maps(bundle, toy_sentences[0], step), atol=1e-5)
 
 
 def test_the_shipped_model_links_words_that_translate_each_other() -> None:
@@ -131,21 +192,21 @@ def test_the_shipped_model_links_words_that_translate_each_other() -> None:
     aligned = aligner.align("Two girls are playing.")  # Zwei Mädchen spielen.
     assert aligned is not None
     assert aligned.links[:3].tolist() == [0, 1, 3]
-    layer, heads = manifest.alignment_heads
-    best = aligned.maps[layer, list(heads)].mean(axis=0).argmax(axis=-1)
+    step, layer, heads = manifest.alignment_heads
+    best = aligned.maps[step][layer, list(heads)].mean(axis=0).argmax(axis=-1)
     assert best[:3].tolist() == [0, 1, 3]
 
 
 def test_maps_shifted_by_one_row_agree_less(sentences: list[str]) -> None:
-    """Row t must belong to the step that predicts token t, not to the one that reads it."""
+    """The rows must be those of the step in the manifest, not of the step before or after it."""
     manifest = read_manifest(SHIPPED)
     aligner = _Aligner(open_sessions(SHIPPED, manifest), SHIPPED)
     found = [one for text in sentences[:10] if (one := aligner.align(text)) is not None]
-    layer, heads = manifest.alignment_heads
-    own = agreement(found, layer, heads)
+    step, layer, heads = manifest.alignment_heads
+    own = agreement(found, step, layer, heads)
     for shift in (-1, 1):
-        shifted = [AlignedSentence(one.links, np.roll(one.maps, shift, axis=2)) for one in found]
-        assert agreement(shifted, layer, heads) < own - 0.3
+        shifted = [AlignedSentence(one.links, {step: np.roll(one.maps[step], shift, axis=2)}) for one in found]
+        assert agreement(shifted, step, layer, heads) < own - 0.3
 
 
 def test_the_manifests_of_shipped_bundles_have_the_alignment_that_the_command_finds(sentences: list[str]) -> None:
@@ -231,6 +292,7 @@ def test_a_bundle_that_cannot_align_is_an_error(copied: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"step": "next"}, "alignment.step: Input should be 'writes' or 'reads'"),
         ({"layer": 2}, "alignment must name a layer below 2 and heads below 4, got layer 2 and heads"),
         ({"heads": [1, 4]}, r"alignment must name a layer below 2 and heads below 4, got layer \d and heads \[1, 4\]"),
         ({"heads": []}, "alignment.heads: Tuple should have at least 1 item"),
@@ -248,11 +310,15 @@ def test_an_alignment_that_does_not_fit_the_model_is_rejected(
 
 
 def test_an_existing_record_is_replaced(copied: Path) -> None:
-    alignment = Alignment(layer=1, heads=(0, 2), criterion="test", agreement=0.5, baseline=0.25, sentences=7)
+    alignment = Alignment(
+        step="reads", layer=1, heads=(0, 2), criterion="test", agreement=0.5, baseline=0.25, sentences=7
+    )
     for one in (alignment, alignment.model_copy(update={"layer": 0})):
         record_alignment(copied, one)
         assert read_manifest(copied).alignment == one
     document = json.loads((copied / "manifest.json").read_text(encoding="utf-8"))
     names = list(document)
     assert names[names.index("attention") + 1] == "alignment"
-    assert Manifest.model_validate_json(json.dumps(document)).alignment_heads == (0, (0, 2))
+    assert Manifest.model_validate_json(json.dumps(document)).alignment_heads == ("reads", 0, (0, 2))
+    del document["alignment"]["step"]  # as in bundles of earlier versions
+    assert Manifest.model_validate_json(json.dumps(document)).alignment_heads == ("writes", 0, (0, 2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.record import Result
-from service.bundle import read_manifest
+from service.bundle import ALIGNMENT_STEPS, read_manifest
 from service.text.words import Word, words_of
 from study import alignment
 from study.alignment import Candidate, links_of, measure
@@ -131,9 +131,9 @@ def test_links_of_each_head_are_those_of_the_service(bundle: Path, pairs_file: P
         (output,) = served.post("/v1/attention", {**body, "kinds": ["cross"]})[0]["outputs"]
         selections = [{"layer": layer, "head": head} for layer in range(2) for head in range(4)]
         selections += [{"layer": layer} for layer in range(2)]
-        for selection in selections:
-            (aligned,) = served.post("/v1/align", {**body, **selection})[0]["outputs"]
-            candidate = selection["layer"], selection.get("head"), "predicts"
+        for step, selection in itertools.product(ALIGNMENT_STEPS, selections):
+            (aligned,) = served.post("/v1/align", {**body, **selection, "step": step})[0]["outputs"]
+            candidate = selection["layer"], selection.get("head"), step
             assert found[candidate] == {(source, word) for source, word, _ in aligned["links"]}
     (entry,) = output["maps"]
     maps = np.reshape(entry["data"], entry["shape"])
@@ -163,8 +163,8 @@ def test_a_model_is_measured_and_written_up(bundle: Path, pairs_file: Path, tmp_
     assert baselines["diagonal"] == baselines["best"] == 0
     assert baselines["random"] == pytest.approx(1 - (7 / 4) / 7)
     (aligned,) = (row for row in result.rows if row["kind"] == "align")
-    layer, heads = read_manifest(bundle).alignment_heads
-    assert (aligned["layer"], tuple(aligned["heads"])) == (layer, heads)
+    found = aligned["step"], aligned["layer"], tuple(aligned["heads"])
+    assert found == read_manifest(bundle).alignment_heads
     maps = [row for row in result.rows if row["kind"] == "map"]
     assert len(maps) == 2 * (2 * (4 + 1) + 1)
     both = next(row for row in result.rows if row["kind"] == "chosen" and len(row["steps"]) == 2)
@@ -179,16 +179,16 @@ def test_a_model_is_measured_and_written_up(bundle: Path, pairs_file: Path, tmp_
 
 def test_a_map_is_chosen_on_one_half_and_tested_on_the_other() -> None:
     counts: dict[Candidate, Any] = {
-        (0, 0, "predicts"): np.array([[3.0, 4], [1, 4]] * 2),  # best on the first half
-        (0, 1, "predicts"): np.array([[2.0, 4], [3, 4]] * 2),  # best on the second half
+        (0, 0, "writes"): np.array([[3.0, 4], [1, 4]] * 2),  # best on the first half
+        (0, 1, "writes"): np.array([[2.0, 4], [3, 4]] * 2),  # best on the second half
         (0, 0, "reads"): np.array([[4.0, 4], [4, 4]] * 2),
     }
-    aligned = counts[0, 1, "predicts"]
-    found = alignment._choose(counts, ["predicts"], aligned)
-    assert found["chosen"] == [[0, 0, "predicts"], [0, 1, "predicts"]]
+    aligned = counts[0, 1, "writes"]
+    found = alignment._choose(counts, ["writes"], aligned)
+    assert found["chosen"] == [[0, 0, "writes"], [0, 1, "writes"]]
     assert found["aer"] == pytest.approx(1 - (1 + 2) / 8)
     assert found["difference"][0] == pytest.approx(5 / 8 - 3 / 8)
-    assert alignment._choose(counts, ["predicts", "reads"], aligned)["aer"] == 0
+    assert alignment._choose(counts, ["writes", "reads"], aligned)["aer"] == 0
 
 
 class Joining(Served):

@@ -412,7 +412,7 @@ class FakeRunner:
             "top_ids": top_ids,
         }
         if "cross_attention_0" in outputs:
-            available |= self._step_maps("cross", self._source[rows], source_lengths)
+            available |= self._step_maps("cross", self._source[rows] + lengths[:, None], source_lengths)
         if "decoder_attention_0" in outputs:
             available |= self._step_maps("decoder", self._read[rows], lengths + 1)
         given = {name: available[name] for name in outputs}

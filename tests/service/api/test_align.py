@@ -3,8 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Alignment, Languages
+from service.bundle import Alignment, AlignmentStep, Languages
 from service.text.tokenizer import TextTokenizer
+from service.text.words import words_of
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest
 
@@ -52,6 +53,57 @@ async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_wei
     assert output["pharaoh"] == " ".join(f"{source}-{word}" for source, word, _ in expected)
 
 
+def slow_links(attended: Any, shift: int) -> list[tuple[int, list[float]]]:
+    """Return the target words with weights, and their weights to each source word.
+
+    Args:
+        attended: output of `POST /v1/attention` with one map of tokens.
+        shift: number of rows between the row of a token and the row that counts.
+    """
+    weights = np.reshape(attended["maps"][0]["data"], attended["maps"][0]["shape"])[0, 0]
+    sources, targets = (
+        words_of(text, [None if one is None else (one[0], one[1]) for one in attended[f"{side}_offsets"]])
+        for text, side in ((SOURCE, "source"), (attended["text"], "target"))
+    )
+    found = []
+    for number, word in enumerate(targets):
+        rows = [weights[token + shift] for token in word.tokens if token + shift < len(weights)]
+        sums = [float(sum(row[token] for row in rows for token in one.tokens)) for one in sources]
+        if rows:
+            found.append((number, [one / len(word.tokens) for one in sums]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "is_complete"),
+    [
+        ({"targets": TARGET}, True),
+        ({"parameters": {"target_prefix": "a dog", "max_new_tokens": 9}}, True),
+        ({"parameters": {"max_new_tokens": 1}}, False),  # no step reads the only word
+        ({"parameters": {"target_prefix": "a dog", "max_new_tokens": 1}}, False),  # nor the last word here
+    ],
+)
+async def test_links_of_both_steps_equal_the_slow_twin(running: Running, body: Any, is_complete: bool) -> None:
+    attended = (
+        await running.post("/v1/attention", {"inputs": SOURCE, **body, "kinds": ["cross"], "layers": [0], "heads": [1]})
+    ).json()["outputs"][0]
+    outputs = []
+    for step, shift in (("writes", 0), ("reads", 1)):
+        output = await aligned(running, **body, step=step, layer=0, head=1)
+        assert (output["step"], output["text"]) == (step, attended["text"])
+        expected = slow_links(attended, shift)
+        assert [word for _, word, _ in output["links"]] == [word for word, _ in expected]
+        for (source, _, weight), (_, weights) in zip(output["links"], expected, strict=True):
+            assert weight == pytest.approx(max(weights), rel=1e-5)
+            assert weights[source] == pytest.approx(max(weights), rel=1e-5)  # rounding decides between equal ones
+        outputs.append(output)
+    written, read = outputs
+    assert written["links"] != read["links"]
+    assert len(written["links"]) == len(written["target_words"])
+    assert (len(read["links"]) == len(read["target_words"])) == is_complete
+    assert await aligned(running, **body, layer=0, head=1) == written
+
+
 async def test_without_targets_the_generated_text_is_aligned(running: Running) -> None:
     parameters = {"num_beams": 3, "target_prefix": "a", "max_new_tokens": 9}
     output = await aligned(running, parameters=parameters)
@@ -65,33 +117,49 @@ async def test_without_targets_the_generated_text_is_aligned(running: Running) -
 
 async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend("plain", "chosen", "mixed")
-    changes = (None, (0, (1,)), (1, (0, 1)))
+    changes: tuple[tuple[AlignmentStep, int, tuple[int, ...]] | None, ...] = (
+        None,
+        ("reads", 0, (1,)),
+        ("writes", 1, (0, 1)),
+    )
     backend.manifests = tuple(
         manifest.model_copy(
             update={
                 "alignment": one
-                and Alignment(layer=one[0], heads=one[1], criterion="test", agreement=0.5, baseline=0.4, sentences=1)
+                and Alignment(
+                    step=one[0],
+                    layer=one[1],
+                    heads=one[2],
+                    criterion="test",
+                    agreement=0.5,
+                    baseline=0.4,
+                    sentences=1,
+                )
             }
         )
         for manifest, one in zip(backend.manifests, changes, strict=True)
     )
     async with start(backend) as running:
-        expected: dict[str, tuple[int, int | None, list[int]]] = {
-            "plain": (1, None, [0, 1]),  # all heads of the last layer
-            "chosen": (0, 1, [1]),
-            "mixed": (1, None, [0, 1]),
+        expected: dict[str, tuple[str, int, int | None, list[int]]] = {
+            "plain": ("writes", 1, None, [0, 1]),  # all heads of the last layer
+            "chosen": ("reads", 0, 1, [1]),
+            "mixed": ("writes", 1, None, [0, 1]),
         }
-        for name, (layer, head, heads) in expected.items():
+        names = ("step", "layer", "head", "heads")
+        for name, (step, layer, head, heads) in expected.items():
             output = await aligned(running, model=name, targets=TARGET)
-            assert (output["layer"], output["head"], output["heads"]) == (layer, head, heads)
-            same = await aligned(running, model=name, targets=TARGET, layer=layer, head=head)
+            assert tuple(output[one] for one in names) == (step, layer, head, heads)
+            same = await aligned(running, model=name, targets=TARGET, step=step, layer=layer, head=head)
             assert same == output
         output = await aligned(running, model="chosen", layer=-1, head=None)
-        assert (output["layer"], output["head"], output["heads"]) == (1, None, [0, 1])
+        assert tuple(output[one] for one in names) == ("writes", 1, None, [0, 1])
         output = await aligned(running, model="chosen", head=-2)
-        assert (output["layer"], output["head"], output["heads"]) == (0, 0, [0])
+        assert tuple(output[one] for one in names) == ("writes", 0, 0, [0])
+        output = await aligned(running, model="chosen", step="writes")
+        assert tuple(output[one] for one in names) == ("writes", 0, 1, [1])
         cards = {card["id"]: card["alignment"] for card in (await running.client.get("/v1/models")).json()["data"]}
         assert cards["chosen"] == {
+            "step": "reads",
             "layer": 0,
             "heads": [1],
             "criterion": "test",
@@ -99,6 +167,7 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
             "baseline": 0.4,
         }
         assert cards["plain"] == {
+            "step": "writes",
             "layer": 1,
             "heads": [0, 1],
             "criterion": None,
@@ -113,6 +182,7 @@ async def test_among_equal_weights_the_first_source_word_is_linked(running: Runn
     weights = np.array([[0.25, 0.5, 0.5], [0.1, 0.1, 0.1]], np.float32)
     assert strongest_links(weights) == [(1, 0, 0.5), (0, 1, pytest.approx(0.1))]
     assert strongest_links(np.zeros((0, 3), np.float32)) == []
+    assert strongest_links(np.array([[0, 0], [0, 0.1]], np.float32)) == [(1, 1, pytest.approx(0.1))]
 
 
 async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Running) -> None:

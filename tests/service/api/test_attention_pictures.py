@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from service.bundle import Alignment, AlignmentStep
 from tests.service.conftest import MakeBackend, Start, classifying
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +37,25 @@ async def test_clients_that_accept_svg_get_a_picture(start: Start, fields: dict[
         assert titles(response.text)[0] == title
         has_source = fields.get("draw") != "heads" and fields.get("kinds") != ["decoder"]
         assert ("dog" in titles(response.text)) == has_source
+
+
+@pytest.mark.parametrize(
+    ("step", "title"),
+    [
+        ("writes", "fake: Cross-attention, layer 0, head 1"),
+        ("reads", "fake: Cross-attention, layer 1, mean of 2 heads"),  # rows of a picture are steps that write
+    ],
+)
+async def test_heads_that_align_words_at_the_step_of_the_rows_are_the_default(
+    start: Start, make_backend: MakeBackend, step: AlignmentStep, title: str
+) -> None:
+    backend = make_backend()
+    alignment = Alignment(step=step, layer=0, heads=(1,), criterion="test", agreement=0.5, baseline=0.25, sentences=1)
+    (manifest,) = backend.manifests
+    backend.manifests = (manifest.model_copy(update={"alignment": alignment}),)
+    async with start(backend) as running:
+        response = await running.post(PATH, {"inputs": "a dog", "draw": "alignment"})
+        assert titles(response.text)[0] == title
 
 
 async def test_the_field_draw_asks_for_a_picture_too(start: Start) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Alignment, ChatTemplate
+from service.bundle import ALIGNMENT_STEPS, Alignment, AlignmentStep, ChatTemplate
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
@@ -226,22 +226,25 @@ async def test_statistics_equal_the_slow_twin(running: Running) -> None:
             assert (head["alignment_agreement"] is None) == (one["kind"] != "cross")
 
 
-async def test_agreement_is_that_with_the_heads_that_align_words(start: Start, make_backend: MakeBackend) -> None:
+@pytest.mark.parametrize("step", ALIGNMENT_STEPS)
+async def test_agreement_is_that_with_the_heads_that_align_words(
+    start: Start, make_backend: MakeBackend, step: AlignmentStep
+) -> None:
     backend = make_backend()
-    alignment = Alignment(layer=0, heads=(1,), criterion="test", agreement=0.5, baseline=0.25, sentences=1)
+    alignment = Alignment(step=step, layer=0, heads=(1,), criterion="test", agreement=0.5, baseline=0.25, sentences=1)
     (manifest,) = backend.manifests
     backend.manifests = (manifest.model_copy(update={"alignment": alignment}),)
     async with start(backend) as running:
         output = await attention(running, targets=TARGET, statistics=True, kinds=["cross"])
-        maps = maps_of(output)["cross"][:, :, :-1, :-1]  # without the end tokens
-        best = maps.argmax(axis=-1)
+        best = maps_of(output)["cross"][:, :, :, :-1].argmax(axis=-1)  # without the end token of the source
+        aligned = best[0, 1, 1:] if step == "reads" else best[0, 1, :-1]
         found = {(one["layer"], one["head"]): one["alignment_agreement"] for one in output["maps"][0]["statistics"]}
         assert found == {
-            (layer, head): pytest.approx(np.mean(best[layer, head] == best[0, 1]))
+            (layer, head): pytest.approx(np.mean(best[layer, head, :-1] == aligned))
             for layer in range(2)
             for head in range(2)
         }
-        assert found[0, 1] == 1
+        assert (found[0, 1] == 1) == (step == "writes")
 
 
 async def test_statistics_do_not_depend_on_units(running: Running) -> None:

@@ -52,7 +52,7 @@ def test_each_layer_and_head_has_its_own_map() -> None:
     read = [1, *(token.id for token in generated.tokens)]
     looked_at = {
         "encoder": [[row + column for column in source] for row in source],
-        "cross": [list(source)] * len(generated.tokens),
+        "cross": [[row + column for column in source] for row in range(len(generated.tokens))],
         "decoder": [read[: row + 1] for row in range(len(generated.tokens))],
     }
     for kind, rows in looked_at.items():

@@ -52,3 +52,6 @@ def test_agreement_compares_the_strongest_columns_without_special_tokens() -> No
     head = np.array([[0.5, 0.0, 0.5], [0.3, 0.1, 0.6], [0, 1, 0]], np.float32)
     (found,) = head_statistics(head[None, None], [0], [0], axes("..s", "..s"), alignment)
     assert found.alignment_agreement == 0.5  # row 0: column 0 in both; row 1: column 1 and column 0
+    alignment[0] = 0  # not compared
+    (found,) = head_statistics(head[None, None], [0], [0], axes("..s", "..s"), alignment)
+    assert found.alignment_agreement == 0
