@@ -30,7 +30,7 @@ class AlignBody(RequestBody):
         AlignmentStep | None,
         Field(
             description="Decoder step whose weights belong to a target token: the one that writes it, or the one that "
-            "reads it. If absent, that of the model's `alignment`; `writes` with `layer` or `head`."
+            "reads it. If absent, that of the model's `alignment`; `writes` with `layer`."
         ),
     ] = None
     layer: Annotated[

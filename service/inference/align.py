@@ -93,8 +93,8 @@ async def align(
         inputs: the texts.
         targets: target of each input; generated if None.
         parameters: parameters of the generation; not with targets.
-        step: decoder step of a target token; by default that of the model's alignment if the layer
-            and the head are None too, otherwise the step that writes it.
+        step: decoder step of a target token; by default that of the model's alignment, with a layer
+            the step that writes it.
         layer: layer of the cross-attention, see `_choose_heads`.
         head: head of the layer, see `_choose_heads`.
         source_language: language of the inputs; the model's default if None.
@@ -106,7 +106,7 @@ async def align(
     """
     chosen_layer, heads = _choose_heads(call, model, layer, head)
     if step is None:
-        step = model.manifest.alignment_heads[0] if layer is None and head is None else "writes"
+        step = model.manifest.alignment_heads[0] if layer is None else "writes"
     await call.model(model.name, "generate")  # rejects other models
     languages = choose_languages(model, source_language, target_language)
     check_one_sequence(parameters, "alignment")

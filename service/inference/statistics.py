@@ -79,9 +79,10 @@ def head_statistics(
             compared.
     """
     is_cross = axes.special_columns is not None and axes.first is None
-    best, aligned = np.zeros(0, np.intp), np.zeros(0, np.bool_)
+    best = aligned = np.zeros(0, np.intp)
     if alignment is not None:
-        best, aligned = _strongest(alignment, axes), alignment[~axes.special_rows].any(axis=-1)
+        best = _strongest(alignment, axes)
+        aligned = np.flatnonzero(alignment[~axes.special_rows].any(axis=-1))
     found: list[HeadStatistics] = []
     for layer, of_layer in zip(layers, maps, strict=True):
         for head, of_head in zip(heads, of_layer, strict=True):  # one at a time, to limit the memory
@@ -97,7 +98,7 @@ def head_statistics(
                 special = float(weights[:, axes.special_columns].sum(axis=-1).mean())
             if axes.first is not None:
                 diagonal = float(weights[np.arange(len(rows)), axes.first + rows].mean())
-            if is_cross and len(best) and aligned.any():
+            if is_cross and len(best) and len(aligned):
                 agreement = float(np.mean((_strongest(of_head, axes) == best)[aligned]))
             found.append(HeadStatistics(layer, head, _entropy(weights), distance, special, diagonal, agreement))
     return found

@@ -154,7 +154,7 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
         output = await aligned(running, model="chosen", layer=-1, head=None)
         assert tuple(output[one] for one in names) == ("writes", 1, None, [0, 1])
         output = await aligned(running, model="chosen", head=-2)
-        assert tuple(output[one] for one in names) == ("writes", 0, 0, [0])
+        assert tuple(output[one] for one in names) == ("reads", 0, 0, [0])
         output = await aligned(running, model="chosen", step="writes")
         assert tuple(output[one] for one in names) == ("writes", 0, 1, [1])
         cards = {card["id"]: card["alignment"] for card in (await running.client.get("/v1/models")).json()["data"]}
