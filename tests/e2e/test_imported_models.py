@@ -618,12 +618,15 @@ def test_words_are_aligned_by_the_heads_of_the_import(served: Served, model: str
     with urlopen(f"{served.server.url}/v1/models/{model}", timeout=30) as response:
         card = json.load(response)["alignment"]
     if model == "firefox":
-        assert (card["criterion"], card["layer"], card["heads"]) == ("guided", 0, [0])
+        assert [card[name] for name in ("criterion", "step", "layer", "heads")] == ["guided", "writes", 0, [0]]
     else:
         assert card["criterion"] == "prediction_difference" and card["agreement"] >= card["baseline"]
     body = {"model": model, "inputs": TEXTS[0], "parameters": {"max_new_tokens": NEW_TOKENS}}
+    names = ("step", "layer", "heads")
     (output,) = post(served.server, "/v1/align", body)["outputs"]
-    assert (output["layer"], output["heads"]) == (card["layer"], card["heads"])
+    assert [output[name] for name in names] == [card[name] for name in names]
+    (output,) = post(served.server, "/v1/align", {**body, "step": "writes"})["outputs"]  # the rows of the maps
+    assert [output[name] for name in names] == ["writes", card["layer"], card["heads"]]
     assert [word["text"] for word in output["source_words"]] == TEXTS[0].split()
     selection = {"kinds": ["cross"], "layers": [card["layer"]], "heads": card["heads"], "reduce": "mean"}
     (maps,) = post(served.server, "/v1/attention", {**body, **selection, "units": "words"})["outputs"][0]["maps"]
