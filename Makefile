@@ -19,6 +19,7 @@ MODEL ?= minilm# see: sightline models get --help
 BITS ?=# bits per weight of MODEL: 8, 4 or 32; 32 by default
 LOAD ?= --clients 16 --duration 10s# see: sightline load --help
 FUZZ_EXAMPLES ?= 500
+TESTS ?= --ignore tests/bench --ignore tests/study# of make test: files, folders or options of pytest
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || echo unknown)
@@ -86,8 +87,8 @@ fix: $(DEV)/ready  ## format the code and apply the automatic lint fixes
 	$(DEV)/bin/ruff format .
 	$(DEV)/bin/ruff check --fix .
 
-test: $(DEV)/ready  ## run all tests of the product that need only Python, in parallel
-	$(PYTEST) --ignore tests/bench --ignore tests/study
+test: $(DEV)/ready  ## run all tests of the product that need only Python, or TESTS, in parallel
+	$(PYTEST) $(TESTS)
 
 test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
 	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies and not ray'
