@@ -269,11 +269,11 @@ class Cause:
     async def responses_to(
         self, body: dict[str, Any], running: Running, operation: Operation
     ) -> AsyncIterator[httpx.Response]:
-        """Yield the response of each model."""
-        for model in self.models:
-            path, named = operation.at(model, body)
+        """Yield the response of each model, or one response if the request names no model."""
+        requests = (operation.at(model, body) for model in self.models)
+        for path, named in dict.fromkeys((path, orjson.dumps(named)) for path, named in requests):
             path += f"{'&' if '?' in path else '?'}{self.query}" if self.query else ""
-            content = self.content(orjson.dumps(named)) if operation.reads_body else None
+            content = self.content(named) if operation.reads_body else None
             headers = {"content-type": "application/json", **self.headers}
             yield await running.client.request(operation.method, path, content=content, headers=headers)
 
