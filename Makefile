@@ -99,7 +99,7 @@ coverage: $(DEV)/ready  ## run test and print how many lines of service/ and exp
 	$(PYTEST) --ignore tests/bench --ignore tests/study -p pytest_cov --cov=service --cov=export --cov-report=term
 
 fuzz: $(DEV)/ready  ## send FUZZ_EXAMPLES random requests to each route of the OpenAPI document (half an hour)
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest tests/e2e/test_schemathesis.py
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest -m slow tests/e2e/test_schemathesis.py
 
 test-docker: $(DEV)/ready  ## run the tests that need a Docker engine
 	$(DEV)/bin/python -m pytest -m docker tests/deployment

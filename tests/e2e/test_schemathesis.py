@@ -1,6 +1,8 @@
 """Valid and invalid requests generated from the OpenAPI document get the declared responses.
 
-`make test` sends some thousands, the same each time. `make fuzz` sends many more, others each time.
+`make test` sends some thousands, the same each time: examples and random requests of all routes,
+and all bounds and types of the parameters of the paths `COVERED`. `make test-all` covers the
+parameters of all routes, and `make fuzz` sends many more requests, others each time.
 """
 
 import json
@@ -31,6 +33,12 @@ NEVER_ACCEPTED = {
     "POST /v2/repository/models/{model_name}/unload",
 }
 MODELS = ("multi30k-en-de", "smalltalk-chat-gatt", "sst2-sentiment")  # one of each kind
+COVERED = (
+    "/v1/generate",
+    "/translate",
+    "/embed",
+    "/v2/models/{model_name}/ready",
+)  # paths whose parameters are covered each time
 PATIENCE_S = 300  # a machine that is slow is no fault
 NAMES = ("body.model", "query.model", "path.model_id", "path.model_name")  # what routes call a model
 
@@ -55,20 +63,29 @@ values = {models}
 
 [reports.json]
 path = "{report}"
+
+[[operations]]
+exclude-path = {covered}
+phases.coverage.enabled = {covers_all}
 """
 
 
 @pytest.fixture
 def server() -> Iterator[RunningServer]:
     with serving(
-        Path("bundles"), default_model="multi30k-en-de", queue_timeout_s=PATIENCE_S, request_timeout_s=PATIENCE_S
+        Path("bundles"),
+        default_model="multi30k-en-de",
+        queue_timeout_s=PATIENCE_S,
+        request_timeout_s=PATIENCE_S,
+        workers=1,
     ) as server:
         yield server
 
 
-def test_every_operation_conforms_to_the_document(server: RunningServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("covers_all", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_every_operation_conforms_to_the_document(server: RunningServer, tmp_path: Path, covers_all: bool) -> None:
     config, document, report = (tmp_path / name for name in ("schemathesis.toml", "openapi.json", "report.json"))
-    with urlopen(f"{server.url}/openapi.json", timeout=30) as response:
+    with urlopen(f"{server.url}/openapi.json", timeout=PATIENCE_S) as response:
         document.write_bytes(response.read())  # schemathesis would omit the route of a document from a URL
     bindings = (f'"{name}" = {{ dictionary = "models", probability = 0.9 }}' for name in NAMES)
     config.write_text(
@@ -79,6 +96,8 @@ def test_every_operation_conforms_to_the_document(server: RunningServer, tmp_pat
             models=json.dumps(MODELS),
             parameters="\n".join(bindings),
             report=report,
+            covered=json.dumps(COVERED),
+            covers_all=json.dumps(covers_all),
         ),
         encoding="utf-8",
     )
