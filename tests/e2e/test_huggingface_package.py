@@ -26,7 +26,7 @@ def server(bundle: Path, classifier_bundle: Path, tmp_path_factory: pytest.TempP
     manifest = folder / "toy" / "manifest.json"
     translating = json.loads(manifest.read_text()) | {"languages": {"sources": ["en"], "targets": ["de"]}}
     manifest.write_text(json.dumps(translating))
-    with serving(folder, default_model="toy") as server:
+    with serving(folder, default_model="toy", workers=1) as server:
         yield server
     close_session()  # the package keeps connections for the process
 

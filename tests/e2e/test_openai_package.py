@@ -15,7 +15,7 @@ PROMPT = "Two girls are playing."
 
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[RunningServer]:
-    with serving(bundle.parent) as server:
+    with serving(bundle.parent, workers=1) as server:
         yield server
 
 

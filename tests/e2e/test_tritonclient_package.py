@@ -22,7 +22,7 @@ each_way = pytest.mark.parametrize("is_binary", [True, False], ids=["binary", "J
 
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[RunningServer]:
-    with serving(bundle.parent) as server:
+    with serving(bundle.parent, workers=1) as server:
         yield server
 
 
