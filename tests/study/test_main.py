@@ -20,8 +20,17 @@ def test_help_lists_every_step_with_a_description(capsys: pytest.CaptureFixture[
     assert [step.NAME for step in STEPS if not re.search(rf"^    {step.NAME} +\w", text, re.MULTILINE)] == []
 
 
-def copied_documents(folder: Path) -> list[Path]:
-    return [Path(shutil.copy(document, folder)) for document in DOCUMENTS]
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Copies of the documents and the pictures, as the committed results write them."""
+    folder = tmp_path_factory.mktemp("report")
+    return write_copies(folder, [Path(shutil.copy(document, folder)) for document in DOCUMENTS])
+
+
+def write_copies(folder: Path, documents: list[Path]) -> list[Path]:
+    """Write the report and return its documents and pictures."""
+    write_report(RESULTS, documents, folder / "pictures")
+    return [*documents, *sorted((folder / "pictures").iterdir())]
 
 
 def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
@@ -32,22 +41,18 @@ def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
     assert text.count(END) == text.count(WRITER + "` -->")
 
 
-def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
-    documents = copied_documents(tmp_path)
-    written = []
-    for _ in range(2):
-        write_report(RESULTS, documents, tmp_path / "pictures")
-        written.append([path.read_bytes() for path in [*documents, *sorted((tmp_path / "pictures").iterdir())]])
-    assert written[0] == written[1]
+def test_the_documents_and_their_pictures_are_up_to_date(report: list[Path]) -> None:
+    expected = [*DOCUMENTS, *sorted(PICTURES.iterdir())]
+    assert [path.name for path in report] == [path.name for path in expected]
+    assert [
+        path.name for path, one in zip(report, expected, strict=True) if path.read_bytes() != one.read_bytes()
+    ] == []
 
 
-def test_the_documents_and_their_pictures_are_up_to_date(tmp_path: Path) -> None:
-    documents = copied_documents(tmp_path)
-    write_report(RESULTS, documents, tmp_path / "pictures")
-    for written, document in zip(documents, DOCUMENTS, strict=True):
-        assert written.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
-    drawn = {path.name: path.read_bytes() for path in (tmp_path / "pictures").iterdir()}
-    assert drawn == {path.name: path.read_bytes() for path in PICTURES.iterdir()}
+def test_the_same_results_give_the_same_bytes(report: list[Path]) -> None:
+    written = [path.read_bytes() for path in report]
+    again = write_copies(report[0].parent, report[: len(DOCUMENTS)])
+    assert [path.read_bytes() for path in again] == written
 
 
 def test_the_documents_show_every_picture() -> None:
