@@ -95,7 +95,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Served]:
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
     made = {name: (make(), word_tokenizer(64), "") for name, make in NLI_MODELS.items()}
     made |= {
@@ -127,7 +127,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         for name, sentence_model in SENTENCE_MODELS.items():
             made[name] = sentence_model.write(checkpoints / name)
             export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
-    with serving(bundles, threads=1) as server:
+    with serving(bundles, threads=1, workers=1) as server:
         yield Served(
             server,
             {name: model for name, (model, _, _) in made.items()},
