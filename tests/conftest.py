@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+# One thread for PyTorch and BLAS, also in the processes that tests start: tensors of tests are
+# small, and threads that wait for each other take the cores from other tests.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 SENTENCES = Path(__file__).parent / "data" / "sentences.txt"
 
 # Training text of the toy tokenizer, and sentences for verifying the toy bundle.
@@ -72,14 +76,6 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def one_thread() -> None:
-    """Let PyTorch use one thread: tensors are small, and other processes may have the cores."""
-    import torch
-
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
 def sentences() -> list[str]:
     """Sentences of tests/data/sentences.txt."""
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:-1]
@@ -91,7 +87,7 @@ def toy_sentences() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small Transformer with random weights whose greedy outputs depend on the source."""
     import torch
 
@@ -124,7 +120,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Pa
 
 
 @pytest.fixture(scope="session")
-def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small classifier with random weights and three labels."""
     import torch
 

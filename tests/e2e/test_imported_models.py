@@ -95,7 +95,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     checkpoints, bundles = tmp_path_factory.mktemp("checkpoints"), tmp_path_factory.mktemp("bundles")
     made = {name: (make(), word_tokenizer(64), "") for name, make in NLI_MODELS.items()}
     made |= {

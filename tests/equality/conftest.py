@@ -24,7 +24,7 @@ SHIPPED = Path("bundles/multi30k-en-de")
 
 
 @pytest.fixture(scope="session")
-def model(one_thread: None) -> Transformer:
+def model() -> Transformer:
     return read_model(SHIPPED)
 
 

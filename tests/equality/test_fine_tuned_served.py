@@ -48,7 +48,7 @@ TASKS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of each run, and the bundle that `sightline export RUN` writes of it."""
     folder = tmp_path_factory.mktemp("tuned")
     write_encoder(folder / "encoder", "bert")

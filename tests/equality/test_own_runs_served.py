@@ -109,7 +109,7 @@ def overfit(model: CausalModel, tokenizer: Tokenizer) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of each run, and the bundle that `sightline export RUN` writes of it."""
     folder = tmp_path_factory.mktemp("own")
     contents = [content for dialogue in DIALOGUES for _, content in dialogue]

@@ -11,11 +11,6 @@ from model.rounding import Reference, reference
 from service.bundle import read_bundle
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread(one_thread: None) -> None:
-    """Use one thread in all tests of this folder."""
-
-
 @pytest.fixture(scope="session")
 def loaded(checkpoint: Path) -> tuple[Transformer, Tokenizer]:
     model, tokenizer = load_checkpoint(checkpoint)

@@ -19,11 +19,6 @@ WHAT = [("sleeps", "schlafen"), ("runs quickly", "rennen schnell"), ("sings", "s
 WHERE = [("in the park", "im Park"), ("at home", "zu Hause"), ("by the sea", "am Meer")]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread(one_thread: None) -> None:
-    """Use one thread in all tests of this folder."""
-
-
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
     return SENTENCES.read_text(encoding="utf-8").removesuffix("\n").split("\n")

@@ -16,7 +16,7 @@ from tests.support.training_runs import export_bundle
 
 
 @pytest.fixture(scope="session")
-def chats(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Path:
+def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Create `checkpoint/`, a causal model with random weights, and `bundles/` with it under both
     chat models' names.
     """
