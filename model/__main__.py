@@ -212,10 +212,9 @@ def add_recall(commands: Commands) -> None:
         "--dialogues",
         type=int,
         default=NUM_DIALOGUES,
-        help="number of dialogues of each kind of instruction and each length",
+        help="number of dialogues of each condition, kind of instruction and length",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="seed of the dialogues")
-    parser.add_argument("--open", action="store_true", help="instructions with open values, in five conditions")
     parser.add_argument("--json", type=Path, help="also write the counts to this file")
 
 

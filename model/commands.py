@@ -23,8 +23,8 @@ from model.decoding.reference import one_thread
 from model.errors import Interrupted, UsageError
 from model.evaluation.accuracy import accuracy, accuracy_fields
 from model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
-from model.evaluation.defaults import NUM_DIALOGUES, NUM_OPEN_DIALOGUES, OPEN_TURNS, SEED, TEST_SPLIT, TURNS
-from model.evaluation.recall import greedy_answers, open_recall, recall
+from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
+from model.evaluation.recall import greedy_answers, recall
 from model.parts import WEIGHTS
 from model.systems import GROUPS, PLAN, SYSTEMS, Corpus, System
 from model.training.config import Precision, TrainConfig, read_train_config
@@ -172,28 +172,21 @@ def measure_recall(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"turns and dialogues must be at least 1, got {min(arguments.turns)} and {arguments.dialogues}"
         )
-    report = recall_report(
-        arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed, is_open=arguments.open
-    )
-    conditions = report["turns"] if arguments.open else {"": report["turns"]}
-    for condition, turns in conditions.items():
+    report = recall_report(arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed)
+    for condition, turns in report["turns"].items():
         for turn, kinds in turns.items():
             counts = ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items())
-            print(f"{condition}{', ' if condition else ''}turn {turn}: {counts}")
+            print(f"{condition}, turn {turn}: {counts}")
     if arguments.json is not None:
         write_json(arguments.json, report)
 
 
-def recall_report(
-    checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int, *, is_open: bool = False
-) -> dict[str, Any]:
-    """Return the recall of a chat model; `is_open` selects instructions with open values."""
+def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
     model, tokenizer = load_model(checkpoint)
     if not isinstance(model, CausalModel):
         raise UsageError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")
     with one_thread():
-        measure = open_recall if is_open else recall
-        counts = measure(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
+        counts = recall(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
     return {"seed": seed, "checkpoint": load_metadata(checkpoint / WEIGHTS), "turns": counts}
 
 
@@ -339,7 +332,5 @@ def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) 
     elif system.task_name == "classification":
         report = accuracy_report(checkpoint, data, VALIDATION_SPLITS["classification"])
     else:
-        is_open = system.task_name.startswith("open")
-        turns, number = (OPEN_TURNS, NUM_OPEN_DIALOGUES) if is_open else (TURNS, NUM_DIALOGUES)
-        report = recall_report(checkpoint, turns, number, SEED, is_open=is_open)
+        report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
     write_json(path, report)

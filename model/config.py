@@ -152,7 +152,7 @@ class CausalConfig(StackConfig):
     @classmethod
     def chat(cls, vocab_size: int) -> "CausalConfig":
         """Return a model that is small enough to train on small talk with one thread."""
-        return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, layers=4, dropout=0.0)
+        return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, layers=4, dropout=0.0, positions="rotary")
 
 
 Score = Literal["none", "additive", "dot", "general", "concat", "location", "reduced_rank"]

@@ -14,15 +14,7 @@ from model.data.dialogues import CHAT, ChatTemplate
 if TYPE_CHECKING:
     from model.training.task import Task
 
-TaskName = Literal[
-    "translation",
-    "classification",
-    "chat",
-    "ghost-attention",
-    "open-chat",
-    "open-ghost-attention",
-    "open-ghost-attention-all-answers",
-]
+TaskName = Literal["translation", "classification", "chat", "ghost-attention", "ghost-attention-all-answers"]
 
 # Settings of all systems that are compared with each other: the same batches and number of updates,
 # and the strong gradient clipping that recurrent models need. Only the peak learning rate depends
@@ -76,7 +68,7 @@ CHAT_TRAINING: Mapping[str, Any] = {
     "label_smoothing": 0.0,
     "clip_norm": 1.0,
     "patience_epochs": 4,
-    "average_last": 3,
+    "average_last": 2,
     "max_length_tokens": 768,
 }
 
@@ -230,6 +222,14 @@ def _with(description: str, system: System, **changes: Any) -> System:
     return _small(replace(system, description=description), **changes)
 
 
+CHATS: Mapping[str, System] = {
+    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", "ghost-attention"),
+    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", "chat"),
+    "chat-gatt-all-answers": _chat(
+        "Causal Transformer that chats, with Ghost Attention, whose loss includes earlier answers",
+        "ghost-attention-all-answers",
+    ),
+}
 SYSTEMS: Mapping[str, System] = {
     "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
     "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
@@ -274,34 +274,7 @@ SYSTEMS: Mapping[str, System] = {
     "sentiment": System(
         "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, "classification", SST2
     ),
-    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", "ghost-attention"),
-    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", "chat"),
-}
-
-
-# Chats whose instructions have open values. Copying is learnt more slowly than a list of words.
-OPEN_CHAT_TRAINING: Mapping[str, Any] = {**CHAT_TRAINING, "max_epochs": 4, "patience_epochs": 4, "average_last": 2}
-
-
-def _open_chat(description: str, task: TaskName, **changes: Any) -> System:
-    def make_config(vocab_size: int) -> ModelConfig:
-        return replace(CausalConfig.chat(vocab_size), **changes)
-
-    return System(description, make_config, OPEN_CHAT_TRAINING, task, SMALLTALK)
-
-
-OPEN_CHATS: Mapping[str, System] = {
-    "open-chat-gatt": _open_chat(
-        "Causal Transformer with Ghost Attention for any value", "open-ghost-attention", positions="rotary"
-    ),
-    "open-chat-baseline": _open_chat(
-        "Causal Transformer for any value, without Ghost Attention", "open-chat", positions="rotary"
-    ),
-    "open-chat-gatt-all-answers": _open_chat(
-        "Causal Transformer with Ghost Attention whose loss includes earlier answers",
-        "open-ghost-attention-all-answers",
-        positions="rotary",
-    ),
+    **CHATS,
 }
 
 
@@ -395,7 +368,6 @@ SMALL_GROUPS: Mapping[str, Mapping[str, System]] = {
 }
 SYSTEMS = {
     **SYSTEMS,
-    **OPEN_CHATS,
     **SENTIMENT_SETTINGS,
     **{name: system for group in SMALL_GROUPS.values() for name, system in group.items()},
 }
@@ -435,11 +407,9 @@ PLAN: Mapping[str, RunPlan] = {
     "luong-location": _ABLATION,
     "luong-local-m": _ABLATION,
     "sentiment": RunPlan(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
-    "chat-gatt": RunPlan(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
-    "chat-baseline": RunPlan(seeds=1, max_epochs=CHAT_TRAINING["max_epochs"]),
     "transformer": RunPlan(seeds=1, max_epochs=72),  # the shipped model; the longest run
     **{name: RunPlan(3, system.training["max_epochs"], "sentiment") for name, system in SENTIMENT_SETTINGS.items()},
-    **{name: RunPlan(1, OPEN_CHAT_TRAINING["max_epochs"], "ghost-attention") for name in OPEN_CHATS},
+    **{name: RunPlan(3, CHAT_TRAINING["max_epochs"], "ghost-attention") for name in CHATS},
     **{
         name: RunPlan(seeds=3, max_epochs=SMALL_TRAINING["max_epochs"], group=group)
         for group, systems in SMALL_GROUPS.items()

@@ -56,7 +56,7 @@ PROSE: dict[Corpus, Prose] = {
     SMALLTALK: Prose(
         "40,000 dialogues that `model/data/dialogues.py` generates: small talk with one instruction at its start",
         "Trying a causal model, and measuring for how many turns it follows an instruction.",
-        "Real conversation. The model knows a few hundred phrases, four kinds of instructions and no facts.",
+        "Real conversation. The model knows a few hundred phrases, five kinds of instructions and no facts.",
         "Apache License 2.0, like the code that generated the training data.",
     ),
 }
@@ -149,7 +149,11 @@ def _figures(name: str, model: str, results: Results) -> str:
     lines = [
         *(_trained(row) for row in _first_runs(name, results)),
         *(_served(row) for row in _rows(results, quality.NAME) if row["model"] == model),
-        *(_kept(row) for row in _rows(results, recall.NAME) if row["model"] == name and row["instruction"] == "all"),
+        *(
+            f"Instruction with an unseen value kept at turn {row['turn']}: {row['kept']} of {row['total']}"
+            for row in _rows(results, recall.NAME)
+            if (row["system"], row.get("condition")) == (name, recall.UNSEEN)
+        ),
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -182,8 +186,3 @@ def _served(row: Mapping[str, Any]) -> str:
         f"As served, {row['split']}, beam {row['num_beams']}: {row['tok_lc']:.2f} BLEU (lowercased, normalised, "
         f"Moses-tokenised), {row['bleu']:.2f} (13a, cased), chrF {row['chrf']:.2f}"
     )
-
-
-def _kept(row: Mapping[str, Any]) -> str:
-    earlier = row["earlier_answers"]
-    return f"Instruction kept at turn {row['turn']}, {earlier} earlier answers: {row['kept']} of {row['total']}"

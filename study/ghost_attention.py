@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from bench.record import Result
 from bench.report import table
 from bench.style import WIDTH, describe, save, style
-from model.data.dialogues import CHAT
-from model.data.instructions import KINDS
+from model.data.dialogues import CHAT, CONDITIONS, draw_parts
+from model.data.instructions import KINDS, Kind
 from model.evaluation.defaults import SEED
-from model.evaluation.recall import MAX_ANSWER_TOKENS, Script, draw_script
+from model.evaluation.recall import MAX_ANSWER_TOKENS, Script
 from model.evaluation.share import Z_95
 from model.systems import bundle_name
-from study.chats import LINES, MODELS, TITLES
+from study.chats import LINES, PAIR
 from study.served import Served, serve
 
 NAME = "ghost-attention"
@@ -65,7 +65,7 @@ def instruction_attention(weights: NDArray[np.float32], columns: Sequence[int]) 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
+    parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, PAIR))}")
     parser.add_argument("--dialogues", type=int, default=25, help="number of dialogues for each kind of instruction")
     parser.add_argument("--turns", type=int, default=20, help="number of turns of each dialogue")
     parser.add_argument("--seed", type=int, default=SEED, help="random seed of the dialogues")
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> Result:
     """Run the same dialogues with both models and read the attention of every response.
 
-    Each model continues from its own earlier responses.
+    Each model continues from its own earlier responses. Values of instructions are unseen ones.
 
     Raises:
         ValueError: A model is missing, a dialogue exceeds a model's limit, or there are fewer than
@@ -85,13 +85,17 @@ def measure(arguments: argparse.Namespace) -> Result:
     facts = {name: getattr(arguments, name) for name in ("dialogues", "seed")}
     rows = []
     with serve(arguments.bundles) as served:
-        for name in MODELS:
+        for name in PAIR:
             for kind in KINDS:
                 rng = Random(arguments.seed)
                 scripts = [draw_script(rng, kind, arguments.turns) for _ in range(arguments.dialogues)]
                 by_turn = run_dialogues(served, bundle_name(name), scripts)
                 rows.append({"model": name, "instruction": kind, **facts, **_summary(by_turn)})
     return Result(rows=rows)
+
+
+def draw_script(rng: Random, kind: Kind, num_turns: int) -> Script:
+    return Script(*draw_parts(rng, kind, num_turns, CONDITIONS["unseen values"]))
 
 
 def run_dialogues(served: Served, name: str, scripts: Sequence[Script]) -> list[list[InstructionAttention]]:
@@ -145,7 +149,7 @@ def tables(result: Result) -> Mapping[str, str]:
     """Return the table of the largest weights with their intervals: one column for each turn."""
     turns = [turn for turn in TURNS_OF_TABLE if turn <= len(result.rows[0]["largest"])]
     body = [
-        [row["instruction"], MODELS[row["model"]], *(_with_interval(row, turn - 1) for turn in turns)]
+        [row["instruction"], LINES[row["model"]][0], *(_with_interval(row, turn - 1) for turn in turns)]
         for kind in KINDS
         for row in result.rows
         if row["instruction"] == kind
@@ -168,7 +172,7 @@ def draw(result: Result, folder: Path) -> None:
                 _draw_kind(axes, [row for row in result.rows if row["instruction"] == kind], measured)
             of_measure[0].set_ylabel(label)
         for axes, kind in zip(grid[0], KINDS, strict=True):
-            axes.set_title(TITLES[kind])
+            axes.set_title(kind)
         for axes in grid[-1]:
             axes.set_xlabel("turn")
             axes.set_xticks([1, 5, 10, 15, 20])

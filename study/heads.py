@@ -13,7 +13,7 @@ from matplotlib import pyplot
 from bench.record import Result, Row
 from bench.report import table
 from bench.style import BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, describe, save, style
-from model.data.dialogues import draw_examples
+from model.data.dialogues import draw_dialogues
 from model.data.text import read_lines
 from model.evaluation.defaults import SEED, TEST_SPLIT
 from model.systems import MULTI30K
@@ -54,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> Result:
         FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
     """
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
-    prompts = [prompt for prompt, _ in draw_examples(SEED, 4 * len(sentences), has_ghost_attention=True)]
+    prompts = [one.prompt for one in draw_dialogues(SEED, 4 * len(sentences), has_ghost_attention=True)]
     prompts = [prompt for prompt in prompts if len(prompt.split()) <= MAX_WORDS][: len(sentences)]
     long = [" ".join(sentences[start : start + JOINED]) for start in range(0, len(sentences), JOINED)]
     rows: list[Row] = []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bench.record import Result, Row
 from bench.report import table
-from model.data.dialogues import CHAT, draw_examples
+from model.data.dialogues import CHAT, draw_dialogues
 from model.data.text import read_labelled, read_lines
 from model.evaluation.defaults import SEED, TEST_SPLIT
 from model.systems import MULTI30K, SST2
@@ -68,8 +68,8 @@ def measure(arguments: argparse.Namespace) -> Result:
         FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
     """
     sentences = read_lines(arguments.data / MULTI30K.folder / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
-    prompts = [prompt for prompt, _ in draw_examples(SEED, 9 * len(sentences), has_ghost_attention=True)]
-    prompts = [prompt for prompt in prompts if prompt.count(CHAT.reply) == 1][: len(sentences)]
+    dialogues = draw_dialogues(SEED, 9 * len(sentences), has_ghost_attention=True)
+    prompts = [one.prompt for one in dialogues if len(one.turns) == 1][: len(sentences)]
     rows: list[Row] = []
     with serve(arguments.bundles) as served:
         for manifest in find_bundles(arguments.bundles).values():

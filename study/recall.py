@@ -3,6 +3,7 @@ the test itself.
 """
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,58 +11,72 @@ from typing import Any
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from bench.record import Result
+from bench.record import Result, Row
 from bench.report import table
 from bench.style import WIDTH, describe, save, style, use_log_scale
-from model.data.instructions import KINDS
+from model.data.dialogues import CONDITIONS
 from model.evaluation.defaults import SEED, TURNS
 from model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
 from model.systems import bundle_name
-from study.chats import LINES, MODELS, TITLES
+from study.bleu import percent
+from study.chats import LINES
+from study.collect import system_and_seed
 from study.served import Served, serve
 
 NAME = "recall"
-# The first turn contains the instruction itself and shows if the model learned it. Training
-# dialogues have at most 20 turns.
-ASKED_AT = [1, *TURNS, 30]
-EARLIER = {"own": "its own", "plain": "plain"}  # source of the responses before the last one
-LINE_STYLES = {"own": ("-", True), "plain": (":", False)}  # line style, True for filled markers
-SPREAD = 1.035  # factor between the horizontal positions of the points of one turn, so that none hides another
+UNSEEN = "unseen values"
+PLAIN = f"{UNSEEN}, plain earlier responses"  # the responses before the last one ignore the instruction
+CASES = (*CONDITIONS, PLAIN)
+SPREAD = 1.05  # factor between the horizontal positions of the points of one turn, so that none hides another
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", type=Path, help=f"folder with {' and '.join(map(bundle_name, MODELS))}")
-    parser.add_argument("--turns", type=int, nargs="+", default=ASKED_AT, help="lengths of the dialogues")
-    parser.add_argument("--dialogues", type=int, default=40, help="number of dialogues for each instruction and length")
+    parser.add_argument("bundles", type=Path, help=f"folder with {', '.join(map(bundle_name, LINES))}")
+    parser.add_argument("--turns", type=int, nargs="+", default=TURNS, help="lengths of the dialogues")
+    text = "number of dialogues for each condition, kind of instruction and length"
+    parser.add_argument("--dialogues", type=int, default=20, help=text)
     parser.add_argument("--seed", type=int, default=SEED, help="random seed of the dialogues")
+    parser.add_argument("--runs", type=Path, help="folder of run folders, SYSTEM-SEED, whose scores are compared")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Send the same dialogues to both models over the service's HTTP API.
+    """Send the same dialogues to all models over the service's HTTP API.
 
     Raises:
         ValueError: A model is missing, or a dialogue exceeds a model's limit.
     """
+    runs = [] if arguments.runs is None else _runs(arguments.runs)
     with serve(arguments.bundles) as served:
-        rows = [
-            row
-            for name in MODELS
-            for earlier in EARLIER
-            for row in _measure_model(
-                served_responses(served, bundle_name(name)), {"model": name, "earlier_answers": earlier}, arguments
-            )
-        ]
-    return Result(rows=rows)
+        rows = [row for name in LINES for row in _measure_model(served, name, arguments)]
+    return Result(rows=[*rows, *runs])
 
 
-def _measure_model(answer: Answer, facts: Mapping[str, Any], arguments: argparse.Namespace) -> list[Mapping[str, Any]]:
-    turns, num_dialogues, seed = arguments.turns, arguments.dialogues, arguments.seed
-    counts = recall(answer, turns, num_dialogues, seed, after_plain_answers=facts["earlier_answers"] == "plain")
+def _measure_model(served: Served, name: str, arguments: argparse.Namespace) -> list[Row]:
+    print(name, flush=True)
+    answer = served_responses(served, bundle_name(name))
+    options = (arguments.turns, arguments.dialogues, arguments.seed)
+    plain = recall(answer, *options, {UNSEEN: CONDITIONS[UNSEEN]}, after_plain_answers=True)
+    counts = {**recall(answer, *options), PLAIN: plain[UNSEEN]}
     return [
-        {**facts, "seed": seed, "turn": int(turn), "instruction": kind, **count}
-        for turn, kinds in counts.items()
-        for kind, count in kinds.items()
+        {"system": name, "condition": condition, "turn": int(turn), **kinds["all"], "kept_by_kind": _kept(kinds)}
+        for condition, turns in counts.items()
+        for turn, kinds in turns.items()
     ]
+
+
+def _kept(kinds: Mapping[str, Any]) -> dict[str, int]:
+    return {kind: one["kept"] for kind, one in kinds.items() if kind != "all"}
+
+
+def _runs(folder: Path) -> list[Row]:
+    """Return the counts of each finished run of a chat system."""
+    found = list[Row]()
+    for path in sorted(folder.glob("*/scores.json")):
+        name, seed = system_and_seed(path.parent)
+        if name in LINES:
+            turns = json.loads(path.read_text(encoding="utf-8"))["turns"][UNSEEN]
+            found.append({"system": name, "run_seed": seed, **turns[str(TURNS[-1])]["all"]})
+    return found
 
 
 def served_responses(served: Served, name: str) -> Answer:
@@ -75,36 +90,33 @@ def served_responses(served: Served, name: str) -> Answer:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the table of counts and intervals: one column for each turn."""
-    turns = sorted({row["turn"] for row in result.rows})
-    found = {_case(row): row for row in result.rows}
+    """Return the tables of shares with intervals: by turn, and of each run at the last turn."""
+    found = {(row["system"], row["condition"], row["turn"]): row for row in result.rows if "condition" in row}
+    runs = [row for row in result.rows if "run_seed" in row]
+    turns = sorted({turn for *_, turn in found})
     body = [
-        [label, EARLIER[earlier], kind, *(_share(found[name, earlier, kind, turn]) for turn in turns)]
-        for name, label in MODELS.items()
-        for earlier in EARLIER
-        for kind in (*KINDS, "all")
+        [label, condition, *(_share(found[name, condition, turn]) for turn in turns)]
+        for name, (label, *_) in LINES.items()
+        for condition in CASES
     ]
-    return {NAME: table(["model", "earlier responses", "instruction", *(f"turn {turn}" for turn in turns)], body)}
-
-
-def _case(row: Mapping[str, Any]) -> tuple[str, str, str, int]:
-    return row["model"], row["earlier_answers"], row["instruction"], row["turn"]
+    seeds = [[LINES[row["system"]][0], str(row["run_seed"]), _share(row)] for row in runs]
+    return {
+        NAME: table(["model", "dialogues", *(f"turn {turn}" for turn in turns)], body),
+        "recall-seeds": table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds),
+    }
 
 
 def _share(row: Mapping[str, Any]) -> str:
-    low, high = (round(100 * end) for end in row["interval_95"])
-    return f"{row['kept']} of {row['total']} ({low} to {high} %)"
+    return percent(row["kept"] / row["total"], row["interval_95"])
 
 
 def draw(result: Result, folder: Path) -> None:
-    """Write `recall.svg`: a panel for each kind of instruction, with shares and intervals over the
-    turns.
-    """
+    """Write `recall.svg`: a panel for each condition, with shares and intervals over the turns."""
     with style():
-        figure, grid = pyplot.subplots(2, 2, figsize=(WIDTH, 5.6), sharex=True, sharey=True)
-        for kind, axes in zip(KINDS, grid.flat, strict=True):
-            _draw_kind(axes, [row for row in result.rows if row["instruction"] == kind])
-            axes.set_title(TITLES[kind])
+        figure, grid = pyplot.subplots(2, 3, figsize=(WIDTH, 5.2), sharex=True, sharey=True)
+        for condition, axes in zip(CASES, grid.flat, strict=True):
+            _draw_condition(axes, [row for row in result.rows if row.get("condition") == condition])
+            axes.set_title(condition.replace(", ", ",\n"))
         for axes in grid[-1]:
             axes.set_xlabel("turn of the dialogue (logarithmic)")
         for axes in grid[:, 0]:
@@ -112,37 +124,24 @@ def draw(result: Result, folder: Path) -> None:
         describe(
             figure,
             "Dialogues whose last response follows the instruction of the first turn",
-            "Each panel is one kind of instruction. Bars are Wilson's 95 % intervals. "
-            "Points of one turn are shifted sideways.",
+            "Bars are Wilson's 95 % intervals. Points of one turn are shifted sideways.",
             legend=grid[0, 0].get_legend_handles_labels()[0],
         )
         save(figure, folder / "recall.svg")
 
 
-def _draw_kind(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
+def _draw_condition(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     turns = sorted({row["turn"] for row in rows})
     use_log_scale(axes, "x")
-    for index, (name, earlier) in enumerate((name, earlier) for name in MODELS for earlier in EARLIER):
-        series = [row for row in rows if (row["model"], row["earlier_answers"]) == (name, earlier)]
-        x = [row["turn"] * SPREAD ** (index - 1.5) for row in series]
+    for index, (name, (label, colour, marker)) in enumerate(LINES.items()):
+        series = [row for row in rows if row["system"] == name]
+        x = [row["turn"] * SPREAD ** (index - 1) for row in series]
         shares = [100 * row["kept"] / row["total"] for row in series]
         # Rounding may put the end of an interval slightly beyond a share of 0 or 100 %.
         ends = [
             [max(0.0, share - 100 * row["interval_95"][0]) for share, row in zip(shares, series, strict=True)],
             [max(0.0, 100 * row["interval_95"][1] - share) for share, row in zip(shares, series, strict=True)],
         ]
-        label, colour, marker = LINES[name]
-        line, is_filled = LINE_STYLES[earlier]
-        axes.errorbar(
-            x,
-            shares,
-            ends,
-            label=f"{label}, {EARLIER[earlier]} earlier responses",
-            color=colour,
-            linestyle=line,
-            marker=marker,
-            markerfacecolor=colour if is_filled else "white",
-            elinewidth=1,
-        )
+        axes.errorbar(x, shares, ends, label=label, color=colour, marker=marker, elinewidth=1)
     axes.set_xticks(turns, [str(turn) for turn in turns])
     axes.set_ylim(-4, 104)

@@ -20,7 +20,7 @@ import torch
 
 from bench.record import Result
 from model.config import read_model_config
-from model.data.dialogues import draw_examples
+from model.data.dialogues import draw_dialogues
 from model.data.examples import MemoryExamples
 from model.data.text import read_lines
 from model.evaluation.defaults import TEST_SPLIT
@@ -196,7 +196,7 @@ def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) 
 
 def _texts(corpus: Corpus, data: Path, count: int) -> list[str]:
     if corpus.chat is not None:
-        return [text for text, _ in draw_examples(DIALOGUES_SEED, count, has_ghost_attention=True)]
+        return [one.prompt for one in draw_dialogues(DIALOGUES_SEED, count, has_ghost_attention=True)]
     return read_lines(data / corpus.folder / SENTENCES)[:count]
 
 

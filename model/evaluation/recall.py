@@ -5,18 +5,17 @@ judges; here a script asks and checks. The model is a function from prompts to a
 served model can be measured in the same way.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from model.architectures.causal import CausalModel
-from model.data.dialogues import CHAT, with_instruction
-from model.data.instructions import KINDS, NOBODY, WHO_ARE_YOU, Instruction, Kind, draw_instruction
-from model.data.open_dialogues import CONDITIONS, OPEN_KINDS, OpenInstruction, draw_parts
-from model.data.smalltalk import Exchange, draw_exchange
+from model.data.dialogues import CHAT, CONDITIONS, Condition, draw_parts, with_instruction
+from model.data.instructions import KINDS, Instruction
+from model.data.smalltalk import Exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 from model.decoding.batched import continue_greedily
 from model.evaluation.share import Share
@@ -30,9 +29,9 @@ Answer = Callable[[Sequence[str]], Sequence[str]]  # maps prompts to their answe
 class Script:
     """Scripted dialogue: the messages of the user, and the exchanges so far."""
 
-    instruction: Instruction | OpenInstruction
+    instruction: Instruction
     plain: list[Exchange]  # all messages, with the answers of a model without an instruction
-    said: list[Exchange]  # the exchanges so far
+    said: list[Exchange] = field(default_factory=list)  # the exchanges so far
 
     @property
     def message(self) -> str:
@@ -54,67 +53,43 @@ class Script:
         return self.instruction.is_kept(self.plain[-1].message, self.said[-1].answer)
 
 
-def draw_script(rng: Random, kind: Kind, num_turns: int) -> Script:
-    """Generate a random script of small talk.
-
-    For the kind "person", only the last message asks for the name.
-    """
-    instruction = draw_instruction(rng, kind)
-    plain = [draw_exchange(rng) for _ in range(num_turns)]
-    if kind == "person":
-        plain[-1] = Exchange(rng.choice(WHO_ARE_YOU), NOBODY)
-    return Script(instruction, plain, [])
-
-
 def recall(
-    answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int, *, after_plain_answers: bool = False
+    answer: Answer,
+    turns: Sequence[int],
+    num_dialogues: int,
+    seed: int,
+    conditions: Mapping[str, Condition] = CONDITIONS,
+    *,
+    after_plain_answers: bool = False,
 ) -> dict[str, Any]:
     """Count the dialogues whose last answer follows the instruction.
 
     Args:
         answer: the model.
         turns: lengths of dialogues, in turns.
-        num_dialogues: number of dialogues of each kind and length.
+        num_dialogues: number of dialogues of each condition, kind and length.
         seed: seed of the dialogues.
+        conditions: parts from which the dialogues are drawn, by name.
         after_plain_answers: use scripted answers that ignore the instruction for all turns but the
             last. Otherwise the model sees its own earlier answers, which also show it the
             instruction.
 
     Returns:
-        Counts with 95 % confidence intervals, by length and kind of instruction.
-    """
-    rng = Random(seed)  # noqa: S311 - dialogues, not secrets
-    counts: dict[str, Any] = {}
-    for num_turns in turns:
-        scripts = [draw_script(rng, kind, num_turns) for kind in KINDS for _ in range(num_dialogues)]
-        counts[str(num_turns)] = _count_kept(answer, scripts, after_plain_answers)
-    return counts
-
-
-def open_recall(answer: Answer, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
-    """Count the dialogues whose last answer follows an instruction with an open value.
-
-    Args:
-        answer: the model.
-        turns: lengths of dialogues, in turns.
-        num_dialogues: number of dialogues of each condition, kind and length.
-        seed: seed of the dialogues.
-
-    Returns:
-        For each condition of `model.data.open_dialogues`, what `recall` returns.
+        Counts with 95 % confidence intervals, by condition, length and kind of instruction.
     """
     counts: dict[str, Any] = {}
-    for name, condition in CONDITIONS.items():
+    for name, condition in conditions.items():
         rng = Random(f"{seed} {name}")  # noqa: S311 - dialogues, not secrets
         counts[name] = {}
         for num_turns in turns:
-            parts = [draw_parts(rng, kind, num_turns, condition) for kind in OPEN_KINDS for _ in range(num_dialogues)]
-            scripts = [Script(instruction, said, []) for instruction, said in parts]
-            counts[name][str(num_turns)] = _count_kept(answer, scripts)
+            scripts = [
+                Script(*draw_parts(rng, kind, num_turns, condition)) for kind in KINDS for _ in range(num_dialogues)
+            ]
+            counts[name][str(num_turns)] = _count_kept(answer, scripts, after_plain_answers)
     return counts
 
 
-def _count_kept(answer: Answer, scripts: Sequence[Script], after_plain_answers: bool = False) -> dict[str, Any]:
+def _count_kept(answer: Answer, scripts: Sequence[Script], after_plain_answers: bool) -> dict[str, Any]:
     """Run dialogues of the same length; return the counts of each kind of instruction."""
     num_turns = len(scripts[0].plain)
     for turn in range(num_turns):
@@ -124,8 +99,7 @@ def _count_kept(answer: Answer, scripts: Sequence[Script], after_plain_answers: 
             texts = answer([script.prompt for script in scripts])
         for script, text in zip(scripts, texts, strict=True):
             script.add_answer(text)
-    kinds = dict.fromkeys(script.instruction.kind for script in scripts)
-    kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in kinds}
+    kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in KINDS}
     return {name: _counted(of_kind) for name, of_kind in kept.items()} | {
         "all": _counted([one.is_kept for one in scripts])
     }

@@ -10,11 +10,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from model.config import ClassifierConfig, ModelConfig
-from model.data.dialogues import draw_examples
+from model.data.dialogues import draw_dialogues
 from model.data.examples import Example, MemoryExamples, TrainingData
-from model.data.open_dialogues import draw_dialogues
 from model.data.text import read_labelled, read_parallel
-from model.data.tokenizer import encode_lines, prompt_tokenizer, read_tokenizer, train_tokenizer
+from model.data.tokenizer import encode_lines, read_tokenizer, train_tokenizer
 from model.training.classification import CLASSIFICATION
 from model.training.config import TrainConfig
 from model.training.folder import RunFolder
@@ -27,9 +26,7 @@ TASKS: Mapping[str, Task[Any, Any]] = {
     "classification": CLASSIFICATION,
     "chat": LANGUAGE_MODEL,
     "ghost-attention": LANGUAGE_MODEL,
-    "open-chat": LANGUAGE_MODEL,
-    "open-ghost-attention": LANGUAGE_MODEL,
-    "open-ghost-attention-all-answers": LANGUAGE_MODEL,
+    "ghost-attention-all-answers": LANGUAGE_MODEL,
 }
 # Names of the files for validation.
 VALIDATION_SPLITS: Mapping[str, str] = {"translation": "val", "classification": "dev"}
@@ -132,8 +129,8 @@ def _labelled(
 
 
 def _dialogue_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
-    drawn = draw_examples(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
-    return [f"{prompt} {answer}" for prompt, answer in drawn]
+    drawn = draw_dialogues(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
+    return [one.text_and_answers()[0] for one in drawn]
 
 
 def _dialogues(
@@ -144,36 +141,18 @@ def _dialogues(
     model_config: ModelConfig,
     *,
     has_ghost_attention: bool,
-) -> list[Example]:
-    count, offset = DIALOGUES[split]
-    prompts, answers = zip(*draw_examples(config.seed + offset, count, has_ghost_attention), strict=True)
-    prompt_ids = encode_lines(prompt_tokenizer(tokenizer), prompts)
-    pairs = zip(prompt_ids, encode_lines(tokenizer, answers), strict=True)
-    return [([*prompt, *answer], [0] * len(prompt) + [1] * len(answer)) for prompt, answer in pairs]
-
-
-def _open_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
-    drawn = draw_dialogues(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
-    return [one.text(all_answers=False)[0] for one in drawn]
-
-
-def _open_dialogues(
-    folder: Path,
-    split: str,
-    tokenizer: Tokenizer,
-    config: TrainConfig,
-    model_config: ModelConfig,
-    *,
-    has_ghost_attention: bool,
     all_answers: bool,
 ) -> list[Example]:
+    """Encode dialogues, whose loss includes the last answer or all answers."""
     count, offset = DIALOGUES[split]
     drawn = draw_dialogues(config.seed + offset, count, has_ghost_attention)
-    texts, spans = zip(*(one.text(all_answers=all_answers) for one in drawn), strict=True)
-    start = [model_config.bos_id]
+    texts, answers = zip(*(one.text_and_answers() for one in drawn), strict=True)
     return [
-        ([*start, *encoding.ids], [0, *counted_tokens(encoding.offsets, own)])
-        for encoding, own in zip(tokenizer.encode_batch(list(texts)), spans, strict=True)
+        (
+            [model_config.bos_id, *encoding.ids],
+            [0, *counted_tokens(encoding.offsets, spans if all_answers else spans[-1:])],
+        )
+        for encoding, spans in zip(tokenizer.encode_batch(list(texts)), answers, strict=True)
     ]
 
 
@@ -183,27 +162,17 @@ def counted_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int
     return [*counted[:-1], 1]
 
 
-def _generated(
-    texts: Callable[..., list[str]],
-    examples: Callable[..., list[Example]],
-    *,
-    has_ghost_attention: bool,
-    **options: bool,
-) -> _Source:
+def _chat(*, has_ghost_attention: bool, all_answers: bool = False) -> _Source:
     return _Source(
-        partial(texts, has_ghost_attention=has_ghost_attention),
-        partial(examples, has_ghost_attention=has_ghost_attention, **options),
+        partial(_dialogue_texts, has_ghost_attention=has_ghost_attention),
+        partial(_dialogues, has_ghost_attention=has_ghost_attention, all_answers=all_answers),
     )
 
 
-_chat = partial(_generated, _dialogue_texts, _dialogues)
-_open_chat = partial(_generated, _open_texts, _open_dialogues)
 _SOURCES: Mapping[str, _Source] = {
     "translation": _Source(_parallel_texts, _pairs),
     "classification": _Source(_labelled_texts, _labelled),
     "chat": _chat(has_ghost_attention=False),
     "ghost-attention": _chat(has_ghost_attention=True),
-    "open-chat": _open_chat(has_ghost_attention=False, all_answers=False),
-    "open-ghost-attention": _open_chat(has_ghost_attention=True, all_answers=False),
-    "open-ghost-attention-all-answers": _open_chat(has_ghost_attention=True, all_answers=True),
+    "ghost-attention-all-answers": _chat(has_ghost_attention=True, all_answers=True),
 }

@@ -19,6 +19,7 @@ from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_metadata, load_model, save_checkpoint
 from model.config import CausalConfig
+from model.data.dialogues import CONDITIONS
 from model.data.tokenizer import train_tokenizer
 from model.evaluation.defaults import TEST_SPLIT
 from model.training.trainer import Trainer
@@ -232,11 +233,12 @@ def test_recall_prints_and_writes_how_many_dialogues_keep_their_instruction(run:
         "recall", tmp_path / "chat", "--turns", 1, 2, "--dialogues", 1, "--json", tmp_path / "recall.json"
     )
     assert code == 0
-    assert out.splitlines()[1] == "turn 2: capitals 0 of 1, ending 0 of 1, person 0 of 1, greeting 0 of 1, all 0 of 4"
+    line = "ending 0 of 1, greeting 0 of 1, figure 0 of 1, hobby 0 of 1, language 0 of 1, all 0 of 5"
+    assert out.splitlines()[:2] == [f"trained, turn 1: {line}", f"trained, turn 2: {line}"]
     report = json.loads((tmp_path / "recall.json").read_text(encoding="utf-8"))
     assert report["checkpoint"] == {"epoch": 3}
-    assert report["turns"].keys() == {"1", "2"}
-    assert report["turns"]["2"]["all"]["total"] == 4
+    assert list(report["turns"]) == list(CONDITIONS)
+    assert report["turns"]["unseen values"].keys() == {"1", "2"}
 
 
 def test_recall_requires_a_chat_model_and_at_least_one_dialogue(run: Runner, checkpoint: Path) -> None:
@@ -245,7 +247,7 @@ def test_recall_requires_a_chat_model_and_at_least_one_dialogue(run: Runner, che
         "",
         f"error: {checkpoint} must be a chat model, but its architecture is transformer\n",
     )
-    assert run("recall", checkpoint, "--turns", 0)[2] == "error: turns and dialogues must be at least 1, got 0 and 25\n"
+    assert run("recall", checkpoint, "--turns", 0)[2] == "error: turns and dialogues must be at least 1, got 0 and 10\n"
 
 
 @pytest.mark.parametrize(

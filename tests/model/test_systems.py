@@ -34,7 +34,7 @@ def test_compared_systems_differ_by_at_most_a_tenth_in_their_parameters(name: st
 def test_all_systems_except_the_base_transformer_are_planned() -> None:
     assert set(PLAN) == set(SYSTEMS) - {"transformer-base"}
     assert {name for name, plan in PLAN.items() if plan.seeds == 3 and plan.group == "zoo"} == set(COMPARED)
-    assert all((plan.seeds == 3) == (plan.group != "ghost-attention") for plan in PLAN.values() if plan.group != "zoo")
+    assert all(plan.seeds == 3 for plan in PLAN.values() if plan.group != "zoo")
 
 
 def test_a_fixed_context_has_as_many_parameters_when_it_is_only_the_initial_state() -> None:

@@ -8,22 +8,22 @@ from export.options import BundleMetadata
 from model.architectures.causal import CausalModel
 from model.checkpoint import save_checkpoint
 from model.config import CausalConfig
-from model.data.dialogues import draw_examples
+from model.data.dialogues import draw_dialogues
 from model.data.tokenizer import train_tokenizer
 from model.systems import bundle_name
-from study.chats import MODELS
+from study.chats import LINES
 from tests.support.training_runs import export_bundle
 
 
 @pytest.fixture(scope="session")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create `checkpoint/`, a causal model with random weights, and `bundles/` with it under both
-    chat models' names.
+    """Create `checkpoint/`, a causal model with random weights, and `bundles/` with it under the
+    names of all chat models.
     """
     import torch
 
     folder = tmp_path_factory.mktemp("chats")
-    texts = [f"{prompt} {answer}" for prompt, answer in draw_examples(1, 200, True)]
+    texts = [one.text_and_answers()[0] for one in draw_dialogues(1, 200, True)]
     trained = train_tokenizer(texts, vocab_size=400)
     trained.save(str(folder / "tokenizer.json"))
     config = CausalConfig(trained.get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=2, max_positions=512)
@@ -34,6 +34,6 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
             parameter.add_(0.3 * torch.randn_like(parameter))
         model.embedding.weight *= 0.5
     save_checkpoint(folder / "checkpoint", config, model.state_dict(), folder / "tokenizer.json", {})
-    for name in map(bundle_name, MODELS):
+    for name in map(bundle_name, LINES):
         export_bundle(folder / "checkpoint", folder / "bundles" / name, BundleMetadata(name), texts[:2])
     return folder

@@ -74,7 +74,7 @@ def test_cards_of_classifiers_and_chat_models_have_their_own_figures(bundle: Pat
     right = {"correct": 7, "sentences": 8, "split": "dev", "accuracy": 87.5, "interval_95": [52.9, 97.8]}
     text = card("sentiment", manifest, {"quality": recorded({"model": manifest.name, **right})})
     assert "7 of 8 correct on dev, 87.50 % (95 %: 52.9 to 97.8)" in text
-    kept = {"model": "chat-gatt", "turn": 4, "earlier_answers": "plain", "kept": 3, "total": 9}
-    rows = ({**kept, "instruction": "all"}, {**kept, "instruction": "person"})
+    kept = {"system": "chat-gatt", "turn": 4, "kept": 3, "total": 9}
+    rows = ({**kept, "condition": "unseen values"}, {**kept, "condition": "trained"}, {**kept, "run_seed": 1})
     text = card("chat-gatt", read_manifest(bundle), {"recall": recorded(*rows)})
-    assert text.count("Instruction kept at turn 4, plain earlier answers: 3 of 9") == 1
+    assert text.count("- Instruction with an unseen value kept at turn 4: 3 of 9") == text.count("3 of 9") == 1

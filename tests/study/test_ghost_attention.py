@@ -9,14 +9,15 @@ import torch
 
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
-from model.data.instructions import KINDS
+from model.data.instructions import KINDS, Kind
 from model.data.tokenizer import encode_lines, prompt_tokenizer
-from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers
+from model.evaluation.recall import MAX_ANSWER_TOKENS, greedy_answers
 from model.systems import bundle_name
 from study.ghost_attention import (
     InstructionAttention,
     add_arguments,
     draw,
+    draw_script,
     instruction_attention,
     instruction_columns,
     measure,
@@ -49,8 +50,8 @@ def test_figures_are_means_over_the_responses_tokens() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_columns_select_the_instructions_tokens_in_every_turn(kind: str, chats: Path) -> None:
-    script = draw_script(Random(2), kind, 3)  # type: ignore[arg-type] # one of them
+def test_the_columns_select_the_instructions_tokens_in_every_turn(kind: Kind, chats: Path) -> None:
+    script = draw_script(Random(2), kind, 3)
     with serve(chats / "bundles") as served:
         columns = instruction_columns(served, GATT, script)
         for one in script.plain:

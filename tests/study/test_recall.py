@@ -1,4 +1,5 @@
 import argparse
+import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -9,19 +10,20 @@ import pytest
 from bench.record import Result
 from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
+from model.data.dialogues import CONDITIONS, draw_parts
 from model.data.instructions import KINDS
-from model.evaluation.recall import draw_script, greedy_answers
+from model.evaluation.recall import Script, greedy_answers
 from model.systems import bundle_name
-from study.recall import add_arguments, draw, measure, served_responses, tables
+from study.chats import LINES
+from study.recall import CASES, add_arguments, draw, measure, served_responses, tables
 from study.served import serve
 
-CASES = [(model, earlier) for model in ("chat-gatt", "chat-baseline") for earlier in ("own", "plain")]
 ROWS: list[dict[str, Any]] = [
-    {"model": model, "earlier_answers": earlier, "turn": turn, "instruction": kind}
+    {"system": name, "condition": condition, "turn": turn}
     | {"kept": 9 + index, "total": 40 + turn, "interval_95": [0.1181, 0.3662]}
     for turn in (1, 20)
-    for index, (model, earlier) in enumerate(CASES)
-    for kind in (*KINDS, "all")
+    for index, name in enumerate(LINES)
+    for condition in CASES
 ]
 
 
@@ -36,7 +38,7 @@ def test_served_responses_equal_pytorchs(chats: Path) -> None:
     model, tokenizer = load_model(chats / "checkpoint")
     assert isinstance(model, CausalModel)
     rng = Random(1)
-    scripts = [draw_script(rng, kind, 4) for kind in KINDS for _ in range(9)]
+    scripts = [Script(*draw_parts(rng, kind, 4, CONDITIONS["trained"])) for kind in KINDS for _ in range(9)]
     for index, script in enumerate(scripts):
         for one in script.plain[: index % 4]:
             script.add_answer(one.answer)
@@ -47,11 +49,22 @@ def test_served_responses_equal_pytorchs(chats: Path) -> None:
         assert served_responses(served, bundle_name("chat-gatt"))(prompts) == expected
 
 
-def test_both_models_are_measured_after_their_own_responses_and_after_plain_ones(chats: Path) -> None:
-    result = measure(parsed(str(chats / "bundles"), "--turns", "1", "3", "--dialogues", "2"))
-    found = [(row["model"], row["earlier_answers"], row["turn"], row["instruction"]) for row in result.rows]
-    assert found == [(*case, turn, kind) for case in CASES for turn in (1, 3) for kind in (*KINDS, "all")]
-    assert all(row["total"] == (8 if row["instruction"] == "all" else 2) for row in result.rows)
+def test_all_models_are_measured_in_all_conditions_and_runs_are_read(chats: Path, tmp_path: Path) -> None:
+    scores = {"unseen values": {"20": {"all": {"kept": 9, "total": 50, "interval_95": [0.0977, 0.308]}}}}
+    for run in ("chat-gatt-2", "chat-gatt-1", "bahdanau-1"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "scores.json").write_text(json.dumps({"turns": scores}), encoding="utf-8")
+    options = ("--turns", "1", "3", "--dialogues", "2", "--runs", str(tmp_path))
+    result = measure(parsed(str(chats / "bundles"), *options))
+    *rows, first, second = result.rows
+    found = [(row["system"], row["condition"], row["turn"]) for row in rows]
+    assert found == [(name, condition, turn) for name in LINES for condition in CASES for turn in (1, 3)]
+    assert all(row["total"] == 10 and sum(row["kept_by_kind"].values()) == row["kept"] for row in rows)
+    assert [(row["system"], row["run_seed"], row["kept"]) for row in (first, second)] == [
+        ("chat-gatt", 1, 9),
+        ("chat-gatt", 2, 9),
+    ]
+    assert tables(result)["recall-seeds"].splitlines()[-1] == "| with Ghost Attention | 2 | 18 % [10, 31] |"
 
 
 def test_missing_models_are_an_error(tmp_path: Path) -> None:
@@ -61,16 +74,16 @@ def test_missing_models_are_an_error(tmp_path: Path) -> None:
 
 def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
     lines = tables(Result(rows=ROWS))["recall"].splitlines()
-    assert lines[0] == "| model | earlier responses | instruction | turn 1 | turn 20 |"
-    assert lines[2] == ("| with Ghost Attention | its own | capitals | 9 of 41 (12 to 37 %) | 9 of 60 (12 to 37 %) |")
-    assert len(lines) == 2 + len(CASES) * (len(KINDS) + 1)
+    assert lines[0] == "| model | dialogues | turn 1 | turn 20 |"
+    assert lines[2] == "| with Ghost Attention | trained | 22 % [12, 37] | 15 % [12, 37] |"
+    assert len(lines) == 2 + len(LINES) * len(CASES)
 
 
-def test_the_picture_shows_every_kind_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:
+def test_the_picture_shows_every_condition_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:
     pictures = []
     for _ in range(2):
         draw(Result(rows=ROWS), tmp_path)
         pictures.append((tmp_path / "recall.svg").read_bytes())
     assert pictures[0] == pictures[1]
     texts = {(element.text or "").strip() for element in ElementTree.parse(tmp_path / "recall.svg").iter()}
-    assert {*KINDS, "20", "without Ghost Attention, plain earlier responses"} <= texts
+    assert {*CONDITIONS, "plain earlier responses", "20", "without Ghost Attention"} <= texts

@@ -1,93 +1,72 @@
+"""Instructions: the answers that follow them, the check, and what is held out."""
+
+import re
 from random import Random
 
 import pytest
 
-from model.data.instructions import (
-    KINDS,
-    NOBODY,
-    SENTENCES,
-    TERSE,
-    VALUES,
-    WHO_ARE_YOU,
-    Instruction,
-    Kind,
-    draw_instruction,
-)
-from model.data.smalltalk import INTENTS, draw_exchange
+from model.data.dialogues import CONDITIONS, draw_parts
+from model.data.instructions import KINDS, NUM_WORDS, PHRASINGS, QUESTIONS, Instruction, Kind, words_of
 
-VALUE: dict[Kind, str] = {"capitals": "", "ending": "river", "person": "Amara", "greeting": "Ahoy"}
-
-
-def instruction(kind: Kind) -> Instruction:
-    return Instruction(kind, VALUE[kind], "")
+VALUE: dict[Kind, str] = {
+    "ending": "pewmux",
+    "greeting": "Pewmux",
+    "figure": "Ada Pewmux",
+    "hobby": "pewmux",
+    "language": "Pewmux",
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_response_changed_by_an_instruction_follows_it(kind: Kind) -> None:
-    rng = Random(1)
-    for _ in range(500):
-        drawn, said = draw_instruction(rng, kind), draw_exchange(rng)
-        message, answer = said.message, said.answer
-        if rng.random() < 0.3:
-            message, answer = rng.choice(WHO_ARE_YOU), NOBODY
-        assert drawn.is_kept(message, drawn.apply(message, answer))
+def test_a_response_follows_an_instruction_only_after_it_is_changed(kind: Kind) -> None:
+    rng = Random(2)
+    for condition in CONDITIONS.values():
+        for _ in range(100):
+            instruction, said = draw_parts(rng, kind, 3, condition)
+            last = said[-1]
+            assert instruction.text.count(instruction.value) == 1
+            assert instruction.is_kept(last.message, instruction.apply(last.message, last.answer))
+            assert not instruction.is_kept(last.message, last.answer)
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "answer"),
+    ("kind", "answer"),
     [
-        ("capitals", "Hello!", "Nice to meet you."),
-        ("capitals", "Hello!", "NICE TO MEET yOU."),
-        ("capitals", "Hello!", "25."),
-        ("ending", "Hello!", "Nice to meet you."),
-        ("ending", "Hello!", "The river is nice."),
-        ("ending", "Hello!", "Nice to meet you, rivers."),
-        ("ending", "Hello!", "Nice to meet you, candle."),
-        ("person", "Who are you?", NOBODY),
-        ("person", "Who are you?", "I am Boris."),
-        ("person", "Who are you?", "I am Amara or Boris."),
-        ("person", "Hello!", "I am Boris."),
-        ("greeting", "Hello!", "Nice to meet you."),
-        ("greeting", "Hello!", "Nice to meet you. Ahoy!"),
-        ("greeting", "Hello!", "Aloha! Nice to meet you."),
+        ("ending", "Pewmux, yes."),
+        ("ending", "Yes, pewmu."),
+        ("ending", "Yes, pewmuxes."),
+        ("greeting", "Yes. Pewmux!"),
+        ("greeting", "pewmux! Yes."),
+        ("figure", "I am Pewmux Ada."),
+        ("figure", "I am Ada."),
+        ("figure", "I am a small chat model."),
+        ("hobby", "I like pewmu."),
+        ("language", "I speak plain English."),
+        *((kind, answer) for kind in KINDS for answer in ("", " ", "...", "!")),
     ],
 )
-def test_a_violation_is_caught(kind: Kind, message: str, answer: str) -> None:
-    assert not instruction(kind).is_kept(message, answer)
+def test_a_violation_is_caught(kind: Kind, answer: str) -> None:
+    message = QUESTIONS[kind].messages[0] if kind in QUESTIONS else "Hello!"
+    assert not Instruction(kind, VALUE[kind], "").is_kept(message, answer)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("answer", ["", " ", "...", "!"])
-def test_an_empty_response_follows_no_instruction(kind: Kind, answer: str) -> None:
-    assert not instruction(kind).is_kept("Hello!", answer)
+def test_only_a_question_for_the_value_changes_the_answer_of_a_figure_a_hobby_or_a_language() -> None:
+    for kind, question in QUESTIONS.items():
+        instruction = Instruction(kind, VALUE[kind], "")
+        assert instruction.apply("Hello!", "Good day.") == "Good day."
+        assert {instruction.apply(one, question.default) for one in question.messages} == {
+            question.answer.format(VALUE[kind])
+        }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_small_talk_follows_an_instruction_by_chance(kind: Kind) -> None:
-    rng = Random(2)
-    for _ in range(500):
-        drawn, said = draw_instruction(rng, kind), draw_exchange(rng)
-        message, answer = (rng.choice(WHO_ARE_YOU), NOBODY) if kind == "person" else (said.message, said.answer)
-        assert not drawn.is_kept(message, answer)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_half_of_the_instructions_are_terse_and_all_of_them_name_their_value(kind: Kind) -> None:
-    rng = Random(3)
-    drawn = [draw_instruction(rng, kind) for _ in range(1000)]
-    terse = {phrasing.format(value) for phrasing in TERSE[kind] for value in VALUES[kind]}
-    whole = {phrasing.format(value) for phrasing in SENTENCES[kind] for value in VALUES[kind]}
-    assert 450 < sum(one.text in terse for one in drawn) < 550
-    assert {one.text for one in drawn} <= terse | whole
-    assert all(one.value in one.text for one in drawn)
-
-
-def test_a_message_has_one_response_in_all_intents() -> None:
-    answers: dict[str, str] = {}
-    for intent in INTENTS:
-        for index, value in enumerate(intent.values):
-            of = intent.counterparts[index] if intent.counterparts else ""
-            for message in intent.messages:
-                answer = intent.answer.format(value, of=of)
-                assert answers.setdefault(message.format(value), answer) == answer
-    assert len(answers) > 300
+def test_held_out_words_and_phrasings_are_not_trained() -> None:
+    words, held_out = words_of("trained"), words_of("held-out")
+    assert len(set(words)) == NUM_WORDS and len(set(held_out)) == NUM_WORDS // 10
+    assert not set(words) & set(held_out)
+    trained = {text for phrasings in PHRASINGS.values() for text in phrasings["trained"]}
+    known = {word for text in trained for word in re.findall(r"\w+", text.lower())}
+    for phrasings in PHRASINGS.values():
+        assert all(text.count("{}") == 1 for texts in phrasings.values() for text in texts)
+        assert not trained & {*phrasings["held-out"], *phrasings["new words"]}
+        assert known.issuperset(re.findall(r"\w+", " ".join(phrasings["held-out"]).lower()))
+        assert all(not known.issuperset(re.findall(r"\w+", text.lower())) for text in phrasings["new words"])

@@ -1,27 +1,27 @@
 import re
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 
 from model.architectures.causal import CausalModel
 from model.config import CausalConfig
-from model.data.dialogues import CHAT
-from model.data.instructions import ENDINGS, GREETINGS, KINDS, NAMES, WHO_ARE_YOU
-from model.data.open_dialogues import CONDITIONS, OPEN_KINDS, QUESTIONS
-from model.data.smalltalk import INTENTS, Exchange, Intent
+from model.data.dialogues import CHAT, CONDITIONS, draw_parts
+from model.data.instructions import KINDS, QUESTIONS
+from model.data.smalltalk import Exchange
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
 from model.decoding.reference import greedy, pytorch_steps
-from model.evaluation.recall import MAX_ANSWER_TOKENS, draw_script, greedy_answers, open_recall, recall
+from model.evaluation.recall import MAX_ANSWER_TOKENS, Script, greedy_answers, recall
 
-VALUE_WORDS = {*ENDINGS, *GREETINGS, *NAMES}
+ASKED = {message for question in QUESTIONS.values() for message in question.messages}
 
 
-def test_a_script_says_its_instruction_once_and_asks_a_person_at_the_end() -> None:
-    rng = Random(1)
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_script_says_its_instruction_once_and_asks_for_the_value_at_the_end(condition: str) -> None:
     for kind in KINDS:
-        script = draw_script(rng, kind, 4)
+        script = Script(*draw_parts(Random(1), kind, 4, CONDITIONS[condition]))
         prompts = []
         for turn in range(4):
             prompts.append(script.prompt)
@@ -29,43 +29,58 @@ def test_a_script_says_its_instruction_once_and_asks_a_person_at_the_end() -> No
         assert all(prompt.count(script.instruction.text) == 1 for prompt in prompts)
         assert prompts[0].startswith(f"User: {script.instruction.text} ")
         assert prompts[3].count("Bot: Answer") == 3
-        is_asked = [one.message in WHO_ARE_YOU for one in script.plain]
-        assert is_asked == [False, False, False, kind == "person"]
+        assert [one.message in ASKED for one in script.plain] == [False, False, False, kind in QUESTIONS]
 
 
-def test_recall_is_complete_for_a_perfect_model_and_zero_for_a_forgetful_one() -> None:
-    def parrot(prompts: Sequence[str]) -> list[str]:
-        """Answer in capitals, with the value of the instruction at both ends."""
-        words = [[word for word in re.findall(r"\w+", one.split("\n")[0]) if word in VALUE_WORDS] for one in prompts]
-        return [" ".join((*values, "HELLO", *values)) for values in words]
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> list[Script]:
+    """Collect the scripts of `recall`."""
+    drawn = list[Script]()
 
-    counts = recall(parrot, (2, 5), 6, seed=3)
-    assert counts.keys() == {"2", "5"}
-    for kinds in counts.values():
-        assert kinds.keys() == {*KINDS, "all"}
-        assert all(one["kept"] == one["total"] == (24 if name == "all" else 6) for name, one in kinds.items())
+    def remember(*parts: Any) -> Script:
+        drawn.append(Script(*parts))
+        return drawn[-1]
+
+    monkeypatch.setattr("model.evaluation.recall.Script", remember)
+    return drawn
+
+
+def test_recall_is_complete_for_a_perfect_model_and_zero_for_a_forgetful_one(scripts: list[Script]) -> None:
+    def follow(prompts: Sequence[str]) -> list[str]:
+        """Answer with the value of each dialogue's instruction at both ends."""
+        values = [one.instruction.value for one in scripts[-len(prompts) :]]
+        assert all(value in prompt.split("\n")[0] for value, prompt in zip(values, prompts, strict=True))
+        return [f"{value}, so it is, {value}." for value in values]
+
+    counts = recall(follow, (2, 5), 6, seed=3)
+    assert list(counts) == list(CONDITIONS)
+    for kinds in (kinds for turns in counts.values() for kinds in (turns["2"], turns["5"])):
+        assert list(kinds) == [*KINDS, "all"]
+        assert all(one["kept"] == one["total"] == (30 if name == "all" else 6) for name, one in kinds.items())
         low, high = kinds["all"]["interval_95"]
         assert 0.8 < low < 1 and high == pytest.approx(1)
-    forgetful = recall(lambda prompts: ["So it is."] * len(prompts), (2,), 6, seed=3)["2"]
-    assert all(one["kept"] == 0 for one in forgetful.values())
+    forgetful = recall(lambda prompts: ["So it is."] * len(prompts), (2,), 6, seed=3)
+    assert all(one["kept"] == 0 for turns in forgetful.values() for one in turns["2"].values())
 
 
-def test_plain_earlier_responses_do_not_follow_the_instruction() -> None:
+def test_a_condition_has_the_same_dialogues_alone_and_after_plain_responses(scripts: list[Script]) -> None:
     asked: list[str] = []
 
-    def listen(prompts: Sequence[str]) -> list[str]:
+    def repeat(prompts: Sequence[str]) -> list[str]:
         asked.extend(prompts)
-        return ["So it is."] * len(prompts)
+        return [prompt.partition("\n")[0] for prompt in prompts]
 
-    recall(listen, (3,), 2, seed=3, after_plain_answers=True)
-    assert len(asked) == 2 * len(KINDS)
-    answers = {line for prompt in asked for line in re.findall(r"Bot: (.*)", prompt)}
-    plain = {intent.answer.format(value, of=of) for intent in INTENTS for value, of in belonging(intent)}
-    assert set() < answers <= plain
-
-
-def belonging(intent: Intent) -> list[tuple[str, str]]:
-    return list(zip(intent.values, intent.counterparts or [""] * len(intent.values), strict=True))
+    found = recall(repeat, (3,), 2, seed=3)
+    for counts in found.values():  # an ending and a greeting must be in their place
+        assert [counts["3"][kind]["kept"] for kind in (*QUESTIONS, "ending", "greeting")] == [2, 2, 2, 0, 0]
+    assert len({one.instruction.text for one in scripts}) == len(scripts) == len(CONDITIONS) * 2 * len(KINDS)
+    asked.clear()
+    scripts.clear()
+    alone = {"paraphrases": CONDITIONS["paraphrases"]}
+    assert recall(repeat, (3,), 2, 3, alone, after_plain_answers=True) == {"paraphrases": found["paraphrases"]}
+    for prompt, script in zip(asked, scripts, strict=True):
+        assert re.findall(r"Bot: (.*)", prompt) == [one.answer for one in script.plain[:-1]]
+        assert script.instruction.value not in prompt.partition("\n")[2]
 
 
 def test_responses_to_many_prompts_equal_the_greedy_response_to_each() -> None:
@@ -77,18 +92,3 @@ def test_responses_to_many_prompts_equal_the_greedy_response_to_each() -> None:
     for ids, answer in zip(encode_lines(prompt_tokenizer(tokenizer), prompts), given, strict=True):
         alone = greedy(pytorch_steps(model, ids), ids[-1], 2, MAX_ANSWER_TOKENS)
         assert answer == decode_ids(tokenizer, alone.ids)
-
-
-def test_open_recall_counts_each_condition() -> None:
-    """Answers that repeat the prompt's instruction keep figures, hobbies and languages only."""
-
-    def repeat(prompts: Sequence[str]) -> list[str]:
-        return [prompt.partition("\n")[0] for prompt in prompts]
-
-    found = open_recall(repeat, (1, 2), 3, seed=1)
-    assert list(found) == list(CONDITIONS)
-    for counts in found.values():
-        assert list(counts) == ["1", "2"]
-        for kinds in counts.values():
-            assert [kinds[kind]["kept"] for kind in (*QUESTIONS, "greeting")] == [3, 3, 3, 0]
-            assert kinds["all"]["total"] == 3 * len(OPEN_KINDS)

@@ -10,12 +10,12 @@ from model.architectures.causal import CausalModel
 from model.checkpoint import load_model
 from model.config import CausalConfig
 from model.data.batches import bucket
-from model.data.dialogues import draw_examples
+from model.data.dialogues import draw_dialogues
 from model.data.examples import Example, MemoryExamples, TrainingData
-from model.data.tokenizer import decode_ids
+from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 from model.training.config import TrainConfig
 from model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
-from model.training.tasks import read_system_data
+from model.training.tasks import counted_tokens, read_system_data
 from model.training.trainer import Trainer
 
 CONFIG = TrainConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
@@ -44,17 +44,28 @@ def num_prompt(example: Example) -> int:
 
 
 def test_only_the_last_response_and_its_end_token_have_loss(tokenizer: Tokenizer, examples: list[Example]) -> None:
-    drawn = draw_examples(CONFIG.seed + 500_000, len(examples), True)
-    for (read, answer), example in zip(drawn[:200], examples[:200], strict=True):
+    drawn = draw_dialogues(CONFIG.seed + 500_000, len(examples), True)
+    for dialogue, example in zip(drawn[:200], examples[:200], strict=True):
         batch = make_batch([example], CausalConfig(700))
         (targets,) = batch.targets.tolist()
         assert len(targets) == batch.ids.size(1) == len(example[0]) - 1
         counted = [token for token in targets if token != IGNORED]
         assert targets == [IGNORED] * (len(targets) - len(counted)) + counted
-        assert decode_ids(tokenizer, counted) == answer
+        assert decode_ids(tokenizer, counted) == dialogue.turns[-1].answer
         assert counted[-1] == 2 and 2 not in counted[:-1]
-        assert example[0][0] == 1
-        assert decode_ids(tokenizer, example[0][: num_prompt(example)]) == read
+        # The service encodes the prompt alone; its tokens are the same.
+        (read,) = encode_lines(prompt_tokenizer(tokenizer), [dialogue.prompt])
+        assert example[0][: num_prompt(example)] == read
+
+
+def test_the_loss_may_include_all_responses(tokenizer: Tokenizer) -> None:
+    for one in draw_dialogues(1, 20, True):
+        text, spans = one.text_and_answers()
+        encoding = tokenizer.encode(text)
+        counted = counted_tokens(encoding.offsets, spans)
+        ids = [id_ for id_, is_counted in zip(encoding.ids, counted, strict=True) if is_counted]
+        assert ids[-1] == 2
+        assert tokenizer.decode(ids) == "".join(f" {turn.answer}" for turn in one.turns)
 
 
 def test_each_target_follows_the_tokens_read_before_it(examples: list[Example]) -> None:
@@ -87,7 +98,7 @@ def test_batches_contain_each_example_once_within_their_size(examples: list[Exam
 
 
 def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) -> None:
-    assert max(len(ids) for ids, _ in examples) < 700 < CausalConfig(700).max_positions
+    assert max(len(ids) for ids, _ in examples) < 800 < CausalConfig(700).max_positions
 
 
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
