@@ -116,16 +116,16 @@ def test_a_causal_model_continues_the_prompt_that_echo_returns(shipped: RunningS
 def test_a_chat_model_replies_and_follows_the_system_message(shipped: RunningServer) -> None:
     with OpenAI(base_url=f"{shipped.url}/v1", api_key="none") as client:
         said: list[ChatCompletionMessageParam] = [
-            {"role": "system", "content": "Always answer in capitals."},
+            {"role": "system", "content": "Always finish with sunshine."},
             {"role": "user", "content": "Hello!"},
         ]
         first = client.chat.completions.create(model="smalltalk-chat-gatt", messages=said)
         content = first.choices[0].message.content
-        assert content and content == content.upper() != content.lower()
+        assert content and content.endswith(", sunshine.")
         own = post(
             shipped,
             "/v1/generate",
-            {"model": "smalltalk-chat-gatt", "inputs": "User: Always answer in capitals. Hello!\nBot:"},
+            {"model": "smalltalk-chat-gatt", "inputs": "User: Always finish with sunshine. Hello!\nBot:"},
         )
         assert content == own["outputs"][0]["text"]
         said += [
@@ -134,7 +134,7 @@ def test_a_chat_model_replies_and_follows_the_system_message(shipped: RunningSer
         ]
         second = client.chat.completions.create(model="smalltalk-chat-gatt", messages=said, logprobs=True)
         content = second.choices[0].message.content
-        assert content and content == content.upper()
+        assert content and content.endswith(", sunshine.")
         assert second.choices[0].logprobs is not None and second.choices[0].logprobs.content
         chunks = list(client.chat.completions.create(model="smalltalk-chat-gatt", messages=said, stream=True))
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == content

@@ -45,9 +45,9 @@ class ChatBody(DecodingBody):
                 {"model": "smalltalk-chat-gatt", "messages": [{"role": "user", "content": "Hello!"}]},
                 {
                     "messages": [
-                        {"role": "system", "content": "Always answer in capitals."},
+                        {"role": "system", "content": "Always finish with sunshine."},
                         {"role": "user", "content": [{"type": "text", "text": "Hello!"}]},
-                        {"role": "assistant", "content": "HELLO!"},
+                        {"role": "assistant", "content": "Hello, sunshine."},
                         {"role": "user", "content": "How are you?"},
                     ],
                     "max_completion_tokens": 24,
