@@ -138,7 +138,7 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
     else:
         beginning = _from_tokenizer(task, corpus, facts, values, notes, world)
     prepared = _prepare(run, corpus, facts, beginning, values, world)
-    show([*summary(prepared.facts), *notes])
+    show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     fields = training_fields(values)
     if is_resumed:
         fields = {**dataclasses.asdict(read_train_config(folder.settings)), **fields}
@@ -336,7 +336,7 @@ def _details(
         "data_path": str(data.resolve()),
         "split_seed": corpus.split_seed,
         "labels": dict(prepared.facts.labels),
-        "summary": summary(prepared.facts),
+        "summary": summary(prepared.facts, is_trained=bool(_text(values, "from"))),
         "options": dict(values),
     }
 

@@ -449,8 +449,14 @@ def _is_byte(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.bool_]:
     return is_byte
 
 
-def summary(facts: Facts) -> list[str]:
-    """Return lines that describe a corpus, with one line for each warning."""
+def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
+    """Return lines that describe a corpus, with one line for each warning.
+
+    Args:
+        facts: the corpus.
+        is_trained: True if the model was trained before, and so knows other tokens than those of
+            the corpus.
+    """
     numbers = ", ".join(f"{name} {number:,}" for name, number in facts.examples.items())
     lines = [f"examples: {numbers}"]
     if facts.split_seed is not None:
@@ -481,14 +487,14 @@ def summary(facts: Facts) -> list[str]:
         "unknown"
         for name, share in facts.coverage.items()
     ]
-    return lines + [f"warning: {text}" for text in _warnings(facts)]
+    return lines + [f"warning: {text}" for text in _warnings(facts, is_trained)]
 
 
 def _join(parts: Iterable[str]) -> str:
     return ", ".join(parts) or "none"
 
 
-def _warnings(facts: Facts) -> Iterator[str]:
+def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
     for name, number in facts.overlap.items():
         if number:
             yield (
@@ -511,7 +517,7 @@ def _warnings(facts: Facts) -> Iterator[str]:
             f"{facts.max_length_tokens:,} tokens; increase --max-length-tokens, or shorten them"
         )
     for name, share in facts.coverage.items():
-        if share < MIN_COVERAGE:
+        if share < MIN_COVERAGE and not is_trained:
             yield f"train has only {share:.1%} of the tokens of {name}; add examples like those of {name}"
 
 
