@@ -15,6 +15,7 @@ from bench.record import Result, Row
 from bench.report import table
 from bench.style import WIDTH, describe, save, style, use_log_scale
 from model.data.dialogues import CONDITIONS
+from model.data.instructions import KINDS
 from model.evaluation.defaults import SEED, TURNS
 from model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
 from model.systems import bundle_name
@@ -58,14 +59,11 @@ def _measure_model(served: Served, name: str, arguments: argparse.Namespace) -> 
     plain = recall(answer, *options, {UNSEEN: CONDITIONS[UNSEEN]}, after_plain_answers=True)
     counts = {**recall(answer, *options), PLAIN: plain[UNSEEN]}
     return [
-        {"system": name, "condition": condition, "turn": int(turn), **kinds["all"], "kept_by_kind": _kept(kinds)}
+        {"system": name, "condition": condition, "turn": int(turn), **kinds["all"]}
+        | {"kept_by_kind": [kinds[kind]["kept"] for kind in KINDS]}
         for condition, turns in counts.items()
         for turn, kinds in turns.items()
     ]
-
-
-def _kept(kinds: Mapping[str, Any]) -> dict[str, int]:
-    return {kind: one["kept"] for kind, one in kinds.items() if kind != "all"}
 
 
 def _runs(folder: Path) -> list[Row]:
