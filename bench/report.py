@@ -119,22 +119,32 @@ def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
 
 
 def machines(results: Results, with_commands: bool = False) -> str:
-    """List the machine and commit of each section, and its command; equal ones share a line."""
+    """List each machine with the sections that it measured and their commits.
+
+    With commands, only sections of the same commit and command share a line.
+    """
     groups: dict[str, list[str]] = {}
     for name, recorded in results.items():
-        commits = sorted({row["commit"] for row in recorded.result.rows if "commit" in row})
-        kept = f" (some of its rows at {', '.join(commits)})" if commits else ""
-        command = f"`{recorded.command}`, " if with_commands else ""
-        groups.setdefault(f"{command}{_machine(recorded.machine)}", []).append(f"`{name}`{kept}")
+        machine, commit = _machine(recorded.machine), _commit(recorded.machine)
+        if with_commands:
+            groups.setdefault(f"`{recorded.command}`, {machine}, {commit}.", []).append(f"`{name}`")
+        else:
+            kept = sorted({row["commit"][:12] for row in recorded.result.rows if "commit" in row})
+            rows = f", some rows {', '.join(kept)}" if kept else ""
+            groups.setdefault(f"{machine}.", []).append(f"`{name}` ({commit}{rows})")
     return "\n".join(f"- {', '.join(names)}: {machine}" for machine, names in groups.items())
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    return f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}"
+
+
+def _commit(facts: Mapping[str, Any]) -> str:
     commit = f"commit {facts['commit'][:12]}" if facts["commit"] else "unknown commit"
     if changed := facts.get("changed"):
         commit += f" with uncommitted changes in {len(changed)} {'file' if len(changed) == 1 else 'files'}"
-    return f"{facts['processor']}, {facts['cores']} cores, Python {facts['python']}, {versions}, {commit}."
+    return commit
 
 
 def section_table(recorded: Recorded | None) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.record import Result, Row
+from bench.record import Result
 from bench.report import table
 from model.evaluation.bleu import moses_lines, read_test_set
 from model.evaluation.defaults import TEST_SPLIT
 from model.systems import MULTI30K
-from study.bleu import Estimate, Statistics, estimate, interval, resamples, statistics_of
+from study.bleu import Estimate, Statistics, estimate, interval, resamples, statistics_of, with_interval
 from study.runs import SOURCE, TARGET
 from study.served import Served, serve
 from study.step import no_pictures
@@ -89,26 +89,35 @@ def _estimate(one: Estimate) -> list[float]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    head = ["beams", "length penalty", "tok-lc BLEU", "minus greedy", "length / reference", "same text", "nats gained"]
-    return {NAME: table(head, [_cells(row) for row in result.rows])}
-
-
-def _cells(row: Row) -> list[str]:
-    is_greedy = row["length_penalty"] is None
-    return [
-        "1 (greedy)" if is_greedy else str(row["num_beams"]),
-        "" if is_greedy else f"{row['length_penalty']:g}",
-        _with_interval(row["bleu"], 1),
-        "" if is_greedy else _with_interval(row["gain"], 1),
-        _with_interval(row["length_ratio"], 3),
-        "" if is_greedy else f"{100 * row['same_text'] / row['sentences']:.0f} %",
-        "" if is_greedy else f"{row['nats_gained']:.2f}",
+    """Return a table with a row for each length penalty, and a sentence on greedy decoding."""
+    found = {(row["num_beams"], row["length_penalty"]): row for row in result.rows}
+    greedy = found.pop((1, None))
+    widths, penalties = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
+    head = [
+        "length penalty",
+        *(f"BLEU gained, {width} beams" for width in widths),
+        *(f"length, {width} beams" for width in widths),
+        *(f"nats gained, {width} beams" for width in widths),
     ]
+    body = [
+        [
+            f"{penalty:g}",
+            *(_format(found[width, penalty]["gain"]) for width in widths),
+            *(f"{found[width, penalty]['length_ratio'][0]:.2f}" for width in widths),
+            *(f"{found[width, penalty]['nats_gained']:.2f}" for width in widths),
+        ]
+        for penalty in penalties
+    ]
+    text = (
+        f"Greedy decoding: {_format(greedy['bleu'])} tok-lc BLEU, length {greedy['length_ratio'][0]:.2f} of "
+        "the reference's."
+    )
+    return {NAME: f"{table(head, body)}\n\n{text}"}
 
 
-def _with_interval(values: Sequence[float], digits: int) -> str:
-    value, low, high = (f"{round(one, digits) + 0.0:.{digits}f}" for one in values)  # no -0.0
-    return f"{value} [{low}, {high}]"
+def _format(values: Sequence[float]) -> str:
+    value, *limits = values
+    return with_interval(value, limits)
 
 
 draw = no_pictures

@@ -123,8 +123,7 @@ class Estimate:
         return Estimate(self.value - other.value, self.resampled - other.resampled)
 
     def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.value:.1f} [{low:.1f}, {high:.1f}]"
+        return with_interval(self.value, self.interval)
 
 
 def estimate(rows: Sequence[Counts], samples: Counts) -> Estimate:
@@ -132,7 +131,21 @@ def estimate(rows: Sequence[Counts], samples: Counts) -> Estimate:
     return Estimate(mean_bleu(rows), resampled_bleu(rows, samples))
 
 
+def with_interval(value: float, limits: Sequence[float], digits: int = 1) -> str:
+    """Format a value with its interval.
+
+    The interval is its longer side after "±". Both ends are in brackets if the sides differ by more
+    than a fifth and one unit of the last digit, or if only the longer side would contain 0.
+    """
+    low, high = limits
+    longer, shorter = max(value - low, high - value), min(value - low, high - value)
+    crosses_zero = value - longer < 0 <= low or high <= 0 < value + longer
+    if crosses_zero or longer - shorter > max(0.2 * longer, 1.001 * 10**-digits):
+        value, low, high = (round(one, digits) + 0.0 for one in (value, low, high))  # no -0.0
+        return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{round(value, digits) + 0.0:.{digits}f} ± {longer:.{digits}f}"
+
+
 def percent(value: float, limits: Sequence[float], digits: int = 0) -> str:
-    """Format a share and the limits of its interval in percent."""
-    low, high = (f"{100 * one:.{digits}f}" for one in limits)
-    return f"{100 * value:.{digits}f} % [{low}, {high}]"
+    """Format a share and its interval in percent, without the sign."""
+    return with_interval(100 * value, [100 * one for one in limits], digits)

@@ -2,6 +2,7 @@
 the change.
 """
 
+import statistics
 from collections.abc import Mapping
 
 from bench.record import Result
@@ -9,35 +10,42 @@ from bench.report import table
 from study.bleu import estimate, resamples
 from study.runs import rows_of_statistics, runs_by_system, test_set_of
 
-# The baseline of each system, and the change that separates them. Both runs of a pair read the same
-# batches.
-CONTROLS: Mapping[str, tuple[str, str]] = {
+# The baseline of each system, if it has one, and what is different from the baseline. Both runs of
+# a pair read the same batches.
+CONTROLS: Mapping[str, tuple[str | None, str]] = {
+    "fixed-context-short": (None, "fixed context vector"),
     "bahdanau-short": ("fixed-context-short", "additive attention"),
-    "luong-general-short": ("fixed-context-short", "Luong's decoder, general attention"),
-    "multiplicative": ("bahdanau-short", "the bilinear score"),
-    "reduced-rank": ("bahdanau-short", "the bilinear score of rank 32"),
-    "luong-dot": ("luong-general-short", "the score dot"),
-    "luong-concat": ("luong-general-short", "the score concat"),
-    "luong-location": ("luong-general-short", "the score location"),
-    "luong-local-m": ("luong-general-short", "a window that moves with the output position"),
-    "luong-local-p": ("luong-general-short", "a window at a predicted position"),
-    "hard-reinforce": ("luong-general-short", "one position by REINFORCE, no input feeding"),
-    "pre-norm": ("post-norm-short", "normalisation first"),
+    "multiplicative": ("bahdanau-short", "bilinear score"),
+    "reduced-rank": ("bahdanau-short", "bilinear score of rank 32"),
+    "luong-general-short": ("fixed-context-short", "Luong's decoder, bilinear score"),
+    "luong-dot": ("luong-general-short", "dot product as score"),
+    "luong-concat": ("luong-general-short", "concat (additive) score"),
+    "luong-location": ("luong-general-short", "score without the content"),
+    "luong-local-m": ("luong-general-short", "window that moves with the output"),
+    "luong-local-p": ("luong-general-short", "window at a predicted position"),
+    "hard-reinforce": ("luong-general-short", "hard, REINFORCE, no input feeding"),
+    "hard-marginal": (None, "hard, exact sum, 6 epochs"),
+    "post-norm-short": (None, "Transformer"),
+    "pre-norm": ("post-norm-short", "normalization first"),
     "single-head": ("post-norm-short", "one head in the encoder"),
-    "single-head-without-weights": ("post-norm-short", "one head and no weights in the encoder"),
+    "single-head-without-weights": ("post-norm-short", "the same without weights"),
     "linformer": ("post-norm-short", "32 projected keys in the encoder"),
 }
 
 
 def changes_table(result: Result) -> Mapping[str, str]:
-    """Return the table of all pairs that have been trained; all of them use the same bootstrap
+    """Return the table of all systems with short training; all of them use the same bootstrap
     samples.
     """
     test_set, systems = test_set_of(result), runs_by_system(result)
     samples = resamples(len(test_set.source_words))
+    found = {
+        name: estimate(rows_of_statistics(systems[name], test_set), samples) for name in CONTROLS if name in systems
+    }
     body = []
-    for name, (control, change) in CONTROLS.items():
-        if name in systems and control in systems:
-            ours, theirs = (estimate(rows_of_statistics(systems[one], test_set), samples) for one in (name, control))
-            body.append([f"`{name}`", change, f"`{control}`", f"{theirs.value:.1f}", str(ours - theirs)])
-    return {"changes": table(["system", "change", "compared with", "its tok-lc BLEU", "difference [95 %]"], body)}
+    for name, bleu in found.items():
+        control, text = CONTROLS[name]
+        chrf = statistics.fmean(run["chrf"]["value"] for run in systems[name])
+        compared = [f"`{control}`", str(bleu - found[control])] if control in found else ["", ""]
+        body.append([f"`{name}`", text, str(bleu), f"{chrf:.1f}", *compared])
+    return {"changes": table(["system", "what it is", "tok-lc BLEU", "chrF", "compared with", "difference"], body)}

@@ -1,12 +1,13 @@
 """Collect the runs of the small setting: BLEU of each test sentence, sizes of scores and gradients.
 
-Tables compare the systems of each group, by the resampled mean of their seeds, and the systems on
-joined captions by the length of the source.
+Tables compare the systems of each group with their baselines, by the resampled mean of their seeds,
+and the systems on joined captions by the length of the source.
 """
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from bench.report import table
 from model.commands import corpus_folder
 from model.evaluation.bleu import read_test_set
 from model.evaluation.defaults import TEST_SPLIT
-from model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
+from model.systems import JOINED, SMALL, SYSTEMS
 from model.training.folder import RunFolder
 from study.bleu import Counts, Estimate, Statistics, estimate, resamples
 from study.collect import read_scores, system_and_seed
@@ -28,6 +29,77 @@ from study.step import no_pictures
 NAME = "claims"
 # First and last number of source words of the joined captions.
 BUCKETS = ((20, 34), (35, 47), (48, 60))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Line of a table: a system and the system that it is compared with."""
+
+    system: str
+    baseline: str | None = None
+    name: str = ""  # by default, the system without its prefix
+
+    def __str__(self) -> str:
+        return self.name or f"`{self.system.partition('-')[2]}`"
+
+
+_SCALED = "small-positions-sinusoidal"  # the Transformer that changes of the small setting start from
+# Every system of `SMALL_GROUPS` by group, after its baseline.
+TABLES: Mapping[str, Sequence[Line]] = {
+    "context": (
+        Line("small-fixed-context"),
+        Line("small-initial-state", "small-fixed-context"),
+        Line("small-bahdanau", "small-fixed-context"),
+    ),
+    "order": (
+        Line("small-positions-none"),
+        *(
+            Line(f"small-positions-{kind}", "small-positions-none")
+            for kind in ("sinusoidal", "learned", "relative", "alibi", "rotary")
+        ),
+    ),
+    "scale": (
+        Line(_SCALED, name="Transformer"),
+        Line("small-unscaled", _SCALED, "Transformer, unscaled"),
+        Line("small-dot"),
+        Line("small-dot-scaled", "small-dot"),
+        Line("small-general"),
+        Line("small-general-scaled", "small-general"),
+    ),
+    "depth": tuple(
+        line
+        for depth, system in ((1, "small-depth-1"), (2, _SCALED), (4, "small-depth-4"), (6, "small-depth-6"))
+        for line in (
+            Line(system, name=f"`depth-{depth}`"),
+            Line(f"small-depth-{depth}-no-residual", system),
+        )
+    ),
+    "long": (
+        Line("joined-fixed-context"),
+        *(
+            Line(f"joined-{kind}", "joined-fixed-context")
+            for kind in ("initial-state", "bahdanau", "luong-local-p", "post-norm", "linformer")
+        ),
+    ),
+    "controls": (
+        Line("small-general"),
+        *(
+            Line(f"small-{kind}", "small-general")
+            for kind in ("luong-concat", "luong-location", "luong-local-m", "luong-local-p", "without-feeding")
+        ),
+        Line("small-hard-reinforce", "small-without-feeding"),
+        Line("small-without-feeding-smoothing", "small-without-feeding"),
+        Line("small-hard-marginal", "small-without-feeding-smoothing"),
+        Line("small-bahdanau"),
+        Line("small-multiplicative", "small-bahdanau"),
+        Line("small-reduced-rank", "small-bahdanau"),
+        Line(_SCALED),
+        *(
+            Line(f"small-{kind}", _SCALED)
+            for kind in ("pre-norm", "single-head", "single-head-without-weights", "linformer")
+        ),
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,8 +145,7 @@ def _diagnostics(run: Path) -> list[dict[str, Any]]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    found = {f"claims-{group}": _by_system(result, tuple(systems)) for group, systems in SMALL_GROUPS.items()}
-    return {**found, "claims-long": _by_length(result)}
+    return {f"claims-{group}": _by_length(result) if group == "long" else _by_system(result, group) for group in TABLES}
 
 
 draw = no_pictures
@@ -91,54 +162,81 @@ def statistics_by_system(result: Result, systems: Sequence[str]) -> dict[str, li
     return {name: found[name] for name in systems if name in found}
 
 
-def _by_system(result: Result, systems: Sequence[str]) -> str:
-    """Return the BLEU of systems, and their difference from the first of them."""
-    runs = statistics_by_system(result, systems)
-    body, first = [], None
-    for name, rows in runs.items():
-        found = estimate(rows, resamples(len(rows[0])))
-        first = first or found
-        difference = "" if found is first else str(found - first)
-        body.append([SYSTEMS[name].description, str(len(rows)), str(found), difference, *_sizes(result, name)])
-    head = ["system", "seeds", "BLEU", "difference", "spread of scores", "gradient of the first and last layer"]
+def _by_system(result: Result, group: str) -> str:
+    """Return the BLEU of the systems of a group, and their differences from their baselines."""
+    lines = {line.system: line for line in TABLES[group]}
+    runs = statistics_by_system(result, tuple(lines))
+    found = {name: estimate(rows, resamples(len(rows[0]))) for name, rows in runs.items()}
+    baselines = list(dict.fromkeys(line.baseline for line in lines.values() if line.baseline))
+    # One baseline is named in the head of the column, several in a column.
+    (only,) = baselines if len(baselines) == 1 else (None,)
+    head = ["system", "seeds", "BLEU", *([] if only else ["compared with"])]
+    head += [f"minus {lines[only]}" if only else "difference", *(text for text, _ in SIZES.get(group, ()))]
+    body = []
+    for name, bleu in found.items():
+        baseline = lines[name].baseline if lines[name].baseline in found else None
+        cells = [str(lines[name]), str(len(runs[name])), str(bleu)]
+        if not only:
+            cells.append(str(lines[baseline]) if baseline else "")
+        cells.append(str(bleu - found[baseline]) if baseline else "")
+        diagnostics = [row["diagnostics"] for row in result.rows if row.get("system") == name]
+        body.append([*cells, *(size(diagnostics) for _, size in SIZES.get(group, ()))])
     return table(head, body)
 
 
-def _sizes(result: Result, system: str) -> list[str]:
-    """Return the mean spread of scores at the end, and the ratio of gradients at the start.
+Diagnostics = Sequence[Sequence[Mapping[str, Any]]]  # of each seed, by epoch
 
-    The first is the mean of all attentions and seeds. The second divides the norm of the gradient
-    of the first encoder layer by that of the last, before the training.
+
+def _spread(diagnostics: Diagnostics, epoch: int) -> str:
+    """Return the standard deviation of scores over keys, mean of all attentions and seeds."""
+    spreads = [one["spread"] for run in diagnostics for one in run[epoch]["scores"].values()]
+    return f"{np.mean(spreads):.2f}" if spreads else ""
+
+
+def _gradient_ratio(diagnostics: Diagnostics) -> str:
+    """Return the gradient norm of the first encoder layer divided by that of the last before the
+    training, mean of all seeds.
     """
-    rows = [row["diagnostics"] for row in result.rows if row["kind"] == "system" and row["system"] == system]
-    spreads = [one["spread"] for row in rows for one in row[-1]["scores"].values()]
     ratios = []
-    for row in rows:
-        layers = sorted(name for name in row[0]["gradients"] if name.startswith("encoder."))
-        if layers:
-            ratios.append(row[0]["gradients"][layers[0]] / max(row[0]["gradients"][layers[-1]], 1e-30))
-    return [f"{np.mean(spreads):.2f}" if spreads else "", f"{np.mean(ratios):.2g}" if ratios else ""]
+    for run in diagnostics:
+        gradients = {name: norm for name, norm in run[0]["gradients"].items() if name.startswith("encoder.")}
+        if gradients:
+            ratios.append(gradients[min(gradients)] / max(gradients[max(gradients)], 1e-30))
+    return f"{np.mean(ratios):.2g}" if ratios else ""
+
+
+# Columns of the tables whose question is about the size of scores or of gradients.
+SIZES: Mapping[str, Sequence[tuple[str, Callable[[Diagnostics], str]]]] = {
+    "scale": (
+        ("spread of scores before", lambda diagnostics: _spread(diagnostics, 0)),
+        ("after training", lambda diagnostics: _spread(diagnostics, -1)),
+    ),
+    "depth": (("gradient of first / last layer", _gradient_ratio),),
+}
 
 
 def _by_length(result: Result) -> str:
-    """Return the BLEU of the systems on joined captions by the words of the source."""
-    words = np.array(
-        next(
-            row["source_words"]
-            for row in result.rows
-            if row["kind"] == "test set" and row["corpus"] == JOINED.data_name
-        )
-    )
-    runs = statistics_by_system(result, tuple(SMALL_GROUPS["long"]))
+    """Return the BLEU of the systems on joined captions by the words of the source, and how the gap
+    between each system and the first one grows from the shortest to the longest sources.
+    """
+    lines = {line.system: line for line in TABLES["long"]}
+    runs = statistics_by_system(result, tuple(lines))
+    sets = [row for row in result.rows if row["kind"] == "test set" and row["corpus"] == JOINED.data_name]
+    words = np.array(sets[0]["source_words"])
     places = [(first <= words) & (words <= last) for first, last in BUCKETS]
     body = []
-    for name, rows in runs.items():
-        found = [_estimate(rows, inside, number) for number, inside in enumerate(places)]
-        body.append([SYSTEMS[name].description, *map(str, found), str(found[-1] - found[0])])
+    found = {
+        name: [_estimate(rows, inside, number) for number, inside in enumerate(places)] for name, rows in runs.items()
+    }
+    for name, bleu in found.items():
+        growth = ""
+        if base := found.get(lines[name].baseline or ""):
+            growth = str((bleu[-1] - base[-1]) - (bleu[0] - base[0]))
+        body.append([str(lines[name]), str(len(runs[name])), *map(str, bleu), growth])
     columns = [
         f"{first} to {last} words ({int(inside.sum())})" for (first, last), inside in zip(BUCKETS, places, strict=True)
     ]
-    return table(["system", *columns, "longest minus shortest"], body)
+    return table(["system", "seeds", *columns, f"growth of the gap to {TABLES['long'][0]}"], body)
 
 
 def _estimate(rows: Sequence[Counts], inside: NDArray[np.bool_], stream: int) -> Estimate:

@@ -1,4 +1,4 @@
-"""The table of all systems that translate."""
+"""The table of the systems that are compared with each other, and of the shipped one."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -6,29 +6,49 @@ from collections.abc import Callable, Mapping, Sequence
 from bench.record import Result, Row
 from bench.report import table
 from model.systems import COMPARED, PLAN
-from study.bleu import interval, resampled_bleu, resamples
-from study.runs import TRANSLATING, TestSet, rows_of_statistics, runs_by_system, test_set_of
+from study.bleu import Estimate, estimate, resamples
+from study.runs import SHIPPED, TRANSLATING, rows_of_statistics, runs_by_system, test_set_of
 
+FIXED = "fixed-context"
 ADDITIVE, TARGET = "bahdanau", 37.0  # tokenized, lowercased BLEU that the recurrent model must reach
 PUBLISHED = {
     "bahdanau": "39.00 (Caglayan et al. 2017)",
     "post-norm": "41.02 (Wu et al. 2021)",
     "transformer": "41.02 (Wu et al. 2021)",
 }
-HEAD = ("system", "tok-lc BLEU", "13a BLEU", "chrF", "parameters", "epochs", "updates", "seeds", "published tok-lc")
+TEXTS = {
+    "fixed-context": "GRU, fixed context vector",
+    "bahdanau": "GRU, additive attention",
+    "luong-general": "GRU, general attention",
+    "post-norm": "Transformer",
+    "transformer": "Transformer, as shipped",
+}
+_PRECISIONS = {"float32": "float32", "bfloat16": "[bfloat16](training.md#precision)"}
+HEAD = (
+    "system",
+    "what it is",
+    "tok-lc BLEU",
+    "of each seed",
+    f"minus `{FIXED}`",
+    "13a BLEU",
+    "chrF",
+    "epochs",
+    "published tok-lc",
+)
 
 
 def headline(result: Result) -> Mapping[str, str]:
-    """Return the table of all systems with notes on how it was measured."""
+    """Return the table of the main systems with notes on how all systems were measured."""
     systems, test_set = runs_by_system(result), test_set_of(result)
-    compared = [name for name in COMPARED if name in systems]
-    order = [*compared, *(name for name in systems if name not in compared)]
-    all_runs = [run for name in order for run in systems[name]]
-    body = [_cells(name, systems[name]) for name in order]
+    main = [name for name in (*COMPARED, SHIPPED) if name in systems]
+    samples = resamples(len(test_set.source_words))
+    bleu = {name: estimate(rows_of_statistics(systems[name], test_set), samples) for name in main}
+    body = [_cells(name, systems[name], bleu) for name in main]
+    all_runs = [run for runs in systems.values() for run in runs]
     notes = [
-        *_spread({name: systems[name] for name in compared}),
+        *_spread({name: systems[name] for name in main if name in COMPARED}),
+        *_differences(bleu),
         *_target(systems.get(ADDITIVE, ())),
-        _uncertainty([runs for name, runs in systems.items() if name in compared] or list(systems.values()), test_set),
         _missing(systems),
         _budget(all_runs),
         _precision(all_runs),
@@ -37,33 +57,23 @@ def headline(result: Result) -> Mapping[str, str]:
     return {"headline": "\n".join([table(HEAD, body), "", *(f"- {note}" for note in notes if note)])}
 
 
-def _cells(name: str, runs: Sequence[Row]) -> list[str]:
-    planned = PLAN[name].seeds
+def _cells(name: str, runs: Sequence[Row], bleu: Mapping[str, Estimate]) -> list[str]:
+    planned, seeds = PLAN[name].seeds, [f"{run['tokenised_bleu']['value']:.1f}" for run in runs]
+    missing = f" ({len(runs)} of {planned} seeds)" if len(runs) < planned else ""
     return [
         f"`{name}`",
-        _mean_and_each(runs, "tokenised_bleu"),
-        *(f"{_mean(runs, metric):.2f}" for metric in ("bleu", "chrf")),
-        _span(runs, "parameters"),
-        _span(runs, "epochs"),
-        _span(runs, "updates"),
-        f"{len(runs)} of {planned}" if len(runs) < planned else str(len(runs)),
+        TEXTS[name],
+        str(bleu[name]),
+        ", ".join(seeds) + missing if planned > 1 else "",
+        str(bleu[name] - bleu[FIXED]) if FIXED in bleu and name not in (FIXED, SHIPPED) else "",
+        *(f"{_mean(runs, metric):.1f}" for metric in ("bleu", "chrf")),
+        "/".join(dict.fromkeys(str(run["epochs"]) for run in runs)),
         PUBLISHED.get(name, ""),
     ]
 
 
 def _mean(runs: Sequence[Row], metric: str) -> float:
     return statistics.fmean(run[metric]["value"] for run in runs)
-
-
-def _mean_and_each(runs: Sequence[Row], metric: str) -> str:
-    values = [f"{run[metric]['value']:.2f}" for run in runs]
-    return values[0] if len(runs) == 1 else f"{_mean(runs, metric):.2f} ({', '.join(values)})"
-
-
-def _span(runs: Sequence[Row], fact: str) -> str:
-    """Format the only value of a fact, or its smallest and largest value."""
-    values = sorted({run[fact] for run in runs})
-    return " to ".join(f"{value:,}" for value in dict.fromkeys((values[0], values[-1])))
 
 
 def _spread(compared: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -76,23 +86,20 @@ def _spread(compared: Mapping[str, Sequence[Row]]) -> list[str]:
     ]
 
 
+def _differences(bleu: Mapping[str, Estimate]) -> list[str]:
+    """Return a sentence on the differences between systems with attention."""
+    if ADDITIVE not in bleu:
+        return []
+    others = [name for name in COMPARED if name in bleu and name not in (FIXED, ADDITIVE)]
+    texts = [f"`{name}` by {bleu[name] - bleu[ADDITIVE]}" for name in others]
+    return [f"Better than `{ADDITIVE}`: {', '.join(texts)} tok-lc."] if texts else []
+
+
 def _target(runs: Sequence[Row]) -> list[str]:
     if not runs:
         return []
     met = "reached" if _mean(runs, "tokenised_bleu") >= TARGET else "**not reached**"
     return [f"The target of the recurrent model with additive attention, {TARGET:g} tok-lc, is {met}."]
-
-
-def _uncertainty(systems: Sequence[Sequence[Row]], test_set: TestSet) -> str:
-    """Return a sentence on the uncertainty that comes from the choice of test sentences."""
-    samples = resamples(len(test_set.source_words))
-    halves = []
-    for runs in systems:
-        low, high = interval(resampled_bleu(rows_of_statistics(runs, test_set), samples))
-        halves.append((high - low) / 2)
-    least, greatest = (f"{value:.1f}" for value in (min(halves), max(halves)))
-    width = least if least == greatest else f"{least} to {greatest}"
-    return f"The 95 % interval of a tok-lc figure is about ±{width} (bootstrap over test sentences)."
 
 
 def _budget(runs: Sequence[Row]) -> str:
@@ -107,10 +114,14 @@ def _budget(runs: Sequence[Row]) -> str:
 
 
 def _precision(runs: Sequence[Row]) -> str:
-    rounded = [f"`{run['system']}-{run['seed']}`" for run in runs if run["precision"] == "bfloat16"]
-    if not rounded:
-        return ""
-    return f"Trained with [products in bfloat16](training.md#precision): {', '.join(rounded)}; all others in float32."
+    """Return a sentence that names the runs of the rarer precision."""
+    names: dict[str, list[str]] = {"float32": [], "bfloat16": []}
+    for run in runs:
+        names[run["precision"]].append(f"`{run['system']}-{run['seed']}`")
+    rarer, other = sorted(names, key=lambda precision: len(names[precision]))
+    if not names[rarer]:
+        return f"All runs were trained in {_PRECISIONS[other]}."
+    return f"Trained in {_PRECISIONS[rarer]}: {', '.join(names[rarer])}; all others in {_PRECISIONS[other]}."
 
 
 def _missing(systems: Mapping[str, Sequence[Row]]) -> str:

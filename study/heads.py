@@ -21,7 +21,7 @@ from service.bundle import Manifest
 from service.discovery import find_bundles
 from study.bleu import interval, percent, resamples
 from study.maps import Weights, array_of, cumulative, draw_cells, entropies, rollout, share_of_rank
-from study.runs import SOURCE
+from study.runs import SOURCE, system_of
 from study.served import Served, serve
 
 NAME = "heads"
@@ -31,11 +31,6 @@ JOINED = 6  # sentences of a long text, about 90 tokens
 SHARE = 0.9  # of the sum of singular values
 GRID = np.linspace(0.05, 1, 20)  # share of the singular values, of the curves
 KINDS = {"encoder": "encoder", "cross": "cross-attention", "decoder": "decoder"}
-QUANTITIES = {
-    "entropy": "entropy, bits",
-    "special": "weight on special tokens",
-    "end": "weight on special tokens and the final mark",
-}
 TITLES = {"entropy": "entropy, bits", "special": "weight on the start token", "end": "weight on final mark and end"}
 COLOURS = (BLUE, ORANGE, GREEN, BLACK, GREY, "#cc79a7")  # of layers
 
@@ -190,14 +185,13 @@ def tables(result: Result) -> Mapping[str, str]:
 
 def _statistics_table(rows: Sequence[Row]) -> str:
     found = {(row["model"], row["kind"], row["quantity"]): row for row in rows if "value" in row}
-    head = ["model", "maps", *(f"{text}: mean (heads)" for text in QUANTITIES.values()), "the same, rollout"]
+    head = ["system", "maps", "entropy, bits: mean (heads)", "weight on the end, %: mean (heads)", "rollout"]
     body = []
     for model, kind in dict.fromkeys((model, kind) for model, kind, _ in found):
-        of_kind = [found.get((model, kind, quantity)) for quantity in QUANTITIES]
         has_rollout = kind != "cross" or (model, "encoder", "entropy") in found
-        cells = ["" if row is None else _spread(row, has_rollout) for row in of_kind]
-        last = of_kind[-1] or of_kind[-2]
-        body.append([f"`{model}`", KINDS[kind], *cells, _rollout_cell(last) if has_rollout and last else ""])
+        end = found[model, kind, "special" if kind == "decoder" else "end"]
+        cells = [_spread(row, has_rollout) for row in (found[model, kind, "entropy"], end)]
+        body.append([f"`{system_of(model)}`", KINDS[kind], *cells, _rollout_cell(end) if has_rollout else ""])
     return table(head, body)
 
 
@@ -205,9 +199,9 @@ def _spread(row: Row, has_rollout: bool) -> str:
     """Format the mean over the heads, and the smallest and largest head."""
     values = np.array(row["value"])
     heads = values[:, :-1] if has_rollout else values
-    if row["quantity"] == "entropy":
-        return f"{heads.mean():.2f} ({heads.min():.2f} to {heads.max():.2f})"
-    return f"{100 * heads.mean():.0f} % ({100 * heads.min():.0f} to {100 * heads.max():.0f})"
+    scale, digits = (1, 2) if row["quantity"] == "entropy" else (100, 0)
+    mean, least, most = (f"{scale * one:.{digits}f}" for one in (heads.mean(), heads.min(), heads.max()))
+    return mean if heads.size == 1 else f"{mean} ({least} to {most})"
 
 
 def _rollout_cell(row: Row) -> str:
@@ -216,18 +210,24 @@ def _rollout_cell(row: Row) -> str:
 
 
 def _ranks_table(rows: Sequence[Row]) -> str:
+    """Return the shares of all layers, and a sentence with the widest interval."""
     rows = [row for row in rows if row["quantity"] == "singular values"]
     layers = max(len(row["layers"]) for row in rows)
     body = []
     for row in rows:
-        for name, values, ends in (
-            ("its maps", row["layers"], row["interval"]),
-            ("rows shuffled", row["shuffled"], row["shuffled_interval"]),
-        ):
-            cells = [percent(value, limits) for value, limits in zip(values, ends, strict=True)]
-            cells += [""] * (layers - len(cells))
-            body.append([f"`{row['model']}`", f"{row['texts']} of {row['tokens']:.0f} tokens", name, *cells])
-    return table(["model", "texts", "weights", *(f"layer {layer}" for layer in range(layers))], body)
+        cells = [f"{100 * value:.0f}" for value in row["layers"]]
+        cells += [""] * (layers - len(cells))
+        shuffled = f"{100 * min(row['shuffled']):.0f} to {100 * max(row['shuffled']):.0f}"
+        texts = [str(row["texts"]), f"{row['tokens']:.0f}"]
+        body.append([f"`{system_of(row['model'])}`", *texts, *cells, shuffled])
+    head = ["system", "texts", "tokens", *(f"layer {layer}, %" for layer in range(layers)), "shuffled, all layers, %"]
+    widest = max(
+        max(value - low, high - value)
+        for row in rows
+        for values, limits in (("layers", "interval"), ("shuffled", "shuffled_interval"))
+        for value, (low, high) in zip(row[values], row[limits], strict=True)
+    )
+    return f"{table(head, body)}\n\nIntervals are at most ± {100 * widest:.1f}."
 
 
 def draw(result: Result, folder: Path) -> None:
@@ -260,7 +260,7 @@ def _draw_curves(rows: Sequence[Row], path: Path) -> None:
     with style():
         figure, panels = pyplot.subplots(1, len(rows), figsize=(WIDTH, 3.4), sharey=True, squeeze=False)
         for axes, row in zip(panels[0], rows, strict=True):
-            axes.set_title(f"{row['model']}\n{row['tokens']:.0f} tokens")
+            axes.set_title(f"{system_of(row['model'])}, {row['tokens']:.0f} tokens")
             for layer, colour in zip(range(len(row["curves"])), COLOURS, strict=False):
                 axes.plot(100 * GRID, row["curves"][layer], color=colour, label=f"layer {layer}")
                 axes.plot(100 * GRID, row["shuffled_curves"][layer], color=colour, linestyle=":")

@@ -57,7 +57,10 @@ def lengths_table(result: Result) -> Mapping[str, str]:
     has_both = {WITHOUT, WITH} <= set(names)
     gaps = [bucket.bleu[WITH] - bucket.bleu[WITHOUT] for bucket in buckets] if has_both else []
     head = ["source words", "sentences", *(LINES[name][0] for name in names)]
-    body = [[bucket.name, str(bucket.num_sentences), *(str(bucket.bleu[name]) for name in names)] for bucket in buckets]
+    body = [
+        [bucket.name, str(bucket.num_sentences), *(f"{bucket.bleu[name].value:.1f}" for name in names)]
+        for bucket in buckets
+    ]
     if not has_both:
         return {"lengths": table(head, body)}
     body = [[*cells, str(gap)] for cells, gap in zip(body, gaps, strict=True)]

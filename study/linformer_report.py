@@ -28,7 +28,8 @@ from bench.style import (
 Measure = Callable[[Row], float]
 IsLess = Callable[[Row, Row], bool]
 
-BASELINES = {"operator": "`Attention` operator", "plain": "MatMul, Softmax, MatMul"}
+SHOWN = (None, 32, 128)  # numbers of projected keys in the tables of times; the picture has all
+BASELINES = {"operator": "softmax, one operator", "plain": "softmax, single operators"}
 LINES = {  # by kind: colour, marker
     ("operator", None): (BLUE, "o"),
     ("plain", None): (GREY, "s"),
@@ -83,9 +84,9 @@ def tables(result: Result) -> Mapping[str, str]:
         f"{len(rows[0]['ms'])} rounds."
     )
     return {
-        "linformer": f"{head}\n\n{_grid(_with_rows(plain, 1), _cell)}",
+        "linformer": f"{head}\n\n{_grid(_with_rows(plain, 1), _cell, 'ms, MB')}",
         "linformer-crossover": _crossovers(plain, counts),
-        "linformer-maps": _grid(with_maps, _with_over_without(plain)),
+        "linformer-maps": _grid(with_maps, _with_over_without(plain), "ms (ratio), MB"),
         "linformer-short": _short(facts["short"], [row for row in plain if "short_ms" in row]),
     }
 
@@ -110,19 +111,20 @@ def _kinds(rows: Sequence[Row]) -> list[tuple[str, int | None]]:
     return sorted({_kind(row) for row in rows}, key=lambda kind: (kind[1] or 0, kind[0]))
 
 
-def _grid(rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+def _grid(rows: Sequence[Row], cell: Callable[[Row], str], units: str) -> str:
     """Return a table with a row for each length and a column for each kind of attention."""
-    kinds, found = _kinds(rows), {(row["tokens"], _kind(row)): row for row in rows}
+    kinds = [kind for kind in _kinds(rows) if kind[1] in SHOWN]
+    found = {(row["tokens"], _kind(row)): row for row in rows}
     lengths = sorted({row["tokens"] for row in rows})
     body = [
         [f"{tokens:,}", *(cell(found[tokens, kind]) if (tokens, kind) in found else "" for kind in kinds)]
         for tokens in lengths
     ]
-    return table(["n", *map(_label, kinds)], body)
+    return table(["n", *(f"{_label(kind)}: {units}" for kind in kinds)], body)
 
 
 def _cell(row: Row) -> str:
-    return f"{_number(milliseconds(row))} ms, {peak_mb(row):.0f} MB"
+    return f"{_number(milliseconds(row))}, {peak_mb(row):,.0f}"
 
 
 def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
@@ -131,9 +133,7 @@ def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
 
     def cell(row: Row) -> str:
         without = found[row["rows"], row["tokens"], _kind(row)]
-        return (
-            f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f} x), {peak_mb(row):.0f} MB"
-        )
+        return f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f}), {peak_mb(row):,.0f}"
 
     return cell
 
@@ -144,19 +144,28 @@ def _number(value: float) -> str:
 
 
 def _crossovers(rows: Sequence[Row], counts: Sequence[int]) -> str:
-    slots = sorted({row["slots"] for row in rows if row["slots"] is not None})
+    """Return a table with a row for each number of projected keys; cells have the lengths for each
+    number of rows.
+    """
     body = []
-    for count in counts:
-        for size in slots:
-            ours = [row for row in _with_rows(rows, count) if row["slots"] == size]
-            cells = [
-                crossover(_compare(ours, _baseline(rows, count, name), is_less))
-                for is_less in (is_faster, is_smaller)
-                for name in BASELINES
-            ]
-            body.append([str(count), str(size), *cells])
-    head = [f"{word} than {name}, from n" for word in ("faster", "smaller") for name in BASELINES.values()]
-    return table(["rows", "k", *head], body)
+    for size in sorted({row["slots"] for row in rows if row["slots"] is not None}):
+        cells = []
+        for is_less in (is_faster, is_smaller):
+            for name in BASELINES:
+                lengths = [
+                    crossover(
+                        _compare(
+                            [row for row in _with_rows(rows, count) if row["slots"] == size],
+                            _baseline(rows, count, name),
+                            is_less,
+                        )
+                    )
+                    for count in counts
+                ]
+                cells.append(" / ".join(lengths))
+        body.append([str(size), *cells])
+    head = [f"{word} than {name}" for word in ("faster", "smaller") for name in BASELINES.values()]
+    return table(["k", *head], body)
 
 
 def _baseline(rows: Sequence[Row], count: int, name: str) -> list[Row]:
@@ -177,12 +186,12 @@ def _short(tokens: int, rows: Sequence[Row]) -> str:
     """Return the sentence on a short text, at its own length and padded to the longest one."""
     longest = max(row["tokens"] for row in rows)
     times = [
-        f"{_label(_kind(row))} {_number(statistics.median(row['short_ms']))} ms"
+        f"{_label(_kind(row))} {_number(statistics.median(row['short_ms']))}"
         + ("" if row["slots"] is None else f" ({_number(statistics.median(row['padded_ms']))} padded)")
         for row in rows
-        if row["tokens"] == longest
+        if row["tokens"] == longest and row["slots"] in SHOWN
     ]
-    return f"{tokens} tokens, in a layer for at most {longest:,}: {', '.join(times)}."
+    return f"Milliseconds for {tokens} tokens, in a layer for at most {longest:,}: {', '.join(times)}."
 
 
 def draw(result: Result, folder: Path) -> None:
@@ -208,7 +217,7 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], measure: Measure, unit: str) ->
         values = _by_tokens([row for row in rows if _kind(row) == kind], measure)
         colour, marker = LINES.get(kind, (BLACK, "x"))
         axes.plot(list(values), list(values.values()), marker=marker, color=colour)
-        labels.append(LineLabel(_label(kind).replace("`", ""), max(values), values[max(values)], colour))
+        labels.append(LineLabel(_label(kind), max(values), values[max(values)], colour))
     lengths = sorted({row["tokens"] for row in rows})
     axes.set_xticks(lengths, [format_number(tokens) for tokens in lengths])
     axes.set_xlabel("tokens of the sequence")

@@ -22,18 +22,18 @@ from model.systems import MULTI30K, SST2
 from service.bundle import Manifest
 from service.discovery import find_bundles
 from service.text.words import words_of
-from study.bleu import mean_with_interval, percent
+from study.bleu import mean_with_interval, percent, with_interval
 from study.heads import MARKS, maps_with_rollout
 from study.maps import array_of
 from study.quality import DEV_SPLIT
-from study.runs import SOURCE, translates
+from study.runs import SOURCE, system_of, translates
 from study.sentence import SENTENCE
 from study.served import Served, serve
 from study.step import no_pictures
 
 NAME = "masking"
 FloatArray = NDArray[np.float64]
-WEIGHTS = {"mean": "mean of heads", "rollout": "rollout"}
+WEIGHTS = {"mean": "", "rollout": ", rollout"}
 REMOVALS = {"deleted": "deleted", "hidden": "hidden"}
 ENDS = {"mark": "final mark", "end": "`</s>`", "both": "both", "words": "two random words"}
 
@@ -336,64 +336,66 @@ Found = Mapping[tuple[str, str, str, str], Row]
 
 def _agreement_table(found: Found) -> str:
     head = [
-        "model",
+        "system",
         "word",
-        "weights",
-        "changes: most attended",
+        "changes, %: most attended",
         "another word",
         "least attended",
-        "nats: most attended",
-        "another word",
-        "most attended is most costly",
+        "nats lost: most attended",
+        "most attended is most costly, %",
         "by chance",
         "tau",
     ]
-    names = ("changed, most", "changed, other", "changed, least", "drop, most", "drop, other", "top", "chance", "tau")
+    names = ("changed, most", "changed, other", "changed, least", "drop, most", "top", "chance", "tau")
     body = []
-    for case in dict.fromkeys(key[:3] for key in found if key[1] != "ends"):
-        cells = [_cell(found[*case, name], name) for name in names]
-        body.append([f"`{case[0]}`", REMOVALS[case[1]], WEIGHTS[case[2]], *cells])
+    for model, removal, weights in dict.fromkeys(key[:3] for key in found):
+        if removal != "ends" and (weights, removal) != ("rollout", "hidden"):  # rollout: the same as with deleted words
+            cells = [_cell(found[model, removal, weights, name], name) for name in names]
+            body.append([f"`{system_of(model)}`", REMOVALS[removal] + WEIGHTS[weights], *cells])
     return table(head, body)
 
 
 def _ends_table(found: Found) -> str:
-    head = ["model", "weight on mark, on `</s>`", "distance of their vectors (of mark and word)", "tokens"]
-    head += [f"changes, hidden: {text}" for text in ENDS.values()]
+    head = ["system", "weight on mark, %", "on `</s>`, %", "distance of their vectors (of mark and word)", "tokens"]
+    head += [f"changes, %: {text}" for text in ENDS.values()]
     body = []
     for model in dict.fromkeys(key[0] for key in found if key[1] == "ends"):
         of_model = {key[3]: row for key, row in found.items() if key[:2] == (model, "ends")}
-        weights = f"{_cell(of_model['weight, mark'], 'top')}, {_cell(of_model['weight, end'], 'top')}"
+        weights = [_cell(of_model[f"weight, {name}"], "top") for name in ("mark", "end")]
         distances = [of_model[f"distance, {name}"]["value"] for name in ("end", "word")]
         cells = [_cell(of_model.get(f"changed, {part}"), "changed") for part in ENDS]
         tokens = of_model["attend most"]
         count = f"{round(tokens['value'] * tokens['count']):,} of {tokens['count']:,}"
-        body.append([f"`{model}`", weights, f"{distances[0]:.3f} ({distances[1]:.2f})", count, *cells])
+        body.append([f"`{system_of(model)}`", *weights, f"{distances[0]:.3f} ({distances[1]:.2f})", count, *cells])
     return table(head, body)
 
 
 def _cell(row: Row | None, name: str) -> str:
     if row is None:
         return "none"
-    (low, high), value = row["interval"], row["value"]
     if name == "chance":
-        return f"{100 * value:.0f} %"
+        return f"{100 * row['value']:.0f}"
     if name.startswith(("drop", "tau")):
-        value, low, high = (round(number, 2) + 0.0 for number in (value, low, high))  # no -0.00
-        return f"{value:.2f} [{low:.2f}, {high:.2f}]"
-    return percent(value, (low, high), digits=1)
+        return with_interval(row["value"], row["interval"], digits=2)
+    return percent(row["value"], row["interval"], digits=1)
 
 
 def _example_table(row: Row) -> str:
-    names = {"deleted": "it deleted", "hidden": "it hidden", "mark": "mark hidden", "end": "`</s>` hidden"}
-    names["both"] = "both hidden"
+    """Return the tokens for which another word is more costly than the most attended one."""
     body = []
     for token in row["tokens"]:
-        after = token["after"]
-        cells = ["" if after.get(name) is None else f"{after[name]:.2f}" for name in names]
-        most = f"`{token['most_attended']}` {token['weight']:.2f}"
-        costly = f"`{token['costly']}`: {after['most costly']:.2f}"
-        body.append([f"`{token['token']}`", f"{token['probability']:.2f}", most, *cells, costly])
-    return table(["token", "probability", "most attended", *names.values(), "most costly deletion"], body)
+        if token["most_attended"] != token["costly"]:
+            cells = [f"`{token['most_attended']}`", f"`{token['costly']}`"]
+            after = [f"{token['after'][name]:.2f}" for name in ("deleted", "most costly")]
+            pairs = [cell for pair in zip(cells, after, strict=True) for cell in pair]
+            body.append([f"`{token['token']}`", f"{token['probability']:.2f}", *pairs])
+    count = len(row["tokens"]) - len(body)
+    text = (
+        f"For {count} of the {len(row['tokens'])} tokens, the most attended word is also the most costly one. "
+        "The others:"
+    )
+    head = ["token", "probability", "most attended", "without it", "most costly", "without it"]
+    return f"{text}\n\n{table(head, body)}"
 
 
 draw = no_pictures

@@ -19,6 +19,7 @@ from service.discovery import find_bundles
 from service.text.words import merge_weights, words_of
 from study.bleu import mean_with_interval, percent
 from study.maps import Weights, array_of, draw_cells, rollout
+from study.runs import system_of
 from study.served import Served, serve
 
 NAME = "pronouns"
@@ -181,20 +182,21 @@ CHOICES = {
     "best head, chosen on the other half": _best_of_others,
     "best head, chosen on the same pairs": _best_of_same,
 }
+SHOWN = tuple(CHOICES)[:-1]  # the last choice is only a comparison for the one before it
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    head = ["model", "attention of", "noun correct", "both sentences correct", "weight moves to the noun meant"]
+    head = ["model", "attention of", "noun correct, %", "both correct, %", "weight moves to the noun meant, %"]
     body = [
         [
-            f"`{row['model']}`",
+            f"`{system_of(row['model'])}`",
             row["heads"],
             *(percent(row[name]["value"], row[name]["interval"], digits=1) for name in ("correct", "both", "moved")),
         ]
         for row in result.rows
-        if row["heads"]
+        if row["heads"] in SHOWN
     ]
-    baseline = [["nearest noun", "", "50.0 %", "0.0 %", ""], ["chance", "", "50.0 %", "25.0 %", "50.0 %"]]
+    baseline = [["nearest noun", "", "50", "0", ""], ["chance", "", "50", "25", "50"]]
     return {NAME: table(head, [*body, *baseline])}
 
 
@@ -209,7 +211,7 @@ def draw(result: Result, folder: Path) -> None:
         for axes, row in zip(panels[:, 0], rows, strict=True):
             counts = np.array(row["moved"], np.float64)
             columns = [*(f"head {head}" if counts.shape[1] < 10 else str(head) for head in range(counts.shape[1] - 2))]
-            axes.set_title(f"{row['model']}, {row['pairs']} pairs")
+            axes.set_title(f"{system_of(row['model'])}, {row['pairs']} pairs")
             draw_cells(axes, counts, [*columns, "mean", "rollout"], "{:.0f}".format, row["pairs"])
         note = "The number expected by chance is half of the pairs."
         describe(figure, "Pairs in which the attention of “it” moves to the noun that it refers to", note)

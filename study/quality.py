@@ -77,7 +77,11 @@ def _accuracy(served: Served, manifest: Manifest, data: Path) -> Mapping[str, An
 def tables(result: Result) -> Mapping[str, str]:
     """Return the table of translation models and the table of classifiers."""
     translating = [
-        [f"`{row['model']}`", _weights(row), *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu", "chrf"))]
+        [
+            f"`{row['model']}`",
+            "float16" if row["half_weights"] else row["dtype"],
+            *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu", "chrf")),
+        ]
         for row in result.rows
         if "bleu" in row
     ]

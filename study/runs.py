@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.record import Result, Row
-from model.systems import MULTI30K, PLAN, SYSTEMS
+from model.systems import MULTI30K, PLAN, SYSTEMS, bundle_name
 from model.training.translation import TRANSLATION
 from service.bundle import Manifest
 from study.bleu import Counts, Statistics
@@ -16,10 +16,17 @@ SOURCE, TARGET = MULTI30K.languages  # of all systems that translate
 # Systems on the whole corpus; `study.claims` has those of the small setting.
 TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION and SYSTEMS[name].corpus == MULTI30K)
 
+SHIPPED = "transformer"  # served under the name of its corpus
+
 
 def translates(manifest: Manifest) -> bool:
     """Return True for encoder-decoder models, which turn a source into another text."""
     return "generate" in manifest.tasks and not manifest.is_decoder_only
+
+
+def system_of(model: str) -> str:
+    """Return the system of a served model, or the name itself for models outside the zoo."""
+    return {MULTI30K.name: SHIPPED, **{bundle_name(name): name for name in SYSTEMS}}.get(model, model)
 
 
 @dataclass(frozen=True)

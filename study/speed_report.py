@@ -28,16 +28,14 @@ def tables(result: Result) -> Mapping[str, str]:
     speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
     counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
     reference = speeds.get(REFERENCE, {})
-    head = ["system", "parameters", *(f"ms per update, {each}" for each in PRECISIONS), "updates"]
-    head += ["training minutes", "minutes in its log"]
-    for count in counts:
-        head += [f"tokens/s served, {count} concurrent", f"over `{REFERENCE}`"]
+    head = ["system", "parameters", *(f"ms per update, {each}" for each in PRECISIONS), "training, minutes"]
+    head += [f"speed served, {count} at once" for count in counts]
     body = [
         [
             f"`{row['system']}`",
             f"{row['parameters']:,}",
             *_training(row),
-            *(cell for count in counts for cell in _speed(row, reference, count)),
+            *(_speed(row, reference, count) for count in counts),
         ]
         for row in rows
     ]
@@ -46,8 +44,7 @@ def tables(result: Result) -> Mapping[str, str]:
     trained = max((len(row["update_ms"][each]) for row in rows if "update_ms" in row for each in PRECISIONS), default=0)
     text = (
         f"{threads} {'thread' if threads == 1 else 'threads'}; medians of rounds in which all systems take turns: "
-        f"{trained} of {settings['updates_a_round']} updates, {decoded} of decoding. "
-        f"Ratios are of systems that translate.{_spread(rows)}"
+        f"{trained} of {settings['updates_a_round']} updates, {decoded} of decoding.{_spread(rows)}"
     )
     return {"speed": f"{table(head, body)}\n\n{text}"}
 
@@ -61,19 +58,20 @@ def _spread(rows: Sequence[Row]) -> str:
 
 def _training(row: Row) -> list[str]:
     if "update_ms" not in row:
-        return [""] * (len(PRECISIONS) + 3)
-    times = [f"{statistics.median(row['update_ms'][each]):.0f}" for each in PRECISIONS]
-    minutes = f"{training_minutes(row):.0f}, {row['precision']}"
-    return [*times, f"{row['updates']:,}", minutes, f"{row['log_minutes']:.0f}"]
+        return [""] * (len(PRECISIONS) + 1)
+    times = [f"{statistics.median(row['update_ms'][each]):,.0f}" for each in PRECISIONS]
+    return [*times, f"{training_minutes(row):.0f}"]
 
 
-def _speed(row: Row, theirs: Mapping[str, Any], count: str) -> list[str]:
+def _speed(row: Row, theirs: Mapping[str, Any], count: str) -> str:
+    """Return the speed over that of the reference with its range, or tokens per second where there
+    is no comparison.
+    """
     ours = row.get("tokens_per_s", {})
     if count not in ours:
-        return ["", ""]
-    speed = f"{statistics.median(ours[count]):,.0f}"
+        return ""
     # Chat systems generate other texts, so that their tokens per second are not comparable.
     if row["system"] == REFERENCE or count not in theirs or SYSTEMS[row["system"]].corpus != MULTI30K:
-        return [speed, ""]
+        return f"{statistics.median(ours[count]):,.0f} tokens/s"
     each = ratios(ours[count], theirs[count])
-    return [speed, f"{statistics.median(each):.2f} x ({min(each):.2f} to {max(each):.2f})"]
+    return f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})"

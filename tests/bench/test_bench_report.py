@@ -87,7 +87,9 @@ def test_a_machine_is_named_with_the_sections_that_it_measured() -> None:
     results = {"maps": recorded(), "memory": recorded()}
     line = "- `maps`, `memory`: `python -m bench`, a chip, 2 cores, Python 3.11, numpy 2, commit abc."
     assert machines(results, with_commands=True) == line
-    assert machines(results) == line.replace("`python -m bench`, ", "")
+    results["maps"] = Recorded(MACHINE, "python -m bench", Result({}, [{"commit": "0123456789abcdef"}]))
+    facts = "a chip, 2 cores, Python 3.11, numpy 2."
+    assert machines(results) == f"- `maps` (commit abc, some rows 0123456789ab), `memory` (commit abc): {facts}"
 
 
 def test_unmeasured_parts_say_so() -> None:
@@ -163,5 +165,5 @@ def test_prose_is_wrapped_at_100_columns_and_other_lines_are_kept() -> None:
 
 def test_a_machine_line_shows_uncommitted_changes() -> None:
     dirty = {**MACHINE, "changed": ["bench/edge.py", "service/app.py"]}
-    line = machines({"maps": Recorded(dirty, "python -m bench", Result())})
+    line = machines({"maps": Recorded(dirty, "python -m bench", Result())}, with_commands=True)
     assert line.endswith("numpy 2, commit abc with uncommitted changes in 2 files.")

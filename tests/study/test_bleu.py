@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
-from study.bleu import corpus_bleu, interval, mean_bleu, resampled_bleu, resamples, statistics_of
+from study.bleu import (
+    corpus_bleu,
+    interval,
+    mean_bleu,
+    percent,
+    resampled_bleu,
+    resamples,
+    statistics_of,
+    with_interval,
+)
 
 REFERENCES = [
     "ein mann schläft .",
@@ -57,3 +66,24 @@ def test_the_interval_contains_the_score() -> None:
     rows = statistics_of(OUTPUTS * 20, REFERENCES * 20).rows
     low, high = interval(resampled_bleu([rows], resamples(len(rows))))
     assert low < mean_bleu([rows]) < high
+
+
+@pytest.mark.parametrize(
+    ("value", "limits", "digits", "expected"),
+    [
+        (33.1, (32.2, 34.0), 1, "33.1 ± 0.9"),
+        (39.2, (35.8, 42.1), 1, "39.2 ± 3.4"),  # the longer side
+        (10.0, (2.5, 20.0), 1, "10.0 [2.5, 20.0]"),
+        (1.7, (0.0, 3.7), 1, "1.7 [0.0, 3.7]"),  # 1.7 ± 2.0 would contain negative numbers
+        (-1.7, (-3.7, -0.1), 1, "-1.7 [-3.7, -0.1]"),
+        (-0.01, (-0.02, 0.0), 1, "0.0 ± 0.0"),
+    ],
+)
+def test_intervals_are_short_if_their_sides_are_alike(
+    value: float, limits: tuple[float, float], digits: int, expected: str
+) -> None:
+    assert with_interval(value, limits, digits) == expected
+
+
+def test_shares_are_in_percent() -> None:
+    assert percent(0.541, (0.522, 0.562), digits=1) == "54.1 ± 2.1"

@@ -1,8 +1,10 @@
 from typing import Any
 
+import pytest
+
 from bench.record import Result
 from model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
-from study.claims import BUCKETS, statistics_by_system, tables
+from study.claims import BUCKETS, TABLES, statistics_by_system, tables
 
 LENGTHS = [20, 30, 40, 50, 60, 22] * 4
 
@@ -33,18 +35,51 @@ def result() -> Result:
     return Result(rows=(*sets, *(run(name, seed, matched) for name, matched in pairs for seed in (1, 2))))
 
 
-def test_systems_of_a_group_are_compared_with_the_first() -> None:
+def cells(text: str) -> list[list[str]]:
+    """Return the rows of a table with its head."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    return [lines[0], *lines[2:]]
+
+
+def test_every_system_of_a_group_is_in_its_table_after_its_baseline() -> None:
+    assert TABLES.keys() == SMALL_GROUPS.keys()
+    for group, lines in TABLES.items():
+        systems = [line.system for line in lines]
+        assert SMALL_GROUPS[group].keys() <= set(systems) and len(systems) == len(set(systems))
+        for place, line in enumerate(lines):
+            assert line.system in SYSTEMS and line.baseline in (None, *systems[:place])
+
+
+def test_systems_of_a_group_are_compared_with_their_baselines() -> None:
     given = tables(result())
     assert set(given) == {f"claims-{group}" for group in SMALL_GROUPS}
-    first, second = given["claims-scale"].splitlines()[-2:]
-    assert "| 2 |" in first and "0.75 | 2 |" in first  # mean spread of both seeds; ratio of gradients
-    assert first.count("[") == 1 and second.count("[") == 2
+    head, first, second = cells(given["claims-scale"])
+    assert head[3:5] == ["compared with", "difference"]
+    assert (first[:2], first[3:]) == (["`dot`", "2"], ["", "", "0.75", "0.75"])  # mean spread of both seeds
+    assert second[3] == "`dot`" and " ± " in second[4]
+    assert float(second[2].split()[0]) - float(first[2].split()[0]) == pytest.approx(
+        float(second[4].split()[0]), abs=0.11
+    )
+
+
+def test_one_baseline_is_named_in_the_head_and_depths_have_ratios_of_gradients() -> None:
+    before = result().rows
+    rows = (run("small-depth-1", 1, 8), run("small-fixed-context", 1, 8), run("small-bahdanau", 1, 10))
+    given = tables(Result(rows=(*before, *rows)))
+    head, first, second = cells(given["claims-context"])
+    assert head == ["system", "seeds", "BLEU", "minus `fixed-context`"]
+    assert [first[0], second[0]] == ["`fixed-context`", "`bahdanau`"] and first[3] == ""
+    assert float(second[3].split()[0]) > 0
+    assert cells(given["claims-depth"])[1][-1] == "2"
 
 
 def test_joined_captions_are_compared_by_length() -> None:
     (row,) = statistics_by_system(result(), ["joined-bahdanau"]).values()
     assert len(row) == 2
-    text = tables(result())["claims-long"]
+    rows = (*result().rows, run("joined-fixed-context", 1, 5), run("joined-fixed-context", 2, 5))
+    text = tables(Result(rows=rows))["claims-long"]
     counts = [sum(first <= length <= last for length in LENGTHS) for first, last in BUCKETS]
     assert all(f"({count})" in text for count in counts)
-    assert "100.0" in text  # all words are right
+    head, fixed, attention = cells(text)
+    assert head[-1] == "growth of the gap to `fixed-context`" and fixed[-1] == ""
+    assert attention[2:5] == ["100.0 ± 0.0"] * 3 and attention[-1] == "0.0 ± 0.0"  # equal at every length

@@ -14,7 +14,7 @@ from model.systems import PLAN
 from model.training.config import Precision, TrainConfig, train_config_to_json
 from study import collect
 from study.changes import CONTROLS, changes_table
-from study.headline import headline
+from study.headline import TEXTS, headline
 from study.lengths import buckets_of
 from study.runs import TRANSLATING, runs_by_system
 
@@ -150,18 +150,20 @@ def test_outputs_of_other_sentences_are_rejected(make_run: MakeRun, collected: C
 def test_the_table_has_each_seed_and_the_number_of_seeds(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     make_run("bahdanau-1", GOOD)
     make_run("bahdanau-2", BAD)
+    make_run("fixed-context-1", BAD)
     make_run("hard-marginal-1", GOOD)
     make_run("transformer-1", REFERENCES)
     result = collected()
     first, second = (run["tokenised_bleu"]["value"] for run in runs_by_system(result)["bahdanau"])
     rows = lines_of(headline(result)["headline"])
-    assert rows["`bahdanau`"][1] == f"{(first + second) / 2:.2f} ({first:.2f}, {second:.2f})"
-    assert rows["`bahdanau`"][5:8] == ["3", "30", "2 of 3"]
+    assert rows["`bahdanau`"][2].startswith(f"{(first + second) / 2:.1f} ")
+    assert rows["`bahdanau`"][3] == f"{first:.1f}, {second:.1f} (2 of 3 seeds)"
+    assert float(rows["`bahdanau`"][4].split()[0]) == pytest.approx((first - second) / 2, abs=0.05)
+    assert rows["`bahdanau`"][7] == "3"
     assert "bfloat16](training.md#precision): `bahdanau-2`; all others in float32." in headline(result)["headline"]
-    assert rows["`hard-marginal`"][1] == f"{first:.2f}"
-    assert rows["`hard-marginal`"][7] == "1"
-    assert rows["`transformer`"][1] == "100.00"
-    assert list(rows)[2:] == ["`bahdanau`", "`hard-marginal`", "`transformer`"]
+    assert rows["`transformer`"][2:5] == ["100.0 ± 0.0", "", ""]
+    assert list(rows)[2:] == ["`fixed-context`", "`bahdanau`", "`transformer`"]
+    assert lines_of(changes_table(result)["changes"])["`hard-marginal`"][2].startswith(f"{first:.1f} ")
     assert "Each update reads at most 2,000 padded tokens; that of `transformer` 4,096." in headline(result)["headline"]
 
 
@@ -193,22 +195,25 @@ def test_a_change_is_compared_with_a_system_trained_as_long(
     make_run: MakeRun, collected: Callable[..., Result]
 ) -> None:
     make_run("luong-dot-1", BAD)
-    assert "`luong-dot`" not in changes_table(collected())["changes"]
+    assert lines_of(changes_table(collected())["changes"])["`luong-dot`"][4:] == ["", ""]
     make_run("luong-general-short-1", GOOD)
     make_run("bahdanau-short-1", GOOD)
     result = collected()
     runs = runs_by_system(result)
     theirs, ours = (runs[name][0]["tokenised_bleu"]["value"] for name in ("luong-general-short", "luong-dot"))
     rows = lines_of(changes_table(result)["changes"])
-    assert list(rows)[2:] == ["`luong-dot`"]
-    assert rows["`luong-dot`"][2:4] == ["`luong-general-short`", f"{theirs:.1f}"]
-    assert rows["`luong-dot`"][4].startswith(f"{ours - theirs:.1f} [-")
+    assert list(rows)[2:] == ["`bahdanau-short`", "`luong-general-short`", "`luong-dot`"]
+    assert rows["`luong-general-short`"][2].startswith(f"{theirs:.1f} ")
+    assert rows["`luong-dot`"][4] == "`luong-general-short`"
+    assert float(rows["`luong-dot`"][5].split()[0]) == pytest.approx(ours - theirs, abs=0.05)
 
 
 def test_every_system_with_one_change_has_a_baseline_trained_as_long() -> None:
-    compared = {name for name, planned in PLAN.items() if name in TRANSLATING and planned.max_epochs == 12}
-    assert compared == CONTROLS.keys() | {"fixed-context-short", "post-norm-short"}
-    assert all(PLAN[name].max_epochs == PLAN[control].max_epochs for name, (control, _) in CONTROLS.items())
+    short = {name for name, planned in PLAN.items() if name in TRANSLATING and planned.max_epochs == 12}
+    assert short | {"hard-marginal"} == CONTROLS.keys() == set(TRANSLATING) - TEXTS.keys()
+    alone = {name for name, (control, _) in CONTROLS.items() if control is None}
+    assert alone == {"fixed-context-short", "post-norm-short", "hard-marginal"}
+    assert {control for control, _ in CONTROLS.values() if control} <= short
 
 
 def test_the_table_of_lengths_has_the_gain_from_attention(make_run: MakeRun, collected: Callable[[], Result]) -> None:
@@ -220,4 +225,4 @@ def test_the_table_of_lengths_has_the_gain_from_attention(make_run: MakeRun, col
     rows = lines_of(collect.tables(result)["lengths"])
     bucket = buckets_of(result)[1]
     gap = bucket.bleu["bahdanau"].value - bucket.bleu["fixed-context"].value
-    assert rows["9 to 10"][-1].startswith(f"{gap:.1f} [")
+    assert rows["9 to 10"][-1].startswith(f"{gap:.1f} ")

@@ -52,6 +52,6 @@ def test_a_bundle_is_measured_and_written_up(bundle: Path, tmp_path: Path, toy_s
     result = heads.measure(Namespace(bundles=[bundle.parent], data=tmp_path, sentences=3))
     parts = heads.tables(result)
     assert "| `toy` | cross-attention | " in parts["heads"]
-    assert "| `toy` | 3 of " in parts["singular-values"] and "rows shuffled" in parts["singular-values"]
+    assert "| `toy` | 3 | " in parts["singular-values"] and "Intervals are at most ± " in parts["singular-values"]
     heads.draw(result, tmp_path)
     assert (tmp_path / "singular-values.svg").is_file() and not (tmp_path / "heads.svg").exists()

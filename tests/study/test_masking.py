@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.record import Result
 from model.architectures.factory import TranslationModel
 from model.checkpoint import load_checkpoint
 from model.data.tokenizer import encode_lines
@@ -113,9 +114,17 @@ def test_bundles_are_measured_and_written_up(
         (tmp_path / name).write_text(content, encoding="utf-8")
     result = masking.measure(Namespace(bundles=tmp_path / "bundles", data=tmp_path, sentences=2))
     tables = masking.tables(result)
-    assert "| `toy` | hidden | rollout | " in tables["masking"]
-    assert "| `toy-classifier` | deleted | mean of heads | " in tables["masking"]
+    assert "| `toy` | hidden | " in tables["masking"] and "| `toy` | deleted, rollout | " in tables["masking"]
+    assert "| `toy-classifier` | deleted | " in tables["masking"]
     assert "| `toy` | " in tables["masking-ends"]
+
+
+def test_the_example_shows_tokens_for_which_another_word_costs_more(explained: Explained) -> None:
+    """The first token attends most to its most costly word, the second one does not."""
+    explained.weights = {"mean": np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1]])}
+    text = masking.tables(Result(rows=[masking.example("a b", explained)]))["masking-example"]
+    assert "For 1 of the 2 tokens" in text
+    assert text.splitlines()[-1] == "| `y` | 0.82 | `b` | 1.35 | `a` | 0.30 |"  # exp(-0.2), exp(-0.2 + 0.5), exp(-1.2)
 
 
 def test_a_word_is_deleted_with_one_space() -> None:

@@ -111,7 +111,7 @@ def test_speeds_are_compared_round_by_round() -> None:
         {"system": "transformer", "parameters": 1, "tokens_per_s": {"1": [10.0, 10.0, 90.0]}},
         {"system": "bahdanau", "parameters": 2, "tokens_per_s": {"1": [10.0, 20.0, 90.0]}},
     )
-    assert "| 20 | 1.00 x (1.00 to 2.00) |" in tables(Result(rows=rows))["speed"]  # 2 is the ratio of the medians
+    assert "| 1.00 (1.00 to 2.00) |" in tables(Result(rows=rows))["speed"]  # 2 is the ratio of the medians
 
 
 def test_unmeasured_cells_are_empty() -> None:
@@ -137,12 +137,9 @@ def test_unmeasured_cells_are_empty() -> None:
         },
     )
     text = tables(Result(rows=rows))["speed"]
-    assert "| `transformer` | 2,093,056 | 400 | 250 | 6,000 | 25, bfloat16 | 62 | 2,000 |  | 9,000 |  |" in text
-    assert (
-        "| `bahdanau` | 2,099,840 |  |  |  |  |  | 3,000 | 1.50 x (1.50 to 1.50) | 4,500 | 0.50 x (0.50 to 0.50) |"
-        in text
-    )
-    assert "| `sentiment` | 1,000 | 100 | 99 | 600 | 1, float32 | 2 |  |  |  |  |" in text
+    assert "| `transformer` | 2,093,056 | 400 | 250 | 25 | 2,000 tokens/s | 9,000 tokens/s |" in text
+    assert "| `bahdanau` | 2,099,840 |  |  |  | 1.50 (1.50 to 1.50) | 0.50 (0.50 to 0.50) |" in text
+    assert "| `sentiment` | 1,000 | 100 | 99 | 1 |  |  |" in text
     assert "2 threads; medians of rounds in which all systems take turns: 3 of 3 updates, 1 of decoding." in text
     assert "The slowest round of updates takes up to 67% longer than the fastest." in text
 
@@ -150,7 +147,7 @@ def test_unmeasured_cells_are_empty() -> None:
 def test_chat_systems_are_not_compared_with_translation_systems() -> None:
     settings = {"threads": 2, "updates_a_round": 3}
     rows = [{"system": name, "parameters": 1, "tokens_per_s": {"1": [9.0]}} for name in ("transformer", "chat-gatt")]
-    assert "| `chat-gatt` | 1 |  |  |  |  |  | 9 |  |" in tables(Result(rows=(settings, *rows)))["speed"]
+    assert "| `chat-gatt` | 1 |  |  |  | 9 tokens/s |" in tables(Result(rows=(settings, *rows)))["speed"]
 
 
 def test_without_the_transformer_there_are_no_ratios() -> None:
@@ -158,4 +155,4 @@ def test_without_the_transformer_there_are_no_ratios() -> None:
         {"threads": 1, "updates_a_round": 3},
         {"system": "bahdanau", "parameters": 1, "tokens_per_s": {"1": [3000.0]}},
     )
-    assert "| `bahdanau` | 1 |  |  |  |  |  | 3,000 |  |" in tables(Result(rows=rows))["speed"]
+    assert "| `bahdanau` | 1 |  |  |  | 3,000 tokens/s |" in tables(Result(rows=rows))["speed"]
