@@ -119,7 +119,7 @@ def targets_table(results: Results, targets: Sequence[Target] = TARGETS) -> str:
 
 
 def machines(results: Results, with_commands: bool = False) -> str:
-    """List each machine with the sections that it measured and their commits.
+    """List each machine with the sections that it measured, each with its commit.
 
     With commands, only sections of the same commit and command share a line.
     """
@@ -131,7 +131,7 @@ def machines(results: Results, with_commands: bool = False) -> str:
         else:
             kept = sorted({row["commit"][:12] for row in recorded.result.rows if "commit" in row})
             rows = f", some rows {', '.join(kept)}" if kept else ""
-            groups.setdefault(f"{machine}.", []).append(f"`{name}` ({commit}{rows})")
+            groups.setdefault(f"{machine}.", []).append(f"`{name}` ({commit.removeprefix('commit ')}{rows})")
     return "\n".join(f"- {', '.join(names)}: {machine}" for machine, names in groups.items())
 
 

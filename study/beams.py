@@ -89,7 +89,7 @@ def _estimate(one: Estimate) -> list[float]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return a table with a row for each length penalty, and a sentence on greedy decoding."""
+    """Return a table with a row for each length penalty, and sentences on greedy decoding."""
     found = {(row["num_beams"], row["length_penalty"]): row for row in result.rows}
     greedy = found.pop((1, None))
     widths, penalties = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
@@ -97,20 +97,20 @@ def tables(result: Result) -> Mapping[str, str]:
         "length penalty",
         *(f"BLEU gained, {width} beams" for width in widths),
         *(f"length, {width} beams" for width in widths),
-        *(f"nats gained, {width} beams" for width in widths),
     ]
     body = [
         [
             f"{penalty:g}",
             *(_format(found[width, penalty]["gain"]) for width in widths),
             *(f"{found[width, penalty]['length_ratio'][0]:.2f}" for width in widths),
-            *(f"{found[width, penalty]['nats_gained']:.2f}" for width in widths),
         ]
         for penalty in penalties
     ]
+    gains = [f"{found[width, penalties[0]]['nats_gained']:.2f}" for width in widths]
     text = (
         f"Greedy decoding: {_format(greedy['bleu'])} tok-lc BLEU, length {greedy['length_ratio'][0]:.2f} of "
-        "the reference's."
+        f"the reference's. With penalty {penalties[0]:g}, the log-probability of translations with beams is higher by "
+        f"{', '.join(gains)} nats on average."
     )
     return {NAME: f"{table(head, body)}\n\n{text}"}
 

@@ -139,11 +139,12 @@ def with_interval(value: float, limits: Sequence[float], digits: int = 1) -> str
     """
     low, high = limits
     longer, shorter = max(value - low, high - value), min(value - low, high - value)
-    crosses_zero = value - longer < 0 <= low or high <= 0 < value + longer
+    center, half = round(value, digits), round(longer, digits)
+    crosses_zero = (center < half and low >= 0) or (center > -half and high <= 0)
     if crosses_zero or longer - shorter > max(0.2 * longer, 1.001 * 10**-digits):
         value, low, high = (round(one, digits) + 0.0 for one in (value, low, high))  # no -0.0
         return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-    return f"{round(value, digits) + 0.0:.{digits}f} ± {longer:.{digits}f}"
+    return f"{center + 0.0:.{digits}f} ± {half:.{digits}f}"
 
 
 def percent(value: float, limits: Sequence[float], digits: int = 0) -> str:

@@ -217,10 +217,11 @@ def _ranks_table(rows: Sequence[Row]) -> str:
     for row in rows:
         cells = [f"{100 * value:.0f}" for value in row["layers"]]
         cells += [""] * (layers - len(cells))
-        shuffled = f"{100 * min(row['shuffled']):.0f} to {100 * max(row['shuffled']):.0f}"
+        ends = [f"{100 * end(row['shuffled']):.0f}" for end in (min, max)]
+        shuffled = " to ".join(dict.fromkeys(ends))
         texts = [str(row["texts"]), f"{row['tokens']:.0f}"]
         body.append([f"`{system_of(row['model'])}`", *texts, *cells, shuffled])
-    head = ["system", "texts", "tokens", *(f"layer {layer}, %" for layer in range(layers)), "shuffled, all layers, %"]
+    head = ["system", "texts", "tokens", *(f"layer {layer}" for layer in range(layers)), "shuffled, all layers"]
     widest = max(
         max(value - low, high - value)
         for row in rows

@@ -56,7 +56,7 @@ def lengths_table(result: Result) -> Mapping[str, str]:
     names = list(buckets[0].bleu)
     has_both = {WITHOUT, WITH} <= set(names)
     gaps = [bucket.bleu[WITH] - bucket.bleu[WITHOUT] for bucket in buckets] if has_both else []
-    head = ["source words", "sentences", *(LINES[name][0] for name in names)]
+    head = ["source words", "sentences", *(f"`{name}`" for name in names)]
     body = [
         [bucket.name, str(bucket.num_sentences), *(f"{bucket.bleu[name].value:.1f}" for name in names)]
         for bucket in buckets
@@ -64,7 +64,7 @@ def lengths_table(result: Result) -> Mapping[str, str]:
     if not has_both:
         return {"lengths": table(head, body)}
     body = [[*cells, str(gap)] for cells, gap in zip(body, gaps, strict=True)]
-    text = table([*head, "Bahdanau minus fixed context"], body)
+    text = table([*head, f"`{WITH}` minus `{WITHOUT}`"], body)
     growth = gaps[-1] - gaps[0]
     return {"lengths": f"{text}\n\nFrom the shortest sentences to the longest, the last column changes by {growth}."}
 

@@ -341,12 +341,11 @@ def _agreement_table(found: Found) -> str:
         "changes, %: most attended",
         "another word",
         "least attended",
-        "nats lost: most attended",
         "most attended is most costly, %",
         "by chance",
         "tau",
     ]
-    names = ("changed, most", "changed, other", "changed, least", "drop, most", "top", "chance", "tau")
+    names = ("changed, most", "changed, other", "changed, least", "top", "chance", "tau")
     body = []
     for model, removal, weights in dict.fromkeys(key[:3] for key in found):
         if removal != "ends" and (weights, removal) != ("rollout", "hidden"):  # rollout: the same as with deleted words
@@ -356,17 +355,16 @@ def _agreement_table(found: Found) -> str:
 
 
 def _ends_table(found: Found) -> str:
-    head = ["system", "weight on mark, %", "on `</s>`, %", "distance of their vectors (of mark and word)", "tokens"]
+    head = ["system", "distance of mark and `</s>` (of mark and word)", "tokens"]
     head += [f"changes, %: {text}" for text in ENDS.values()]
     body = []
     for model in dict.fromkeys(key[0] for key in found if key[1] == "ends"):
         of_model = {key[3]: row for key, row in found.items() if key[:2] == (model, "ends")}
-        weights = [_cell(of_model[f"weight, {name}"], "top") for name in ("mark", "end")]
         distances = [of_model[f"distance, {name}"]["value"] for name in ("end", "word")]
         cells = [_cell(of_model.get(f"changed, {part}"), "changed") for part in ENDS]
         tokens = of_model["attend most"]
         count = f"{round(tokens['value'] * tokens['count']):,} of {tokens['count']:,}"
-        body.append([f"`{system_of(model)}`", *weights, f"{distances[0]:.3f} ({distances[1]:.2f})", count, *cells])
+        body.append([f"`{system_of(model)}`", f"{distances[0]:.3f} ({distances[1]:.2f})", count, *cells])
     return table(head, body)
 
 
@@ -375,24 +373,23 @@ def _cell(row: Row | None, name: str) -> str:
         return "none"
     if name == "chance":
         return f"{100 * row['value']:.0f}"
-    if name.startswith(("drop", "tau")):
+    if name == "tau":
         return with_interval(row["value"], row["interval"], digits=2)
     return percent(row["value"], row["interval"], digits=1)
 
 
 def _example_table(row: Row) -> str:
-    """Return the tokens for which another word is more costly than the most attended one."""
+    """Return the tokens for which another word costs more than the most attended one."""
     body = []
     for token in row["tokens"]:
-        if token["most_attended"] != token["costly"]:
-            cells = [f"`{token['most_attended']}`", f"`{token['costly']}`"]
-            after = [f"{token['after'][name]:.2f}" for name in ("deleted", "most costly")]
-            pairs = [cell for pair in zip(cells, after, strict=True) for cell in pair]
-            body.append([f"`{token['token']}`", f"{token['probability']:.2f}", *pairs])
-    count = len(row["tokens"]) - len(body)
+        probabilities = token["probability"], token["after"]["deleted"], token["after"]["most costly"]
+        whole, most, costly = ("" if one is None else f"{one:.2f}" for one in probabilities)
+        if most != costly:
+            names = [f"`{token[name]}`" for name in ("token", "most_attended", "costly")]
+            body.append([names[0], whole, names[1], most, names[2], costly])
     text = (
-        f"For {count} of the {len(row['tokens'])} tokens, the most attended word is also the most costly one. "
-        "The others:"
+        f"For {len(body)} of the {len(row['tokens'])} tokens, another word is more costly than the most attended one "
+        "by 0.01 or more:"
     )
     head = ["token", "probability", "most attended", "without it", "most costly", "without it"]
     return f"{text}\n\n{table(head, body)}"

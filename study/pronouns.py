@@ -182,15 +182,19 @@ CHOICES = {
     "best head, chosen on the other half": _best_of_others,
     "best head, chosen on the same pairs": _best_of_same,
 }
-SHOWN = tuple(CHOICES)[:-1]  # the last choice is only a comparison for the one before it
+SHOWN = {  # names in the table; the last choice is only a comparison for the one before it
+    "mean of the last layer": "last layer",
+    "rollout": "rollout",
+    "best head, chosen on the other half": "best head",
+}
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    head = ["model", "attention of", "noun correct, %", "both correct, %", "weight moves to the noun meant, %"]
+    head = ["system", "attention of", "noun correct, %", "both correct, %", "weight moves to the noun meant, %"]
     body = [
         [
             f"`{system_of(row['model'])}`",
-            row["heads"],
+            SHOWN[row["heads"]],
             *(percent(row[name]["value"], row[name]["interval"], digits=1) for name in ("correct", "both", "moved")),
         ]
         for row in result.rows

@@ -80,7 +80,7 @@ def tables(result: Result) -> Mapping[str, str]:
         [
             f"`{row['model']}`",
             "float16" if row["half_weights"] else row["dtype"],
-            *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu", "chrf")),
+            *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu")),
         ]
         for row in result.rows
         if "bleu" in row
@@ -96,7 +96,7 @@ def tables(result: Result) -> Mapping[str, str]:
         if "accuracy" in row
     ]
     return {
-        "served": table(["model", "weights", "tok-lc BLEU", "13a BLEU", "chrF"], translating),
+        "served": table(["model", "weights", "tok-lc BLEU", "13a BLEU"], translating),
         "sentiment": table(["model", "weights", f"correct on {DEV_SPLIT}", "95 % interval"], classifying),
     }
 

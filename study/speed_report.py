@@ -23,17 +23,16 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the table of parameters, training and decoding of every system."""
+    """Return the table of training and decoding of every system."""
     settings, *rows = result.rows
     speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
     counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
     reference = speeds.get(REFERENCE, {})
-    head = ["system", "parameters", *(f"ms per update, {each}" for each in PRECISIONS), "training, minutes"]
+    head = ["system", *(f"ms per update, {each}" for each in PRECISIONS), "training, minutes"]
     head += [f"speed served, {count} at once" for count in counts]
     body = [
         [
             f"`{row['system']}`",
-            f"{row['parameters']:,}",
             *_training(row),
             *(_speed(row, reference, count) for count in counts),
         ]

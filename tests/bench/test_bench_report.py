@@ -89,7 +89,7 @@ def test_a_machine_is_named_with_the_sections_that_it_measured() -> None:
     assert machines(results, with_commands=True) == line
     results["maps"] = Recorded(MACHINE, "python -m bench", Result({}, [{"commit": "0123456789abcdef"}]))
     facts = "a chip, 2 cores, Python 3.11, numpy 2."
-    assert machines(results) == f"- `maps` (commit abc, some rows 0123456789ab), `memory` (commit abc): {facts}"
+    assert machines(results) == f"- `maps` (abc, some rows 0123456789ab), `memory` (abc): {facts}"
 
 
 def test_unmeasured_parts_say_so() -> None:

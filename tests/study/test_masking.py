@@ -123,7 +123,7 @@ def test_the_example_shows_tokens_for_which_another_word_costs_more(explained: E
     """The first token attends most to its most costly word, the second one does not."""
     explained.weights = {"mean": np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1]])}
     text = masking.tables(Result(rows=[masking.example("a b", explained)]))["masking-example"]
-    assert "For 1 of the 2 tokens" in text
+    assert text.startswith("For 1 of the 2 tokens, another word is more costly")
     assert text.splitlines()[-1] == "| `y` | 0.82 | `b` | 1.35 | `a` | 0.30 |"  # exp(-0.2), exp(-0.2 + 0.5), exp(-1.2)
 
 
