@@ -9,7 +9,9 @@ from torch.nn import functional
 from model.architectures.bert import BertClassifier
 from model.architectures.classifier import Classifier
 from model.data.batches import LabelledBatch, make_labelled_batch
+from model.data.examples import Examples
 from model.evaluation.accuracy import evaluate_classification
+from model.training.log_ratios import embed_log_ratios
 from model.training.task import Task
 
 
@@ -31,10 +33,17 @@ def label_loss(model: Classifier | BertClassifier, batch: LabelledBatch, smoothi
     return functional.cross_entropy(scores, batch.labels, label_smoothing=smoothing, reduction="sum")
 
 
+def initialise(model: Classifier | BertClassifier, examples: Examples) -> None:
+    """Let the token embeddings of one of our own models start with log-count ratios."""
+    if isinstance(model, Classifier):
+        embed_log_ratios(model, examples)
+
+
 CLASSIFICATION: Task[LabelledBatch, Classifier | BertClassifier] = Task(
     name="classification",
     make_batch=make_labelled_batch,
     count=count_texts,
     training_loss=label_loss,
     evaluate=evaluate_classification,
+    initialise=initialise,
 )

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.config import ModelConfig
-from model.data.examples import Example
+from model.data.examples import Example, Examples
 from model.data.records import Record, TaskName
 from model.evaluation.result import Evaluation as Evaluation
 
@@ -53,6 +53,8 @@ class Task(Generic[BatchT, ModelT]):
     # first column, then by the others; the largest column limits a batch and is compared with the
     # positions of the model.
     sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = first_lengths
+    # Sets weights of a new model that depend on the training examples.
+    initialise: Callable[[ModelT, Examples], None] | None = None
     other_validation_loss: Callable[[ModelT, BatchT, float], Tensor] | None = None
 
     def validation_loss(self, model: ModelT, batch: BatchT) -> Tensor:

@@ -83,7 +83,7 @@ class Trainer:
             model_config: configuration of the model.
             device: device of the model; by default CUDA if available, else the CPU.
             initialise: replaces the random weights of a new run, for example by those of another
-                run.
+                run; by default, that of the task.
             details: more facts about the run for its record, which JSON can represent.
             flags: options of the command line by the names of settings, for messages; by default,
                 messages have the names of settings.
@@ -125,8 +125,11 @@ class Trainer:
             self._check_sizes("dev", data.dev)
             torch.manual_seed(config.seed)
             self.model: Any = build_model(model_config)
-            if initialise is not None and not is_resumed:
-                initialise(self.model)
+            if not is_resumed:
+                if initialise is not None:
+                    initialise(self.model)
+                elif task.initialise is not None:
+                    task.initialise(self.model, data.train)
             self.model.to(self.device)
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
             if is_resumed:

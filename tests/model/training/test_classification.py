@@ -176,3 +176,23 @@ def test_the_loss_of_several_labels_is_the_sum_over_the_texts_of_a_batch(model: 
 
 def test_the_size_of_an_example_is_the_length_of_its_text() -> None:
     np.testing.assert_array_equal(CLASSIFICATION.sizes(MemoryExamples(WITH_SEVERAL).lengths), [[3], [5], [2]])
+
+
+def test_a_new_run_starts_with_the_ratios_of_its_training_texts(tmp_path: Path, reviews: Path) -> None:
+    trainer = make_trainer(tmp_path / "run", reviews)
+    column = trainer.model.embedding.weight[:, -1]
+    by_label = {
+        label: [column[token].item() for text in texts for token in trainer.tokenizer.encode(text.split()[-1]).ids[:-1]]
+        for label, texts in (("good", GOOD), ("bad", ("it is dull", "truly boring", "a waste")))
+    }
+    assert np.mean(by_label["good"]) * np.mean(by_label["bad"]) < 0
+    random = Classifier(trainer.model_config)  # type: ignore[arg-type]
+    given = Trainer(
+        tmp_path / "given",
+        TOY,
+        CLASSIFICATION,
+        *read_system_data("classification", reviews, tmp_path / "given", TOY, toy_classifier),
+        CPU,
+        initialise=lambda model: model.load_state_dict(random.state_dict()),
+    )
+    assert torch.equal(given.model.embedding.weight, random.embedding.weight)
