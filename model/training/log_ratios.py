@@ -11,7 +11,7 @@ from torch import Tensor
 from model.architectures.classifier import Classifier
 from model.data.examples import Examples
 
-SCALE = 2.0  # of the features, relative to that of the random embeddings
+SCALE = 4.0  # of the features, relative to that of the random embeddings
 MAX_SHARE = 0.25  # of the width that features may have
 
 

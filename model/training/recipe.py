@@ -26,8 +26,9 @@ MAX_LENGTH_TOKENS = 512  # of an example, if the user gives no other limit
 MIN_POSITIONS = 128
 _POSITIONS_STEP = 64  # positions of a model are a multiple of it
 
-# Rules for the vocabulary: tokens for the square root of the characters of train.
-_TOKENS_PER_ROOT = 3.7
+# Rules for the vocabulary: tokens for the square root of the characters of train. Whole words help
+# to classify.
+_TOKENS_PER_ROOT, _CLASSIFIER_TOKENS_PER_ROOT = 3.7, 7.0
 _VOCABULARY = (500, 16_000)
 
 # Numbers of examples up to which a size is chosen.
@@ -38,7 +39,7 @@ _LEARNING_RATES: Mapping[Size, float] = {"tiny": 3e-3, "small": 1.5e-3, "base": 
 # Layers of the encoder and of the decoder, or of the only stack.
 _LAYERS: Mapping[TaskName, Mapping[Size, int]] = {
     "translation": {"tiny": 2, "small": 4, "base": 6},
-    "classification": {"tiny": 2, "small": 4, "base": 6},
+    "classification": {"tiny": 1, "small": 4, "base": 6},
     "encoder": {"tiny": 2, "small": 4, "base": 6},
     "language-model": {"tiny": 4, "small": 6, "base": 8},
 }
@@ -57,6 +58,13 @@ _UPDATES_PER_VALIDATION, _VALIDATIONS = 200, 10  # validations of a run, if an e
 _PATIENCE_VALIDATIONS = 5
 _AVERAGED_SHARE = 0.1  # of all epochs
 _AVERAGED = (1, 10)
+
+# A new classifier has one target for each text, and starts with log-count ratios, so that it is
+# soon good and soon overfits: batches of at most some texts of mean length, small steps, and the
+# mean of most epochs.
+_CLASSIFIER_TEXTS = 32
+_CLASSIFIER_RATE = 1 / 3  # of the learning rates of other tasks
+_CLASSIFIER_AVERAGED_SHARE = 0.7
 
 # Weights of a run or of a checkpoint of others need smaller steps, and fewer.
 _START_LEARNING_RATES: Mapping[TaskName, float] = {
@@ -81,8 +89,9 @@ class Recipe:
 def choose_vocabulary(facts: "Facts") -> tuple[int, str]:
     """Return the number of tokens of the tokenizer to train, and why."""
     sides = 2 if facts.task in ("translation", "encoder") else 1
+    per_root = _CLASSIFIER_TOKENS_PER_ROOT if facts.task == "classification" else _TOKENS_PER_ROOT
     characters = sides * facts.characters["train"].total
-    size = _within(_VOCABULARY, round(_TOKENS_PER_ROOT * math.sqrt(characters), -2))
+    size = _within(_VOCABULARY, round(per_root * math.sqrt(characters), -2))
     return size, f"vocabulary of {size:,} tokens, for {characters:,} characters of train"
 
 
@@ -132,7 +141,7 @@ def dropout_of(task: TaskName, num_examples: int) -> float:
     if task == "language-model":
         return 0.1 if num_examples <= _SMALL_EXAMPLES else 0.0
     if num_examples <= 2 * _TINY_EXAMPLES:
-        return 0.3
+        return 0.4 if task == "classification" else 0.3
     return 0.2 if num_examples <= _SMALL_EXAMPLES else 0.1
 
 
@@ -170,6 +179,7 @@ def _choose_model(
     shared |= {"encoder_layers": layers, "word_dropout": dropout}
     if task == "encoder":
         return EncoderConfig(**shared)
+    reasons.append("token embeddings that start with the log-count ratios of the labels")
     return ClassifierConfig(**shared, labels=tuple(facts.labels), multi_label=multi_label)
 
 
@@ -177,7 +187,7 @@ def _choose_training(
     facts: "Facts", model: ModelConfig, given: Mapping[str, Any], start: Start, reasons: list[str]
 ) -> TrainConfig:
     task, tokens, num_examples = facts.task, facts.tokens["train"], facts.examples["train"]
-    chosen = dict[str, Any](given)
+    chosen, is_new_classifier = dict[str, Any](given), task == "classification" and start == "random"
 
     def choose_value(name: str, value: Any, reason: str) -> Any:
         if name not in chosen:
@@ -186,7 +196,10 @@ def _choose_training(
         return chosen[name]
 
     chosen.setdefault("max_length_tokens", min(facts.max_length_tokens, model.max_positions))
-    batch = max(_within(_BATCH_TOKENS, tokens.total / _UPDATES_PER_EPOCH), chosen["max_length_tokens"])
+    batch = tokens.total / _UPDATES_PER_EPOCH
+    if is_new_classifier:
+        batch = min(batch, _CLASSIFIER_TEXTS * tokens.total / num_examples)
+    batch = max(_within(_BATCH_TOKENS, batch), chosen["max_length_tokens"])
     batch = choose_value("batch_tokens", batch, f"batches of {batch:,} tokens, for {tokens.total:,} tokens of train")
     updates_per_epoch = max(1, math.ceil(tokens.total / batch / chosen.get("accumulate", 1)))
     updates = _UPDATES[task] * max(1.0, num_examples / 300) ** _UPDATES_POWER
@@ -200,6 +213,7 @@ def _choose_training(
     width = getattr(model, "d_model", 128)
     if start == "random":
         rate = next(_LEARNING_RATES[size] for size in reversed(SIZES) if width >= _WIDTHS[size] or size == "tiny")
+        rate *= _CLASSIFIER_RATE if is_new_classifier else 1
         choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, for a model of width {width}")
     else:
         rate = _START_LEARNING_RATES[task] if start == "checkpoint" else 3e-4
@@ -208,7 +222,7 @@ def _choose_training(
     evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
     patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
     choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")
-    averaged = _within(_AVERAGED, _AVERAGED_SHARE * epochs)
+    averaged = _within(_AVERAGED, (_CLASSIFIER_AVERAGED_SHARE if is_new_classifier else _AVERAGED_SHARE) * epochs)
     choose_value("average_last", averaged, f"averaged weights of the last {_count(averaged, 'epoch')}")
     smoothing = _LABEL_SMOOTHING.get(task, 0.0)
     choose_value("label_smoothing", smoothing, f"label smoothing {smoothing:g}, for {task}")

@@ -1,5 +1,6 @@
 """Settings that the data decide."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ def test_the_warm_up_is_a_small_part_of_the_training_and_dev_is_validated(task: 
     updates = config.max_epochs * max(1, -(-facts.tokens["train"].total // config.batch_tokens))
     assert config.warmup_steps <= max(10, 0.11 * updates)
     assert config.evaluate_epochs <= max(1, config.max_epochs / 10)
-    assert config.average_last <= max(1, config.max_epochs / 4)
+    assert config.average_last <= max(1, config.max_epochs * (1 if task == "classification" else 0.25))
     assert config.patience_epochs >= config.evaluate_epochs
     assert config.max_length_tokens <= config.batch_tokens
     assert recipe.model.max_positions >= config.max_length_tokens
@@ -65,6 +66,27 @@ def test_more_data_have_larger_vocabularies_models_and_batches_and_fewer_epochs(
     assert epochs == sorted(epochs, reverse=True)
     widths = [recipe.model.d_model for recipe in recipes if isinstance(recipe.model, TransformerConfig)]
     assert widths == [128, 128, 128, 256]
+
+
+def test_new_classifiers_have_small_batches_and_steps_and_average_most_epochs() -> None:
+    few, many, long = (
+        choose(make_facts("classification", *facts), {"vocab_size": 1000}, {"max_length_tokens": 128})
+        for facts in ((500, 36), (7_000, 25), (7_000, 400))
+    )
+    assert [one.config.batch_tokens for one in (few, many, long)] == [512, 800, 4096]
+    assert [one.config.max_epochs for one in (few, many, long)] == [19, 7, 3]
+    assert [one.config.average_last for one in (few, many, long)] == [10, 5, 3]
+    assert {one.config.peak_learning_rate for one in (few, many, long)} == {1e-3}
+    assert many.model == replace(few.model, max_positions=many.model.max_positions)
+    assert isinstance(many.model, ClassifierConfig)
+    assert (many.model.encoder_layers, many.model.dropout, many.model.word_dropout) == (1, 0.4, 0.4)
+    started = chosen("classification", 7_000, model=many.model, start="run").config
+    assert (started.batch_tokens, started.average_last) == (2917, 1)
+
+
+def test_classifiers_have_larger_vocabularies() -> None:
+    sizes = {task: choose_vocabulary(make_facts(task, 1_000))[0] for task in TASK_NAMES}
+    assert sizes["classification"] == 1_700 and sizes["language-model"] == 900
 
 
 def test_given_values_are_kept_and_need_no_reason() -> None:
