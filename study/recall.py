@@ -19,6 +19,7 @@ from model.data.instructions import KINDS
 from model.evaluation.defaults import SEED, TURNS
 from model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
 from model.systems import bundle_name
+from service.bundle import MANIFEST
 from study.bleu import percent
 from study.chats import LINES
 from study.collect import system_and_seed
@@ -32,7 +33,7 @@ SPREAD = 1.05  # factor between the horizontal positions of the points of one tu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("bundles", type=Path, help=f"folder with {', '.join(map(bundle_name, LINES))}")
+    parser.add_argument("bundles", type=Path, help=f"folder with some of {', '.join(map(bundle_name, LINES))}")
     parser.add_argument("--turns", type=int, nargs="+", default=TURNS, help="lengths of the dialogues")
     text = "number of dialogues for each condition, kind of instruction and length"
     parser.add_argument("--dialogues", type=int, default=20, help=text)
@@ -41,14 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Send the same dialogues to all models over the service's HTTP API.
+    """Send the same dialogues to all models of a folder over the service's HTTP API.
 
     Raises:
-        ValueError: A model is missing, or a dialogue exceeds a model's limit.
+        FileNotFoundError: The folder has none of the models.
+        ValueError: A dialogue exceeds a model's limit.
     """
+    names = [name for name in LINES if (arguments.bundles / bundle_name(name) / MANIFEST).is_file()]
+    if not names:
+        raise FileNotFoundError(f"{arguments.bundles} has none of {', '.join(map(bundle_name, LINES))}")
     runs = [] if arguments.runs is None else _runs(arguments.runs)
     with serve(arguments.bundles) as served:
-        rows = [row for name in LINES for row in _measure_model(served, name, arguments)]
+        rows = [row for name in names for row in _measure_model(served, name, arguments)]
     return Result(rows=[*rows, *runs])
 
 
@@ -95,13 +100,14 @@ def tables(result: Result) -> Mapping[str, str]:
     body = [
         [label, condition, *(_share(found[name, condition, turn]) for turn in turns)]
         for name, (label, *_) in LINES.items()
+        if (name, UNSEEN, turns[0]) in found
         for condition in CASES
     ]
     seeds = [[LINES[row["system"]][0], str(row["run_seed"]), _share(row)] for row in runs]
-    return {
-        NAME: table(["model", "dialogues", *(f"turn {turn}" for turn in turns)], body),
-        "recall-seeds": table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds),
-    }
+    written = {NAME: table(["model", "dialogues", *(f"turn {turn}" for turn in turns)], body)}
+    if seeds:
+        written["recall-seeds"] = table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds)
+    return written
 
 
 def _share(row: Mapping[str, Any]) -> str:
@@ -133,6 +139,8 @@ def _draw_condition(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     use_log_scale(axes, "x")
     for index, (name, (label, colour, marker)) in enumerate(LINES.items()):
         series = [row for row in rows if row["system"] == name]
+        if not series:
+            continue
         x = [row["turn"] * SPREAD ** (index - 1) for row in series]
         shares = [100 * row["kept"] / row["total"] for row in series]
         # Rounding may put the end of an interval slightly beyond a share of 0 or 100 %.

@@ -67,8 +67,8 @@ def test_all_models_are_measured_in_all_conditions_and_runs_are_read(chats: Path
     assert tables(result)["recall-seeds"].splitlines()[-1] == "| with Ghost Attention | 2 | 18 % [10, 31] |"
 
 
-def test_missing_models_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be served"):
+def test_a_folder_without_any_chat_model_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="has none of smalltalk-chat-gatt, smalltalk-chat-baseline, "):
         measure(parsed(str(tmp_path)))
 
 
@@ -77,6 +77,8 @@ def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
     assert lines[0] == "| model | dialogues | turn 1 | turn 20 |"
     assert lines[2] == "| with Ghost Attention | trained | 22 % [12, 37] | 15 % [12, 37] |"
     assert len(lines) == 2 + len(LINES) * len(CASES)
+    one = tables(Result(rows=[row for row in ROWS if row["system"] == "chat-baseline"]))
+    assert one.keys() == {"recall"} and len(one["recall"].splitlines()) == 2 + len(CASES)
 
 
 def test_the_picture_shows_every_condition_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:
