@@ -25,7 +25,7 @@ def log_ratios(examples: Examples, vocab_size: int, num_labels: int) -> Tensor:
     of_all = torch.zeros(vocab_size)
     for index in range(len(examples)):
         ids, labels = map(list, examples[index])
-        tokens = torch.tensor(ids).unique()
+        tokens = torch.tensor(sorted(set(ids)))
         of_all[tokens] += 1
         for label in labels:
             having[tokens, label] += 1
