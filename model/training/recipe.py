@@ -26,9 +26,8 @@ MAX_LENGTH_TOKENS = 512  # of an example, if the user gives no other limit
 MIN_POSITIONS = 128
 _POSITIONS_STEP = 64  # positions of a model are a multiple of it
 
-# Rules for the vocabulary: tokens for the square root of the characters of train. Whole words help
-# to classify.
-_TOKENS_PER_ROOT, _CLASSIFIER_TOKENS_PER_ROOT = 3.7, 7.0
+# Rules for the vocabulary: tokens for the square root of the characters of train.
+_TOKENS_PER_ROOT = 3.7
 _VOCABULARY = (500, 16_000)
 
 # Numbers of examples up to which a size is chosen.
@@ -89,9 +88,8 @@ class Recipe:
 def choose_vocabulary(facts: "Facts") -> tuple[int, str]:
     """Return the number of tokens of the tokenizer to train, and why."""
     sides = 2 if facts.task in ("translation", "encoder") else 1
-    per_root = _CLASSIFIER_TOKENS_PER_ROOT if facts.task == "classification" else _TOKENS_PER_ROOT
     characters = sides * facts.characters["train"].total
-    size = _within(_VOCABULARY, round(per_root * math.sqrt(characters), -2))
+    size = _within(_VOCABULARY, round(_TOKENS_PER_ROOT * math.sqrt(characters), -2))
     return size, f"vocabulary of {size:,} tokens, for {characters:,} characters of train"
 
 
