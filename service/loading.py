@@ -192,9 +192,11 @@ def load_bundles(
     repository = BundleRepository(settings, provider, tokenizers, observer_of, plan)
     if not settings.max_rows:
         bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
-    max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, bundles.values()), provider)
+    # Bundles that are lazy by their manifest are many, and few of them are used.
+    counted = [one for one in bundles.values() if not one.lazy] or list(bundles.values())
+    max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, counted), provider)
     settings = settings.model_copy(
-        update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, bundles.values())}
+        update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, counted)}
     )
     lazy = {one.name: one for one in bundles.values() if one.lazy or settings.is_lazy(one.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}

@@ -19,7 +19,7 @@ from bench.report import table
 from model.commands import corpus_folder
 from model.evaluation.bleu import read_test_set
 from model.evaluation.defaults import TEST_SPLIT
-from model.systems import JOINED, SMALL, SYSTEMS
+from model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
 from model.training.folder import RunFolder
 from study.bleu import Counts, Estimate, Statistics, estimate, resamples
 from study.collect import read_scores, system_and_seed
@@ -145,7 +145,13 @@ def _diagnostics(run: Path) -> list[dict[str, Any]]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    return {f"claims-{group}": _by_length(result) if group == "long" else _by_system(result, group) for group in TABLES}
+    """Return a table for each group of which systems have been trained."""
+    trained = {row["system"] for row in result.rows if row["kind"] == "system"}
+    return {
+        f"claims-{group}": _by_length(result) if group == "long" else _by_system(result, group)
+        for group in TABLES
+        if trained & set(SMALL_GROUPS[group])
+    }
 
 
 draw = no_pictures

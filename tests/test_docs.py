@@ -146,7 +146,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_the_rows_of_the_shipped_models_have_the_documented_size() -> None:
     page = Path("docs/how-to/tune.md").read_text(encoding="utf-8")
-    sizes = {folder.name: row_bytes(manifest) / 1e6 for folder, manifest in find_bundles(Path("bundles")).items()}
+    bundles = find_bundles(Path("bundles"))
+    sizes = {folder.name: row_bytes(manifest) / 1e6 for folder, manifest in bundles.items() if not manifest.lazy}
     for name, size in sizes.items():
         (documented,) = re.findall(rf"^\| `{name}` \| ([\d.]+)", page, flags=re.MULTILINE)
         assert float(documented) == pytest.approx(size, rel=0.1), name

@@ -31,7 +31,7 @@ def input_of(folder: Path) -> str:
 
 def test_bundles_stay_small() -> None:
     assert all(size(folder) <= 6 * MEGABYTE for folder in BUNDLES)
-    assert sum(map(size, BUNDLES)) <= 30 * MEGABYTE
+    assert sum(map(size, BUNDLES)) <= 60 * MEGABYTE
 
 
 @pytest.mark.skipif(not Path(".git").exists(), reason="no checkout")

@@ -134,7 +134,7 @@ def test_labels_are_those_of_classify(shipped: RunningServer, is_binary: bool) -
     assert strings(result.as_numpy("labels")) == [label["label"] for label in labels]
     scores = np.array([label["score"] for label in labels], np.float32)
     assert np.array_equal(result.as_numpy("label_scores").ravel(), scores)
-    assert result.as_numpy("attention_encoder").shape[:3] == (2, 2, 4)
+    assert result.as_numpy("attention_encoder").shape[:3] == (2, 1, 4)
 
 
 @each_way

@@ -64,7 +64,7 @@ def test_all_models_are_measured_in_all_conditions_and_runs_are_read(chats: Path
         ("chat-gatt", 1, 9),
         ("chat-gatt", 2, 9),
     ]
-    assert tables(result)["recall-seeds"].splitlines()[-1] == "| with Ghost Attention | 2 | 18 % [10, 31] |"
+    assert tables(result)["recall-seeds"].splitlines()[-1] == "| with Ghost Attention | 2 | 18 [10, 31] |"
 
 
 def test_a_folder_without_any_chat_model_is_an_error(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_folder_without_any_chat_model_is_an_error(tmp_path: Path) -> None:
 def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
     lines = tables(Result(rows=ROWS))["recall"].splitlines()
     assert lines[0] == "| model | dialogues | turn 1 | turn 20 |"
-    assert lines[2] == "| with Ghost Attention | trained | 22 % [12, 37] | 15 % [12, 37] |"
+    assert lines[2] == "| with Ghost Attention | trained | 22 [12, 37] | 15 [12, 37] |"
     assert len(lines) == 2 + len(LINES) * len(CASES)
     one = tables(Result(rows=[row for row in ROWS if row["system"] == "chat-baseline"]))
     assert one.keys() == {"recall"} and len(one["recall"].splitlines()) == 2 + len(CASES)

@@ -61,7 +61,7 @@ def reviews(tmp_path: Path) -> Path:
 def test_the_trainer_learns_labels_and_its_checkpoints_contain_them(tmp_path: Path, reviews: Path) -> None:
     train(tmp_path / "run", reviews)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert rows[-1]["validation_loss"] < 0.3 < rows[0]["validation_loss"]
+    assert rows[-1]["validation_loss"] < 0.8 * rows[0]["validation_loss"]
     model, tokenizer = load_model(tmp_path / "run" / "averaged")
     assert isinstance(model, Classifier)
     assert model.config.labels == ("negative", "positive")
