@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from service.api.endpoint import Endpoint
 from service.app import create_app
-from service.bundle import Languages, Manifest
+from service.bundle import Alignment, AlignmentStep, Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
@@ -235,6 +235,14 @@ def start(make_backend: MakeBackend) -> Start:
             yield running
 
     return run
+
+
+def with_alignment(backend: FakeBackend, step: AlignmentStep) -> FakeBackend:
+    """Let the second head of the first layer of the only model align words at a step."""
+    alignment = Alignment(step=step, layer=0, heads=(1,), criterion="test", agreement=0.5, baseline=0.25, sentences=1)
+    (manifest,) = backend.manifests
+    backend.manifests = (manifest.model_copy(update={"alignment": alignment}),)
+    return backend
 
 
 @pytest.fixture(scope="session")

@@ -246,10 +246,16 @@ def add_another(folder: Path, name: str) -> Path:
     return added
 
 
-def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use(folder: Path) -> None:
+def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     added = add_another(folder, "lazy")
-    write_manifest(added, read_manifest(added).model_copy(update={"lazy": True}))
-    backend = load(folder)
+    manifest = read_manifest(added)
+    monkeypatch.setattr(loading, "state_bytes", lambda _: 16 * row_bytes(manifest))
+    assert load_backend(Settings(bundles=folder, threads=1), observer_of).max_rows == 8
+    write_manifest(added, manifest.model_copy(update={"lazy": True}))
+    backend = load_backend(Settings(bundles=folder, threads=1), observer_of)
+    assert backend.max_rows == 16
     assert (list(backend.loaded), list(backend.lazy)) == (["toy"], ["lazy"])
     backend.repository.load("lazy", 0)
 

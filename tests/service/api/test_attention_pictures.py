@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.bundle import Alignment, AlignmentStep
-from tests.service.conftest import MakeBackend, Start, classifying
+from service.bundle import AlignmentStep
+from tests.service.conftest import MakeBackend, Start, classifying, with_alignment
 
 pytestmark = pytest.mark.anyio
 
@@ -49,11 +49,7 @@ async def test_clients_that_accept_svg_get_a_picture(start: Start, fields: dict[
 async def test_heads_that_align_words_at_the_step_of_the_rows_are_the_default(
     start: Start, make_backend: MakeBackend, step: AlignmentStep, title: str
 ) -> None:
-    backend = make_backend()
-    alignment = Alignment(step=step, layer=0, heads=(1,), criterion="test", agreement=0.5, baseline=0.25, sentences=1)
-    (manifest,) = backend.manifests
-    backend.manifests = (manifest.model_copy(update={"alignment": alignment}),)
-    async with start(backend) as running:
+    async with start(with_alignment(make_backend(), step)) as running:
         response = await running.post(PATH, {"inputs": "a dog", "draw": "alignment"})
         assert titles(response.text)[0] == title
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import ALIGNMENT_STEPS, Alignment, AlignmentStep, ChatTemplate
+from service.bundle import ALIGNMENT_STEPS, AlignmentStep, ChatTemplate
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Running, Start, classifying
+from tests.service.conftest import MakeBackend, Running, Start, classifying, with_alignment
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
 
 pytestmark = pytest.mark.anyio
@@ -230,11 +230,7 @@ async def test_statistics_equal_the_slow_twin(running: Running) -> None:
 async def test_agreement_is_that_with_the_heads_that_align_words(
     start: Start, make_backend: MakeBackend, step: AlignmentStep
 ) -> None:
-    backend = make_backend()
-    alignment = Alignment(step=step, layer=0, heads=(1,), criterion="test", agreement=0.5, baseline=0.25, sentences=1)
-    (manifest,) = backend.manifests
-    backend.manifests = (manifest.model_copy(update={"alignment": alignment}),)
-    async with start(backend) as running:
+    async with start(with_alignment(make_backend(), step)) as running:
         output = await attention(running, targets=TARGET, statistics=True, kinds=["cross"])
         best = maps_of(output)["cross"][:, :, :, :-1].argmax(axis=-1)  # without the end token of the source
         aligned = best[0, 1, 1:] if step == "reads" else best[0, 1, :-1]
