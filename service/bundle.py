@@ -281,6 +281,9 @@ class ChatTemplate(_Part):
     # Start of the first user message, with the system messages, as in Llama 2. None: they are
     # separated by an empty line. Only without `system`.
     system_in_user: TemplateText | None = None
+    # True: the last user message starts with them instead, as in Mistral 7B v0.3; a dialogue that
+    # ends with a reply to continue has none.
+    system_in_last: bool = False
     default_system: str | None = None  # system message of a dialogue without one
     user: TemplateText
     assistant: TemplateText

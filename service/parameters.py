@@ -271,7 +271,9 @@ FILTERS = ("top_k", "top_p", "min_p", "typical_p")  # of the tokens that can be 
 SAMPLING_PARAMETERS = ("temperature", *FILTERS, "seed")
 BEAM_PARAMETERS = ("length_penalty", "early_stopping")
 # Parameters whose defaults a model can set; the other settings always apply.
-MODEL_DEFAULTS = tuple(GenerationDefaults.model_fields.keys() - {"suppress_tokens", "bad_words", "force_end"})
+MODEL_DEFAULTS = tuple(
+    name for name in GenerationDefaults.model_fields if name not in ("suppress_tokens", "bad_words", "force_end")
+)
 
 
 def complete_parameters_schema(schema: dict[str, Any]) -> None:

@@ -37,6 +37,8 @@ SEQUENCES = "sequences"  # metric by which Ray chooses the number of replicas
 SEQUENCES_OF_REPLICA = 16  # waiting and running ones, for which there is one replica
 CANCEL_S = 1.0  # time in which the call of a client that has gone must end
 REQUEST_ID = b"x-request-id"
+RENEWAL_S = 60.0  # interval in which a replica renews its file for Prometheus
+MAX_TARGET_AGE_S = 300.0
 
 
 class ResponseBrokenOffError(Exception):
@@ -122,9 +124,11 @@ class ReplicaApp:
             return
         if self._target is not None:
             self._target.write()
+            renewing = asyncio.create_task(self._target.keep())
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self._target is not None:
+            renewing.cancel()
             self._target.remove()
         self._server.should_exit = True
         await serving
@@ -161,16 +165,29 @@ class TargetFile:
         self._machine = socket.gethostname()
         self._path = folder / f"{self._machine}-{os.getpid()}.json"
 
+    async def keep(self) -> None:
+        """Write the file again and again, so that others know that it is in use."""
+        while True:
+            await asyncio.sleep(RENEWAL_S)
+            with contextlib.suppress(OSError):  # the next time may succeed
+                self.write()
+
     def write(self) -> None:
-        """Write the file, and remove those of processes of this machine that were killed."""
+        """Write the file, and remove those of processes of this machine that were killed, and those
+        of lost machines, which nobody has renewed for `MAX_TARGET_AGE_S`.
+        """
         folder = self._path.parent
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"{self._machine}-*.json"):
-            if not Path("/proc", path.stem.rpartition("-")[2]).exists():
-                path.unlink(missing_ok=True)
         new = self._path.with_suffix(".new")
         new.write_text(json.dumps([{"targets": [self._address]}]), encoding="utf-8")
         new.replace(self._path)
+        oldest = self._path.stat().st_mtime - MAX_TARGET_AGE_S  # by the clock of the folder's machine
+        for path in folder.glob("*.json"):
+            machine, _, process = path.stem.rpartition("-")
+            is_killed = machine == self._machine and not Path("/proc", process).exists()
+            with contextlib.suppress(FileNotFoundError):  # another replica removes it, too
+                if is_killed or path.stat().st_mtime < oldest:
+                    path.unlink()
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)

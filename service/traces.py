@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 # Names of OpenTelemetry's conventions for generative AI; other tasks have their own names.
 OPERATIONS = {"generate": "text_completion", "encode": "embeddings"}
+# Parameters of a generation, with their names there. Those with texts are left out.
+PARAMETERS = {
+    "max_new_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "seed": "seed",
+    "num_return_sequences": "choice.count",
+}
 SHUTDOWN_TIMEOUT_S = 2.0  # time in which the last spans must be sent
 
 
@@ -52,8 +63,8 @@ class Traces:
             resource=own.merge(OTELResourceDetector().detect()),
             shutdown_on_exit=False,
         )
-        exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("sightline", __version__)
         self._propagator = TraceContextTextMapPropagator()
 
@@ -104,8 +115,12 @@ class Traces:
         span.end()
 
     def shutdown(self) -> None:
-        """Send the spans that are left."""
+        """Send the spans that are left; `stop_sending` ends it early."""
         self._provider.shutdown()
+
+    def stop_sending(self) -> None:
+        """Give up spans that the collector has not taken."""
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 def check_traces(endpoint: str) -> None:

@@ -94,7 +94,7 @@ COMMANDS = {
 }
 
 # These commands, and `models get`, read files that others wrote, in a child process with limits.
-LIMITED = ("export", "verify")
+LIMITED = ("export", "verify", "quantize")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -98,10 +98,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
         )
         output, svg = asyncio.run(make_picture(folder, manifest, settings, parsed))
         write_picture(parsed.out, svg, parsed.scale)
-    except RuntimeUnavailableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except (BundleError, SettingsError, UsageError) as error:
+    except (BundleError, RuntimeUnavailableError, SettingsError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
     except ApiError as error:

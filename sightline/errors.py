@@ -1,6 +1,7 @@
 """Errors of the commands that run a model, and their exit statuses."""
 
 from service.bundle import MissingBundleError
+from service.runtime.protocol import RuntimeUnavailableError
 from service.settings import SettingsError
 from sightline.parser import EXIT_FAILED, EXIT_USAGE
 
@@ -13,6 +14,7 @@ USAGE_ERRORS = (
     UsageError,
     SettingsError,
     MissingBundleError,
+    RuntimeUnavailableError,
     FileNotFoundError,
     IsADirectoryError,
     NotADirectoryError,

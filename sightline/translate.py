@@ -27,7 +27,7 @@ from service.text.sentences import split_sentences
 from sightline.bundles import add_bundle_option, choose_bundle, load_service
 from sightline.errors import UsageError, exit_status
 from sightline.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
-from sightline.parser import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from sightline.parser import EXIT_FAILED, EXIT_INTERRUPTED, Parser
 
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
@@ -126,10 +126,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
                     file=sys.stderr,
                 )
             return code
-    except RuntimeUnavailableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except (BundleError, LineError, OutputBusyError, SettingsError, UsageError) as error:
+    except (BundleError, LineError, OutputBusyError, RuntimeUnavailableError, SettingsError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
     except BrokenPipeError:

@@ -143,8 +143,8 @@ def _check_target_parameters(given: Collection[str]) -> None:
     Raises:
         ApiError: `invalid_parameter`.
     """
-    for name in given:
-        if name in GENERATING_PARAMETERS:
+    for name in GENERATING_PARAMETERS:
+        if name in given:
             allowed = ", ".join(f"{{{one}}}" for one in TARGET_PARAMETERS)
             message = (
                 f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."

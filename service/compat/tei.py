@@ -30,7 +30,7 @@ from service.compat.tei_schemas import (
 )
 from service.errors import ApiError, ErrorCode
 from service.fields import Texts
-from service.inference.classify import classify, function_of
+from service.inference.classify import ClassifyResult, classify, function_of
 from service.inference.encode import EncodeResult, encode
 from service.inference.rerank import rerank
 from service.inference.service import models_by_task
@@ -120,10 +120,7 @@ async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Pr
             message = f"It must be {function} for {manifest.name}, got {requested}."
             raise ApiError("unsupported_parameter", message, path="parameters.function_to_apply")
     result = await classify(call, served, body.inputs, truncate=bool(body.truncate), raw_scores=raw_scores)
-    top_k = body.parameters.top_k if body.parameters else None
-    predictions: list[list[Prediction]] = [
-        [{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs
-    ]
+    predictions = _predictions(result, body.parameters.top_k if body.parameters else None)
     is_batch = body.inputs.is_list or body.parameters is not None
     return predictions if is_batch else predictions[0]
 
@@ -142,10 +139,12 @@ async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list
         multi_label=bool(parameters.multi_label),
         truncate=bool(body.truncate),
     )
-    predictions: list[list[Prediction]] = [
-        [{"score": one.score, "label": one.label} for one in output.labels] for output in result.outputs
-    ]
+    predictions = _predictions(result)
     return predictions if body.inputs.is_list else predictions[0]
+
+
+def _predictions(result: ClassifyResult, top_k: int | None = None) -> list[list[Prediction]]:
+    return [[{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs]
 
 
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:

@@ -2,8 +2,7 @@
 field.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal, NotRequired, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
@@ -14,6 +13,7 @@ from service.api.types import CandidateLabels, HypothesisTemplate, Inputs, Multi
 from service.fields import (
     MAX_ID,
     MAX_INPUTS,
+    IdLists,
     RequestBody,
     Text,
     TextOrTexts,
@@ -239,14 +239,6 @@ class TokensBody(RequestBody):
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs."}]})
 
 
-@dataclass(frozen=True)
-class IdLists:
-    """One list of token ids, or several."""
-
-    lists: Annotated[Sequence[Sequence[int]], Field(description="The lists.")]
-    is_list: Annotated[bool, Field(description="False for one list that is not in a list.")]
-
-
 def _check_ids(value: Any) -> IdLists:
     if not isinstance(value, list):
         raise field_error("invalid_parameter", "It must be a list of token ids, or a list of such lists.")
@@ -261,7 +253,7 @@ def _check_ids(value: Any) -> IdLists:
         for inner, id_ in enumerate(ids):
             if type(id_) is not int or not 0 <= id_ <= MAX_ID:
                 raise field_error("invalid_parameter", f"It must be an integer from 0 to {MAX_ID}.", *path, inner)
-    return IdLists(lists, is_list)
+    return IdLists(tuple(map(tuple, lists)), is_list)
 
 
 class DecodeBody(RequestBody):

@@ -13,6 +13,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -93,7 +94,7 @@ class Application(FastAPI):
         """Raise the error of a request that no route accepts, which the dispatcher sends."""
         assert isinstance(error, HTTPException)
         scope, matched = request.scope, request.scope.get("endpoint")
-        call, path = scope[CALL], scope["path"]
+        call, path = scope[CALL], get_route_path(scope)
         if error.status_code == ERRORS["not_found"].status or matched is None:
             raise self.table.not_found(call, path)
         by_method, _ = self.table.find(path)

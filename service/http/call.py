@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl
 
@@ -67,6 +67,7 @@ class HttpCall(Call):
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection
         self.endpoint: Endpoint | None = None
+        self.check_access: Callable[[HttpCall, Endpoint], None]  # set by the dispatcher, before any endpoint is called
         self.error_format: ErrorFormat = NATIVE_ERRORS
         self.tail = b""  # bytes of the body after its JSON
         self.status: int | None = None  # status of the response once it has started

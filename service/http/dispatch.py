@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
+from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
@@ -27,7 +28,7 @@ from service.inference.service import Service
 from service.inference.streaming import StreamToken
 from service.logs import FIELDS, access_logger
 from service.metrics import Metrics
-from service.traces import OPERATIONS, trace_id
+from service.traces import OPERATIONS, PARAMETERS, trace_id
 
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
@@ -123,7 +124,8 @@ class CallLog:
 
 def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]:
     """Return the attributes of a call's span, by the names of OpenTelemetry's conventions."""
-    details = call.details
+    details, parameters = call.details, call.parameters
+    given = () if parameters is None else parameters.model_fields_set
     return {
         "http.request.method": call.scope["method"],
         "http.route": None if call.endpoint is None else call.route,
@@ -132,6 +134,9 @@ def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]
         "gen_ai.provider.name": None if call.model_name is None else "sightline",
         "gen_ai.operation.name": None if call.task is None else OPERATIONS.get(call.task, call.task),
         "gen_ai.request.model": call.model_name,
+        **{
+            f"gen_ai.request.{name}": getattr(parameters, field) for field, name in PARAMETERS.items() if field in given
+        },
         "gen_ai.usage.input_tokens": details.get("input_tokens"),
         "gen_ai.usage.output_tokens": details.get("output_tokens"),
         "gen_ai.response.finish_reasons": details.get("finish_reasons") or None,
@@ -158,9 +163,10 @@ class Dispatcher:
             await self._app(scope, receive, send)
             return
         call: HttpCall = scope[CALL]
+        call.check_access = self._check_access
         try:
             try:
-                path, method = scope["path"], scope["method"]
+                path, method = get_route_path(scope), scope["method"]  # without the prefix of the application
                 by_method: Mapping[str, Endpoint] | None = self._table.by_path.get(path)
                 path_parameters: Mapping[str, str] = {}
                 if by_method is None:
@@ -168,20 +174,12 @@ class Dispatcher:
                 # HEAD has the headers of GET (RFC 9110, 9.1); the server omits the body.
                 endpoint = by_method.get("GET" if method == "HEAD" else method)
                 if endpoint is not None:
-                    call.endpoint, call.error_format = endpoint, endpoint.error_format
-                    if not self._hosts.allow(call.headers.get(b"host")):
-                        raise ApiError("misdirected_request")
-                    if self._admin_port is not None and not endpoint.is_open:
-                        check_port(scope, endpoint, self._admin_port)
+                    await respond(call, endpoint, path_parameters, send)
                 else:
                     call.error_format = self._table.format_of(path)
-                if self._service.keys is not None:
-                    authorize(call, endpoint, self._service.keys)
-                if endpoint is not None:
-                    await respond(call, endpoint, path_parameters, send)
-                elif path.endswith("\n"):  # FastAPI's router would ignore the line break
-                    raise self._table.not_found(call, path)
-                else:
+                    self._check_access(call, None)
+                    if path.endswith("\n"):  # FastAPI's router would ignore the line break
+                        raise self._table.not_found(call, path)
                     await self._app(scope, receive, send)
             except ApiError as error:
                 if error.code in ("overloaded", "rate_limit_exceeded"):
@@ -197,15 +195,31 @@ class Dispatcher:
         except asyncio.CancelledError:  # by uvicorn, at the end of the shutdown timeout
             await _send_error(call, send, ApiError("draining"))
 
+    def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
+        """Check the host, the port and the API key of a call; see `authorize`.
+
+        Raises:
+            ApiError: `misdirected_request`; `not_found` on the other port; `unauthorized`;
+                `forbidden`.
+        """
+        if endpoint is not None:
+            if not self._hosts.allow(call.headers.get(b"host")):
+                raise ApiError("misdirected_request")
+            if self._admin_port is not None and not endpoint.is_open:
+                check_port(call.scope, endpoint, self._admin_port)
+        if self._service.keys is not None:
+            authorize(call, endpoint, self._service.keys)
+
 
 async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[str, str], send: Send) -> None:
-    """Call the endpoint of a request and send its response.
+    """Call the endpoint of a request, if the caller has access, and send its response.
 
     Raises:
-        ApiError: see `receive_body`, and the errors of the endpoint.
+        ApiError: see `Dispatcher`, `receive_body`, and the errors of the endpoint.
         ClientGoneError: the client closed the connection before the body was complete.
     """
     call.endpoint, call.error_format = endpoint, endpoint.error_format
+    call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](path_parameters)
     if call.scope["query_string"] and not endpoint.ignores_query:
         call.check_query(endpoint)

@@ -66,9 +66,7 @@ def error_response(error: ApiError, request_id: str) -> bytes:
     return b"".join([b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()), *lines, b"\r\n", body])
 
 
-def check_head(
-    method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]], max_bytes: int = MAX_HEAD_BYTES
-) -> bytes:
+def check_head(method: bytes, target: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return the request's target in origin form: a path with its query.
 
     Args:
@@ -76,7 +74,6 @@ def check_head(
         target: target as it was sent.
         version: HTTP version, such as `1.1`.
         headers: headers with lower-case names.
-        max_bytes: maximum size of the target and the headers.
 
     Raises:
         ApiError: `malformed_request`, `headers_too_large`.
@@ -86,7 +83,7 @@ def check_head(
         size += len(name) + len(value) + len(b": \r\n")
         if name == b"host":
             hosts.append(value)
-    if size > max_bytes:
+    if size > MAX_HEAD_BYTES:
         raise ApiError("headers_too_large")
     if version not in ("1.0", "1.1"):
         raise ApiError("malformed_request", "The HTTP version must be 1.1 or 1.0.")

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
 from service.bundle import PairTemplate, Task
 from service.engine.request import Request, Timings
 from service.errors import ApiError, ClientGoneError
@@ -49,6 +51,7 @@ class Call:
         self.field_names: Mapping[str, str] = {}  # canonical field name to the API's name, for errors
         self.model_name: str | None = None
         self.task: DefaultTask | None = None  # of the model
+        self.parameters: BaseModel | None = None  # of a generation
         self.details: dict[str, Any] = {}  # fields for the access log: tokens, times, finish reasons
         self.phases: Mapping[str, float] = {}  # milliseconds of each, once the results are complete
         self.computed = self.started  # time at which the results were complete
@@ -340,10 +343,7 @@ def encode_texts(
             sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
             continue
         if parts := [one for one in (text, second) if one and len(one) >= LONG_TEXT]:
-            check_characters(sum(map(len, parts)), max_tokens, field, texts.index(index))
-            least = sum(tokenizer.min_num_tokens(one, max_tokens) for one in parts)
-            if least > max_tokens:
-                raise input_too_long(f"at least {least}", max_tokens, field, texts.index(index))
+            _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
         if mask_id is not None:
             ids = tokenizer.encode_masked(text, mask_id)
         elif second is None:
@@ -362,10 +362,7 @@ def encode_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> 
     Raises:
         ApiError: `input_too_long`.
     """
-    check_characters(sum(map(len, prompt.texts)), max_tokens, "inputs", None)
-    least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in prompt.texts)
-    if least > max_tokens:
-        raise input_too_long(f"at least {least}", max_tokens, "inputs", None)
+    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", None)
     ids = prompt.encode(tokenizer)
     if len(ids) > max_tokens:
         raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
@@ -390,6 +387,20 @@ def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
             message = f"It must have ids of the model's tokens, from 0 to {num_ids - 1}, got {max(ids)}."
             raise ApiError("invalid_parameter", message, field="inputs", index=inputs.index(index))
     return list(inputs.lists)
+
+
+def _check_before_tokenization(
+    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None
+) -> None:
+    """Reject texts that are certain to have too many tokens together.
+
+    Raises:
+        ApiError: `input_too_long`.
+    """
+    check_characters(sum(map(len, texts)), max_tokens, field, index)
+    least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
+    if least > max_tokens:
+        raise input_too_long(f"at least {least}", max_tokens, field, index)
 
 
 def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None) -> None:

@@ -180,6 +180,7 @@ def begin(
     Raises:
         ApiError: `invalid_parameter` or `unsupported_parameter`.
     """
+    call.parameters = parameters
     check_parameters(model, parameters, len(inputs), stream=stream)
     languages, named = NO_LANGUAGES, (parameters.source_language, parameters.target_language)
     if model.manifest.languages is not None or named != (None, None):

@@ -1,7 +1,6 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -442,6 +441,8 @@ class Service:
         if self.is_loaded:
             await self.worker.stop(self.settings.shutdown_timeout_s)
         if self.traces is not None:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                     await run_in_daemon_thread(self.traces.shutdown)
+            except TimeoutError:
+                self.traces.stop_sending()

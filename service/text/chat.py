@@ -96,13 +96,14 @@ def format_dialogue(
     if template.system is not None:
         patterns = [template.system, *[template.later_system or template.system] * len(system)]
         messages = [*zip(patterns, system, strict=False), *messages]
-    elif system:
+    elif system and not (template.system_in_last and continues):
         separator = " " if template.single_line else "\n\n"
         before = _at(template.system_in_user or f"{{}}{separator}", now).replace("{}", separator.join(system))
-        text = before + messages[0][1]
+        index = -1 if template.system_in_last else 0
+        text = before + messages[index][1]
         if "user" in template.trim and template.trim_system_in_user:
-            text = (before + turns[0][1]).strip()
-        messages[0] = (messages[0][0], text)
+            text = (before + turns[index][1]).strip()
+        messages[index] = (messages[index][0], text)
     texts = [(_at(template.begin, now), False)]
     for pattern, text in messages:
         head, tail = pattern.split("{}")

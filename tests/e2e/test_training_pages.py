@@ -1,14 +1,17 @@
 """The pages about training work from sample data to a response, with less data and one epoch."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.server import serving
+from model.data.customer_messages import LABELS
 from tests.e2e.test_documented_commands import read_blocks
 
 PAGES = {"train-a-translator": "trips", "train-a-classifier": "messages", "train-a-chat-model": "smalltalk"}
@@ -20,6 +23,22 @@ def shortened(code: str) -> str:
     code = re.sub(r"(sightline train (?!sample).*--run \S+)", r"\1 --epochs 1 --threads 1", code)
     code = re.sub(r"\S*sightline serve .*\n", "", code)
     return code.replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+
+
+def check(page: str, response: Any) -> None:
+    """Check the response to the request of a page."""
+    if isinstance(response, list):  # Hugging Face or text-embeddings-inference
+        (labels,) = response if isinstance(response[0], list) else (response,)
+        assert {one["label"] for one in labels} == set(LABELS)
+        return
+    assert response["model"] == PAGES[page]
+    if page == "train-a-classifier":
+        (output,) = response["outputs"]
+        assert {one["label"] for one in output["labels"]} == set(LABELS)
+    elif page == "train-a-chat-model":
+        assert response["choices"][0]["message"]["role"] == "assistant"
+    else:
+        assert isinstance(response["outputs"][0]["text"], str)
 
 
 @pytest.mark.slow
@@ -46,4 +65,5 @@ def test_commands_of_a_page_train_export_and_serve(page: str, tmp_path: Path) ->
     assert requests
     with serving(tmp_path / "bundles") as server:
         for code in requests:
-            assert f'"{PAGES[page]}"' in run(code.replace("http://127.0.0.1:8000", server.url))
+            code = code.replace("http://127.0.0.1:8000", server.url).replace("curl -s ", "curl -sf ")
+            check(page, json.loads(run(code)))

@@ -24,6 +24,7 @@ import pytest
 from service.keys import add_key
 from tests.service.conftest import wait_until
 from tests.service.workers.conftest import copy_bundle
+from tests.support.redis import running_redis
 
 START_S = 45.0
 NUM_BUNDLES = 16  # they load for seconds, in which a replica must get no request
@@ -201,6 +202,12 @@ def new_service(bundle: Path, tmp_path: Path) -> RayService:
     keys = tmp_path / "keys.json"
     key, admin_key = add_key(keys, "alice", "use"), add_key(keys, "prometheus", "admin")
     return RayService(free_port(), tmp_path / "targets", ray_environment(), key, admin_key)
+
+
+@pytest.fixture
+def redis() -> Iterator[str]:
+    with running_redis() as url:
+        yield url
 
 
 def processes(pattern: str, session: str | None = None) -> dict[int, str]:

@@ -7,7 +7,7 @@ import http.client
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from service.api.endpoint import Endpoint
 from service.app import create_app
-from service.bundle import Alignment, AlignmentStep, Languages, Manifest
+from service.bundle import Alignment, AlignmentStep, ChatTemplate, LabelKind, Languages, Manifest
 from service.engine.engine import Engine
 from service.engine.observer import EngineObserver
 from service.engine.worker import Worker
@@ -30,7 +30,7 @@ from service.runtime.protocol import Runner
 from service.server import DrainingServer
 from service.settings import Settings
 from service.text.tokenizer import TextTokenizer
-from tests.support.fake_runner import HIDDEN, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
+from tests.support.fake_runner import HIDDEN, LABELS, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
 FAKE_ROWS = 32  # default number of rows in tests
 FAKE_LOAD_SECONDS = 0.25  # duration that loads of a FakeRepository report
@@ -41,6 +41,7 @@ EXAMPLE_MERGES = [("Ġ", "b"), ("o", "y"), ("Ġb", "oy"), ("Ġboy", "s")]
 
 
 MASK = "[MASK]"  # of the examples in the documentation
+TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 
 
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
@@ -182,10 +183,12 @@ def reading_examples(backend: FakeBackend) -> FakeBackend:
     return backend
 
 
-def classifying(backend: FakeBackend) -> FakeBackend:
-    """Return the backend with an additional classifier, `judge`."""
+def classifying(
+    backend: FakeBackend, name: str = "judge", label_kind: LabelKind = "classes", labels: Sequence[str] = LABELS
+) -> FakeBackend:
+    """Return the backend with an additional classifier."""
     sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    backend.manifests = (*backend.manifests, fake_classifier_manifest("judge", **sizes))
+    backend.manifests = (*backend.manifests, fake_classifier_manifest(name, label_kind, labels, **sizes))
     return backend
 
 
@@ -201,6 +204,34 @@ class Running:
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         content = orjson.dumps(body)
         return await self.client.post(path, content=content, headers={"content-type": "application/json"} | headers)
+
+    async def result(self, path: str, body: Any) -> Any:
+        """Return the content of a response with status 200."""
+        response = await self.post(path, body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def get(self, path: str) -> Any:
+        """Return the content of a response with status 200 to a GET request."""
+        response = await self.client.get(path)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def error(self, path: str, body: Any) -> tuple[int, str, str | None]:
+        """Return the status, the code and the parameter of an error of the native API."""
+        response = await self.post(path, body)
+        error = response.json()["error"]
+        return response.status_code, error["code"], error["param"]
+
+    async def events(self, path: str, body: Any, *, has_end_mark: bool = True) -> list[Any]:
+        """Return the events of a complete stream, without the mark `[DONE]` at its end."""
+        response = await self.post(path, body)
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        *frames, rest = response.text.split("\n\n")
+        assert rest == ""
+        if has_end_mark:
+            assert frames.pop() == "data: [DONE]"
+        return [orjson.loads(frame.removeprefix("data: ")) for frame in frames]
 
     async def metric(self, line: str) -> float:
         """Return the value of a metric, 0 by default; `line` is its name with its labels."""
@@ -262,6 +293,23 @@ async def running(start: Start) -> AsyncIterator[Running]:
         yield running
 
 
+@pytest.fixture
+async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    """A service with a decoder-only model."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 40, "max_target_tokens": 40}
+    async with start(FakeBackend(tokenizer, (fake_manifest(decoder_start="source", **sizes),))) as running:
+        yield running
+
+
+@pytest.fixture
+async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
+    """A service with a chat model, `fake`, and `mute`, a model without a template."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
+        yield running
+
+
 @pytest.fixture(params=[0, 0.1], ids=["as they come", "many at once"])
 def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliver the events of streams one by one, or many at once."""
@@ -280,9 +328,7 @@ def add_endpoint(app: FastAPI, endpoint: Endpoint) -> None:
 
 
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    response = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/generate", {"inputs": inputs, "parameters": parameters})
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:

@@ -5,6 +5,8 @@ import logging
 import shutil
 import stat
 import threading
+import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,18 @@ def test_a_key_is_found_by_its_text_and_the_file_has_only_its_hash(path: Path) -
     for wrong in ("", "alice", alice[:-1], alice + " ", *(key.sha256 for key in read_keys(path))):
         assert ring.find(wrong.encode()) is None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_check_takes_at_most_20_microseconds_with_a_thousand_keys(path: Path) -> None:
+    secrets = [f"sl-{number:043}".encode() for number in range(1000)]
+    keys = [{"label": f"key-{number}", "sha256": sha256(one).hexdigest()} for number, one in enumerate(secrets)]
+    path.write_text(json.dumps({"keys": keys}), encoding="utf-8")
+    ring, seconds = KeyRing(path), []
+    for _ in range(5):
+        started = time.process_time()
+        assert all(map(ring.find, secrets))
+        seconds.append((time.process_time() - started) / len(secrets))
+    assert min(seconds) <= 20e-6, seconds
 
 
 def test_a_changed_file_keeps_its_mode_and_is_replaced_as_a_whole(path: Path) -> None:

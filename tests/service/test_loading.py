@@ -65,7 +65,14 @@ def observer_of(model: str) -> EngineObserver:
 
 
 def load(folder: Path, **settings: Any) -> Backend:
-    return load_backend(Settings(bundles=folder, threads=1, max_rows=2, **settings), observer_of)
+    return load_backend(Settings(**{"bundles": folder, "threads": 1, "max_rows": 2, **settings}), observer_of)
+
+
+def add_another(folder: Path, name: str, **changes: Any) -> Path:
+    """Copy the bundle `toy` under another name of its model."""
+    added = Path(shutil.copytree(folder / "toy", folder / name))
+    write_manifest(added, read_manifest(added).model_copy(update={"name": name, **changes}))
+    return added
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_models_that_can_have_a_prefix_cache_share_its_memory(
 def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:
     (folder / "README.md").write_text("not a bundle")
     (folder / "empty").mkdir()
-    backend = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
+    backend = load(folder)
     assert list(backend.loaded) == ["toy"]
     model = backend.loaded["toy"].model
     assert model.provider == "cpu"
@@ -93,8 +100,7 @@ def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:
 
 def test_rows_follow_from_the_memory_for_states_unless_they_are_set(folder: Path) -> None:
     manifest = read_manifest(folder / "toy")
-    shutil.copytree(folder / "toy", folder / "other")
-    write_manifest(folder / "other", manifest.model_copy(update={"name": "other"}))
+    add_another(folder, "other")
     enough_for_10 = 2 * 10 * row_bytes(manifest)
     for settings, rows in (
         (Settings(bundles=folder, threads=1, max_state_bytes=enough_for_10), 10),
@@ -122,26 +128,24 @@ def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pyt
     monkeypatch.setattr("service.runtime.threads.MIN_SECONDS", 0.0)
     monkeypatch.setattr("service.runtime.threads.MIN_SPEEDUP", 0.0)  # so that every measurement chooses more threads
     for threads, chosen in ((0, 2), (1, 1)):
-        models = load_backend(Settings(bundles=folder, threads=threads, max_rows=2), observer_of).loaded
+        models = load(folder, threads=threads).loaded
         assert models["toy"].model.threads == {"encoder": chosen, "decoder": chosen}
 
 
 def test_bundles_with_equal_tokenizers_share_one(folder: Path) -> None:
-    manifest = read_manifest(folder / "toy")
-    shutil.copytree(folder / "toy", folder / "other")
-    write_manifest(folder / "other", manifest.model_copy(update={"name": "other"}))
-    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).loaded
+    add_another(folder, "other")
+    models = load(folder).loaded
     assert models["toy"].model.source_tokenizer is models["other"].model.source_tokenizer
 
 
 def test_bundles_with_different_tokenizers_each_have_their_own(folder: Path) -> None:
-    manifest = read_manifest(folder / "toy")
-    shutil.copytree(folder / "toy", folder / "other")
-    path = folder / "other" / manifest.source_tokenizer
+    added = add_another(folder, "other")
+    manifest = read_manifest(added)
+    path = added / manifest.source_tokenizer
     path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    files = manifest.files | record_files(folder / "other", [path.name])
-    write_manifest(folder / "other", manifest.model_copy(update={"name": "other", "files": files}))
-    models = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of).loaded
+    files = manifest.files | record_files(added, [path.name])
+    write_manifest(added, manifest.model_copy(update={"files": files}))
+    models = load(folder).loaded
     assert models["toy"].model.source_tokenizer is not models["other"].model.source_tokenizer
 
 
@@ -157,18 +161,17 @@ def generate(backend: Backend, name: str) -> list[int]:
 
 
 def test_the_service_never_uses_the_name_of_an_architecture(folder: Path) -> None:
-    manifest = read_manifest(folder / "toy")
-    shutil.copytree(folder / "toy", folder / "other")
-    changes = {"name": "other", "architecture": secrets.token_hex()}
-    write_manifest(folder / "other", manifest.model_copy(update=changes))
-    backend = load_backend(Settings(bundles=folder, threads=1, max_rows=2), observer_of)
-    assert backend.loaded["other"].model.manifest.architecture != manifest.architecture
+    name = secrets.token_hex()
+    add_another(folder, "other", architecture=name)
+    backend = load(folder)
+    assert backend.loaded["other"].model.manifest.architecture == name
+    assert backend.loaded["toy"].model.manifest.architecture != name
     assert generate(backend, "other") == generate(backend, "toy")
 
 
 def test_a_float16_bundle_is_served_on_the_cpu(bundle: Path, tmp_path: Path) -> None:
     half_bundle(bundle, tmp_path / "half", None)
-    backend = load_backend(Settings(bundles=tmp_path, threads=1, max_rows=2), observer_of)
+    backend = load(tmp_path)
     assert (backend.loaded["half"].model.provider, backend.loaded["half"].model.manifest.dtype) == ("cpu", "float16")
     requests = [GenerateRequest(name, (11, 52, 90, 2), 1e9, GenerateParameters(max_new_tokens=4)) for name in "abc"]
     results: list[Event] = []
@@ -184,12 +187,11 @@ def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.loading.choose_provider", lambda _: "cuda")
-    settings = Settings(bundles=folder, threads=1, max_rows=2)
-    assert load_backend(settings, observer_of).loaded["toy"].model.provider == "cpu"
+    assert load(folder).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
         BundleError, match="toy is float32, but CUDA needs a float16 bundle; `python -m export half` writes one"
     ):
-        load_backend(settings.model_copy(update={"provider": "cuda"}), observer_of)
+        load(folder, provider="cuda")
 
 
 def remove_manifest(folder: Path) -> None:
@@ -238,12 +240,6 @@ def test_a_bundle_of_standard_operators_is_for_other_runtimes(folder: Path) -> N
     )
     with pytest.raises(BundleError, match=re.escape(message)):
         load(folder)
-
-
-def add_another(folder: Path, name: str) -> Path:
-    added = Path(shutil.copytree(folder / "toy", folder / name))
-    write_manifest(added, read_manifest(added).model_copy(update={"name": name}))
-    return added
 
 
 def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(

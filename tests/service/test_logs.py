@@ -261,7 +261,7 @@ def test_lines_that_cannot_be_written_are_counted_and_nothing_else_is_printed(
 
 
 @pytest.mark.anyio
-async def test_dropped_lines_are_a_metric(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dropped_lines_are_a_metric(start: Start) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with io.FileIO(writer, "w") as stream, logging_to(stream) as handler:

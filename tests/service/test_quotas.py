@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import socket
-import subprocess
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +10,16 @@ from typing import Any
 
 import pytest
 
+from bench.server import free_port
 from service import quotas
 from service.keys import Quota
 from service.quotas import QuotaStorageError, QuotaStore, open_limiter
 from tests.service.conftest import MakeBackend, Start, until
+from tests.support.redis import running_redis
 
 pytestmark = pytest.mark.anyio
 
 BODY = {"inputs": "x"}
-
-
-def free_port() -> int:
-    """Return a port that nothing uses."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 class Clock:
@@ -94,11 +88,8 @@ async def test_sequences_of_other_processes_count_until_they_end() -> None:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """File of the keys of tests, some with a quota."""
-    document = json.loads(Path("tests/data/keys.json").read_text(encoding="utf-8"))
-    path = tmp_path / "keys.json"
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return path
+    """Return a file of keys that a test can change."""
+    return Path(shutil.copy("tests/data/keys.json", tmp_path))
 
 
 def give_quota(path: Path, **quota: int) -> None:
@@ -193,21 +184,12 @@ async def test_while_the_storage_fails_no_call_is_rejected_and_it_is_not_tried(
 
 @pytest.fixture
 def redis() -> Iterator[str]:
-    """URL of a Redis."""
-    port = free_port()
-    try:
-        process = subprocess.Popen(
-            ["redis-server", "--port", str(port), "--save", "", "--appendonly", "no"], stdout=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        pytest.fail("this test needs Debian's package redis-server")
-    with process:
-        yield f"redis://127.0.0.1:{port}/0"
-        process.terminate()
+    with running_redis() as url:
+        yield url
 
 
 @pytest.mark.redis
-async def test_services_share_the_counts_of_a_redis(start: Start, keys: Path, redis: str, caplog: Any) -> None:
+async def test_services_share_the_counts_of_a_redis(start: Start, keys: Path, redis: str) -> None:
     give_quota(keys, requests_per_minute=3, tokens_per_minute=10_000)
     headers = {"x-api-key": "sl-alice"}
     async with start(keys=keys, quota_storage=redis) as one, start(keys=keys, quota_storage=redis) as two:

@@ -2,12 +2,12 @@
 
 import gzip
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -60,7 +60,7 @@ def collector() -> Iterator[Collector]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         received = Collector(f"http://127.0.0.1:{server.server_port}")
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield received
         server.shutdown()
 
@@ -94,6 +94,7 @@ async def test_a_call_is_a_span_with_a_child_for_each_phase_and_without_its_text
         "gen_ai.provider.name": "sightline",
         "gen_ai.operation.name": "text_completion",
         "gen_ai.request.model": "fake",
+        "gen_ai.request.max_tokens": 5,
         "gen_ai.usage.input_tokens": response.json()["usage"]["input_tokens"],
         "gen_ai.usage.output_tokens": response.json()["usage"]["output_tokens"],
         "gen_ai.response.finish_reasons": [response.json()["outputs"][0]["finish_reason"]],
@@ -126,7 +127,8 @@ async def test_prompts_errors_and_streams_are_traced(
     keys = Path("tests/data/keys.json")
     async with start(backend, otlp_endpoint=collector.endpoint, keys=keys) as running:
         running.client.headers["x-api-key"] = "sl-alice"
-        await running.post("/v1/generate", {**BODY, "stream": True})
+        sampled = {"max_new_tokens": 5, "do_sample": True, "temperature": 0.5, "seed": 3, "stop": ["a secret"]}
+        await running.post("/v1/generate", {**BODY, "stream": True, "parameters": sampled})
         await running.post("/v1/score", {"inputs": ""})
         await running.post("/nowhere", {})
         await running.post("/v1/attention", BODY, **{"x-request-timeout-ms": "1"})
@@ -135,6 +137,14 @@ async def test_prompts_errors_and_streams_are_traced(
     phases = {span.name for span in collector.spans if span.parent_span_id == generated.span_id}
     assert phases == {"tokenize", "queue", "prefill", "decode"}
     assert attributes(generated)["gen_ai.usage.output_tokens"] == 5
+    requested = {name: value for name, value in attributes(generated).items() if name.startswith("gen_ai.request.")}
+    assert requested == {
+        "gen_ai.request.model": "fake",
+        "gen_ai.request.max_tokens": 5,
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.seed": 3,
+    }
+    assert b"secret" not in collector.data
     assert attributes(failed)["error.type"] == "empty_input"
     assert failed.status.code == failed.status.STATUS_CODE_UNSET  # it is the client's error
     assert (late.status.code, late.status.message) == (late.status.STATUS_CODE_ERROR, "deadline_exceeded")
@@ -163,7 +173,10 @@ async def test_a_collector_that_is_away_disturbs_neither_calls_nor_the_end(
     monkeypatch.setattr("service.inference.service.SHUTDOWN_TIMEOUT_S", 0.2)
     async with start(otlp_endpoint="http://127.0.0.1:9") as running:
         assert (await running.post("/v1/generate", BODY)).status_code == 200
+        (sender,) = {thread for thread in threading.enumerate() if thread.name == "OtelBatchSpanRecordProcessor"}
         ended = time.monotonic()
+    sender.join(1)
+    assert not sender.is_alive()
     assert time.monotonic() - ended < 1
 
 

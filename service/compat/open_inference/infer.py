@@ -58,12 +58,9 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
                 results[task] = await generate_texts(call, model, texts, generation_parameters)
-            case "classify":
-                selection = attention_selection(parameters, of_task)
-                results[task] = await classify(call, model, texts, return_attention=selection, **options)
-            case "rerank":
-                selection = attention_selection(parameters, of_task)
-                results[task] = await classify(call, model, pairs, return_attention=selection, **options)
+            case "classify" | "rerank":
+                selection, read = attention_selection(parameters, of_task), pairs if task == "rerank" else texts
+                results[task] = await classify(call, model, read, return_attention=selection, **options)
             case "tag":
                 results[task] = await tag(call, model, texts, **options)
             case "encode":

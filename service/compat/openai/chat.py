@@ -1,6 +1,7 @@
 """OpenAI's POST /v1/chat/completions, for models whose bundle has a chat template."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 from service.api.endpoint import Call, EventStream
@@ -26,12 +27,8 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     if body.max_completion_tokens is not None:
         call.field_names = {**call.field_names, "max_new_tokens": "max_completion_tokens"}
     parameters = decoding_parameters(call, body, model)
-
-    def make_choice(index: int) -> Choice:
-        return Choice(model, body, index)
-
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    response = TextResponse(call, model, body, make_choice, kind, "chatcmpl")
+    response = TextResponse(call, model, body, partial(Choice, model, body), kind, "chatcmpl")
     return cast(ChatCompletion | EventStream, await response.of(call, prompt, parameters))
 
 

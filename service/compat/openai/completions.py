@@ -1,6 +1,7 @@
 """OpenAI's POST /v1/completions."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 from service.api.endpoint import Call, EventStream
@@ -33,11 +34,7 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     if body.echo:
         check_continues_prompt(model, "echo")
     parameters = decoding_parameters(call, body, model)
-
-    def make_choice(index: int) -> Choice:
-        return Choice(model, body, index)
-
-    response = TextResponse(call, model, body, make_choice, "text_completion", "cmpl")
+    response = TextResponse(call, model, body, partial(Choice, model, body), "text_completion", "cmpl")
     return cast(Completion | EventStream, await response.of(call, body.inputs, parameters))
 
 

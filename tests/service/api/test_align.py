@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from service.bundle import Alignment, AlignmentStep, Languages
+from service.inference.align import strongest_links
 from service.text.tokenizer import TextTokenizer
 from service.text.words import words_of
 from tests.service.conftest import MakeBackend, Running, Start, classifying
@@ -14,9 +15,7 @@ SOURCE, TARGET = "Hund x.", "a dogHund"
 
 
 async def respond(running: Running, **body: Any) -> Any:
-    response = await running.post("/v1/align", {"inputs": SOURCE, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/align", {"inputs": SOURCE, **body})
 
 
 async def aligned(running: Running, **body: Any) -> Any:
@@ -176,9 +175,7 @@ async def test_the_default_is_the_alignment_of_the_manifest(start: Start, make_b
         }
 
 
-async def test_among_equal_weights_the_first_source_word_is_linked(running: Running) -> None:
-    from service.inference.align import strongest_links
-
+def test_among_equal_weights_the_first_source_word_is_linked() -> None:
     weights = np.array([[0.25, 0.5, 0.5], [0.1, 0.1, 0.1]], np.float32)
     assert strongest_links(weights) == [(1, 0, 0.5), (0, 1, pytest.approx(0.1))]
     assert strongest_links(np.zeros((0, 3), np.float32)) == []
@@ -194,9 +191,7 @@ async def test_each_input_of_a_list_has_the_output_that_it_has_alone(running: Ru
             assert output == {**await aligned(running, inputs=inputs[index], **own), "index": index}
 
 
-async def test_languages_choose_the_tokens_and_the_model(
-    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
-) -> None:
+async def test_languages_choose_the_tokens_and_the_model(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend("many", "plain")
     languages = Languages(
         sources=("en", "de"),
@@ -298,7 +293,7 @@ async def test_a_model_without_cross_attention_cannot_align(
 
 
 async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
-    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.inference.results.MAX_NUMBERS", 50)
     monkeypatch.setattr("service.inference.maps.MAX_NUMBERS", 50)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer
-from tests.support.fake_runner import fake_classifier_manifest, fake_token_label_logprobs
+from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer, classifying
+from tests.support.fake_runner import fake_token_label_logprobs
 
 pytestmark = pytest.mark.anyio
 QUESTION = "who runs?"
@@ -18,18 +18,15 @@ CONTEXT = "A dog runs and Größe 🙂 sleeps while the cat and the dog eat."
 
 @pytest.fixture
 async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
-    backend = make_backend()
-    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    manifest = fake_classifier_manifest("reader", "span", ("start", "end"), **sizes)
-    backend.manifests = (*backend.manifests, manifest)
+    backend = classifying(make_backend(), "reader", "span", ("start", "end"))
     async with start(backend, default_model="reader", max_inputs=16) as running:
         yield running
 
 
 async def ask(running: Running, **fields: Any) -> list[dict[str, Any]]:
-    response = await running.post("/v1/answer", {"question": QUESTION, "context": CONTEXT, **fields})
-    assert response.status_code == 200, response.text
-    answers: list[dict[str, Any]] = response.json()["answers"]
+    answers: list[dict[str, Any]] = (
+        await running.result("/v1/answer", {"question": QUESTION, "context": CONTEXT, **fields})
+    )["answers"]
     return answers
 
 
@@ -107,9 +104,8 @@ async def test_the_question_is_cut(running: Running) -> None:
 async def test_requests_that_cannot_be_answered(
     running: Running, fields: dict[str, Any], code: str, param: str
 ) -> None:
-    response = await running.post("/v1/answer", {"question": QUESTION, "context": CONTEXT, **fields})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (422, code, param)
+    body = {"question": QUESTION, "context": CONTEXT, **fields}
+    assert await running.error("/v1/answer", body) == (422, code, param)
 
 
 async def test_hugging_faces_client_gets_one_answer_or_several(running: Running) -> None:

@@ -1,13 +1,12 @@
 import base64
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from service.bundle import Attention, ChatTemplate, Window
+from service.bundle import Attention, Window
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
@@ -16,9 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def respond(running: Running, **body: Any) -> Any:
-    response = await running.post("/v1/attention", {"inputs": "a dog", **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/attention", {"inputs": "a dog", **body})
 
 
 async def attention(running: Running, **body: Any) -> Any:
@@ -65,7 +62,7 @@ async def test_entries_above_the_diagonal_of_a_decoder_map_are_zero(running: Run
     assert np.all(decoder[..., 0] > 0)
 
 
-async def test_a_target_is_forced_with_its_end_token(running: Running, tokenizer: TextTokenizer) -> None:
+async def test_a_target_is_forced_with_its_end_token(running: Running) -> None:
     response = await attention(running, targets="a Hund")
     assert response["target_tokens"] == [" a", " H", "un", "d", "</s>"]
     assert response["finish_reason"] == "forced"
@@ -237,12 +234,7 @@ async def test_a_prefix_is_in_the_text_and_the_rows_but_not_in_the_token_count(r
     ],
 )
 async def test_invalid_requests_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    response = await running.post("/v1/attention", {"inputs": "a dog", **body})
-    assert (response.status_code, response.json()["error"]["code"], response.json()["error"]["param"]) == (
-        422,
-        code,
-        param,
-    )
+    assert await running.error("/v1/attention", {"inputs": "a dog", **body}) == (422, code, param)
 
 
 async def test_offsets_are_ranges_of_the_input_and_of_the_text(running: Running) -> None:
@@ -326,22 +318,11 @@ async def test_a_token_that_cannot_be_hidden_is_named(running: Running, hidden: 
     assert (await running.post("/v1/generate", body)).json()["error"]["message"] == message
 
 
-TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")
 MESSAGES = [{"role": "user", "content": "a dog"}]
 
 
-@pytest.fixture
-async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
-    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
-    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
-        yield running
-
-
 async def chat_attention(running: Running, **body: Any) -> Any:
-    response = await running.post("/v1/attention", {"messages": MESSAGES, **body})
-    assert response.status_code == 200, response.text
-    (output,) = response.json()["outputs"]
+    (output,) = (await running.result("/v1/attention", {"messages": MESSAGES, **body}))["outputs"]
     return output
 
 

@@ -25,9 +25,7 @@ SIZES: dict[str, Any] = {"max_source_tokens": 64, "max_target_tokens": 64}
 
 
 async def attention(running: Running, **body: Any) -> Any:
-    response = await running.post("/v1/attention", {"inputs": SOURCE, **body})
-    assert response.status_code == 200, response.text
-    (output,) = response.json()["outputs"]
+    (output,) = (await running.result("/v1/attention", {"inputs": SOURCE, **body}))["outputs"]
     return output
 
 
@@ -269,6 +267,5 @@ async def test_statistics_of_projected_keys_are_those_that_need_no_tokens(
 
 @pytest.mark.parametrize(("body", "param"), [({"units": "characters"}, "units"), ({"statistics": 1}, "statistics")])
 async def test_other_values_are_rejected(running: Running, body: dict[str, Any], param: str) -> None:
-    response = await running.post("/v1/attention", {"inputs": SOURCE, **body})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (422, "invalid_parameter", param)
+    error = await running.error("/v1/attention", {"inputs": SOURCE, **body})
+    assert error == (422, "invalid_parameter", param)

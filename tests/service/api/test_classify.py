@@ -26,15 +26,7 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 
 
 async def classify(running: Running, inputs: Any, **fields: Any) -> Any:
-    response = await running.post("/v1/classify", {"inputs": inputs, **fields})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def error_of(running: Running, path: str, **body: Any) -> tuple[int, str, str | None]:
-    response = await running.post(path, body)
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
+    return await running.result("/v1/classify", {"inputs": inputs, **fields})
 
 
 def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
@@ -88,7 +80,7 @@ async def test_maps_are_returned_with_their_tokens(running: Running) -> None:
 
 
 async def test_a_model_without_labels_cannot_classify(running: Running) -> None:
-    assert await error_of(running, "/v1/classify", model="fake", inputs="x") == (422, "unsupported_task", "model")
+    assert await running.error("/v1/classify", {"model": "fake", "inputs": "x"}) == (422, "unsupported_task", "model")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +92,7 @@ async def test_a_model_without_labels_cannot_classify(running: Running) -> None:
     ],
 )
 async def test_a_model_without_a_decoder_cannot_generate(running: Running, path: str, body: Any) -> None:
-    assert await error_of(running, path, model="judge", **body) == (422, "unsupported_task", "model")
+    assert await running.error(path, {"model": "judge", **body}) == (422, "unsupported_task", "model")
 
 
 @pytest.mark.parametrize(
@@ -123,11 +115,11 @@ async def test_a_model_without_a_decoder_cannot_generate(running: Running, path:
     ],
 )
 async def test_invalid_requests_to_classify_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    assert await error_of(running, "/v1/classify", **body) == (422, code, param)
+    assert await running.error("/v1/classify", body) == (422, code, param)
 
 
 async def test_long_inputs_are_truncated_only_on_request(running: Running) -> None:
-    assert await error_of(running, "/v1/classify", inputs="x" * 70) == (422, "input_too_long", "inputs")
+    assert await running.error("/v1/classify", {"inputs": "x" * 70}) == (422, "input_too_long", "inputs")
     (cut,) = (await classify(running, "x" * 70, truncate=True, return_attention=True))["outputs"]
     (whole,) = (await classify(running, "x" * 62, return_attention=True))["outputs"]  # with its blank and its end
     assert cut == whole
@@ -142,7 +134,7 @@ async def test_maps_that_are_too_large_are_rejected_before_anything_is_computed(
     backend.manifests = (manifest.model_copy(update={"attention": maps}),)
     async with start(backend) as running:
         body = {"inputs": "x" * 62, "return_attention": True}
-        assert await error_of(running, "/v1/classify", **body) == (422, "response_too_large", None)
+        assert await running.error("/v1/classify", body) == (422, "response_too_large", None)
         assert backend.runners[0].num_encodes == 0
 
 
@@ -151,7 +143,7 @@ async def test_a_model_without_maps_rejects_requests_for_maps(start: Start, make
     backend.manifests = (backend.manifests[1].model_copy(update={"attention": (), "tasks": ("encode", "classify")}),)
     async with start(backend) as running:
         expected = (422, "unsupported_parameter", "return_attention")
-        assert await error_of(running, "/v1/classify", inputs="x", return_attention=True) == expected
+        assert await running.error("/v1/classify", {"inputs": "x", "return_attention": True}) == expected
         assert (await classify(running, "x"))["outputs"][0]["labels"]
 
 
@@ -161,7 +153,7 @@ async def test_scores_that_are_not_finite_are_an_internal_error_of_one_call(
     poisoned = tokenizer.encode("x")[-2]  # the end token is the last
     backend = classifying(make_backend(faults=Faults(nan_id=poisoned)))
     async with start(backend, default_model="judge") as running:
-        assert await error_of(running, "/v1/classify", inputs="x") == (500, "internal", None)
+        assert await running.error("/v1/classify", {"inputs": "x"}) == (500, "internal", None)
         assert (await classify(running, "a dog"))["outputs"]
 
 
@@ -202,7 +194,7 @@ async def test_attention_of_a_generated_text_is_rejected_for_a_classifier(
     running: Running, body: Any, param: str
 ) -> None:
     expected = (422, "unsupported_parameter", param)
-    assert await error_of(running, "/v1/attention", inputs="a dog", **body) == expected
+    assert await running.error("/v1/attention", {"inputs": "a dog", **body}) == expected
 
 
 async def test_calls_of_every_kind_are_counted(running: Running) -> None:
@@ -217,10 +209,10 @@ async def test_a_pair_of_texts_is_one_input(running: Running, tokenizer: TextTok
     assert [scores[label] for label in LABELS] == pytest.approx(expected.tolist(), rel=1e-5)
     (alone,) = (await classify(running, "x"))["outputs"]
     assert response["outputs"][1] == {**alone, "index": 1}
-    assert await error_of(running, "/v1/classify", inputs=[["a", "b", "c"]]) == (422, "invalid_parameter", "inputs[0]")
-    assert await error_of(running, "/v1/classify", inputs=[["a", " "]]) == (422, "empty_input", "inputs[0][1]")
+    assert await running.error("/v1/classify", {"inputs": [["a", "b", "c"]]}) == (422, "invalid_parameter", "inputs[0]")
+    assert await running.error("/v1/classify", {"inputs": [["a", " "]]}) == (422, "empty_input", "inputs[0][1]")
     long = [["x" * 40, "y" * 40]]
-    assert await error_of(running, "/v1/classify", inputs=long) == (422, "input_too_long", "inputs[0]")
+    assert await running.error("/v1/classify", {"inputs": long}) == (422, "input_too_long", "inputs[0]")
     assert (await classify(running, long, truncate=True))["usage"]["input_tokens"] == 64
 
 

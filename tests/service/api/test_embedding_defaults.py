@@ -37,14 +37,8 @@ def reference(tokenizer: TextTokenizer, pooling: str, *, normalize: bool) -> NDA
     return np.stack(vectors)
 
 
-async def post(running: Running, path: str, body: Any) -> Any:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 async def encode(running: Running, inputs: Any, **fields: Any) -> Any:
-    return (await post(running, "/v1/encode", {"inputs": inputs, **fields}))["embeddings"]
+    return (await running.result("/v1/encode", {"inputs": inputs, **fields}))["embeddings"]
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -56,10 +50,10 @@ async def test_every_api_uses_the_models_pooling(
     async with start(backend, default_model="trained") as running:
         own, units = [reference(tokenizer, pooling, normalize=unit) for unit in (normalize, True)]
         np.testing.assert_allclose(await encode(running, TEXTS), own, rtol=TOLERANCE)
-        openai = (await post(running, "/v1/embeddings", {"input": TEXTS}))["data"]
+        openai = (await running.result("/v1/embeddings", {"input": TEXTS}))["data"]
         np.testing.assert_allclose([one["embedding"] for one in openai], units, rtol=TOLERANCE)
-        np.testing.assert_allclose(await post(running, "/embed", {"inputs": TEXTS}), units, rtol=TOLERANCE)
-        raw = await post(running, "/embed", {"inputs": TEXTS, "normalize": False})
+        np.testing.assert_allclose(await running.result("/embed", {"inputs": TEXTS}), units, rtol=TOLERANCE)
+        raw = await running.result("/embed", {"inputs": TEXTS, "normalize": False})
         np.testing.assert_allclose(raw, reference(tokenizer, pooling, normalize=False), rtol=TOLERANCE)
 
 
@@ -86,8 +80,8 @@ async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: Mak
         for name in (None, *PROMPTS):
             vectors = expected[name or "passage"]
             assert await encode(running, ["dog"], prompt_name=name) == vectors
-            assert await post(running, "/embed", {"inputs": ["dog"], "prompt_name": name}) == vectors
-        openai = await post(running, "/v1/embeddings", {"input": "dog"})
+            assert await running.result("/embed", {"inputs": ["dog"], "prompt_name": name}) == vectors
+        openai = await running.result("/v1/embeddings", {"input": "dog"})
         assert [one["embedding"] for one in openai["data"]] == expected["passage"]
 
 

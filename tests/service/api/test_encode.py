@@ -13,9 +13,7 @@ HIDDEN = np.array([[3.0, 4.0], [1.0, -2.0], [0.0, 0.0]], np.float32)
 
 
 async def encode(running: Running, inputs: Any, **options: Any) -> Any:
-    response = await running.post("/v1/encode", {"inputs": inputs, **options})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/encode", {"inputs": inputs, **options})
 
 
 def hidden_of(tokenizer: TextTokenizer, text: str) -> Any:

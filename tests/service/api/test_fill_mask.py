@@ -30,9 +30,7 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 
 
 async def masks_of(running: Running, **fields: Any) -> list[list[dict[str, Any]]]:
-    response = await running.post("/v1/fill-mask", fields)
-    assert response.status_code == 200, response.text
-    (output,) = response.json()["outputs"]
+    (output,) = (await running.result("/v1/fill-mask", fields))["outputs"]
     masks: list[list[dict[str, Any]]] = output["masks"]
     return masks
 
@@ -92,9 +90,7 @@ async def test_only_the_mask_is_no_plain_text(running: Running) -> None:
 async def test_requests_that_cannot_be_answered(
     running: Running, fields: dict[str, Any], code: str, param: str
 ) -> None:
-    response = await running.post("/v1/fill-mask", fields)
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (422, code, param)
+    assert await running.error("/v1/fill-mask", fields) == (422, code, param)
 
 
 async def test_hugging_faces_task_has_the_form_of_the_pipeline(running: Running) -> None:
@@ -102,9 +98,7 @@ async def test_hugging_faces_task_has_the_form_of_the_pipeline(running: Running)
 
     async def ask(inputs: Any, **parameters: Any) -> Any:
         body = {"inputs": inputs, **({"parameters": parameters} if parameters else {})}
-        response = await running.post("/?model=masked", body)
-        assert response.status_code == 200, response.text
-        return response.json()
+        return await running.result("/?model=masked", body)
 
     first, second = await ask(one, top_k=2), await ask(two, top_k=2)
     assert [set(item) for item in first] == [{"score", "token", "token_str", "sequence"}] * 2
@@ -119,9 +113,8 @@ async def test_hugging_faces_task_has_the_form_of_the_pipeline(running: Running)
 
 async def test_sparse_vectors(running: Running) -> None:
     texts = ["a dog runs", "b"]
-    response = await running.post("/embed_sparse?model=maskless", {"inputs": texts})
-    assert response.status_code == 200, response.text
-    for text, vector in zip(texts, response.json(), strict=True):
+    vectors = await running.result("/embed_sparse?model=maskless", {"inputs": texts})
+    for text, vector in zip(texts, vectors, strict=True):
         weights = np.log1p(np.maximum(fake_predictions(TOKENIZER.encode(text).ids, SIZE), 0)).max(axis=0)
         assert [one["index"] for one in vector] == weights.nonzero()[0].tolist()
         assert 0 < len(vector) < SIZE

@@ -1,6 +1,5 @@
 """Hits of the prefix cache in usage, metrics and the memory of a model."""
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -26,47 +25,32 @@ async def caching(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Runni
         yield running
 
 
-async def post(running: Running, path: str, **body: Any) -> Any:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def events(running: Running, path: str, **body: Any) -> list[Any]:
-    response = await running.post(path, {**body, "stream": True})
-    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-
-
 async def test_usage_reports_the_tokens_of_the_prompt_that_were_cached(caching: Running) -> None:
-    first = await post(caching, "/v1/generate", inputs=PROMPT)
+    first = await caching.result("/v1/generate", {"inputs": PROMPT})
     num_tokens = first["usage"]["input_tokens"]
     whole = (num_tokens - 1) // PREFILL_TOKENS * PREFILL_TOKENS
     assert whole > 0
     assert first["usage"]["cached_tokens"] == 0
-    second = await post(caching, "/v1/generate", inputs=[PROMPT, PROMPT])
+    second = await caching.result("/v1/generate", {"inputs": [PROMPT, PROMPT]})
     assert second["usage"] | {"output_tokens": 0} == {
         "input_tokens": 2 * num_tokens,
         "output_tokens": 0,
         "cached_tokens": 2 * whole,
     }
     assert second["outputs"][1]["tokens"] == first["outputs"][0]["tokens"]
-    assert (await post(caching, "/v1/score", inputs=[PROMPT], targets=["x"]))["usage"]["cached_tokens"] == whole
-    *_, end = await events(caching, "/v1/generate", inputs=PROMPT)
+    scored = await caching.result("/v1/score", {"inputs": [PROMPT], "targets": ["x"]})
+    assert scored["usage"]["cached_tokens"] == whole
+    *_, end = await caching.events("/v1/generate", {"inputs": PROMPT, "stream": True})
     assert end["usage"] == {**first["usage"], "cached_tokens": whole}
     for options in ({}, SAMPLING):  # samples of one prompt count it once
-        completion = await post(caching, "/v1/completions", model="causal", prompt=PROMPT, **options)
-        *_, last = await events(
-            caching,
-            "/v1/completions",
-            model="causal",
-            prompt=PROMPT,
-            stream_options={"include_usage": True},
-            **options,
-        )
+        body = {"model": "causal", "prompt": PROMPT, **options}
+        completion = await caching.result("/v1/completions", body)
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        *_, last = await caching.events("/v1/completions", streamed)
         assert last["usage"] == completion["usage"]
         assert completion["usage"]["prompt_tokens_details"] == {"cached_tokens": whole}
         assert completion["usage"]["prompt_tokens"] == num_tokens
-    reply = await post(caching, "/api/generate", model="causal", prompt=PROMPT, stream=False)
+    reply = await caching.result("/api/generate", {"model": "causal", "prompt": PROMPT, "stream": False})
     assert reply["prompt_eval_count"] == num_tokens  # as in Ollama, with the cached tokens
 
 
@@ -83,16 +67,16 @@ async def test_calls_of_other_keys_do_not_share_states_of_prompts(start: Start, 
 
 async def test_usage_of_a_model_with_an_encoder_has_no_cached_tokens(caching: Running) -> None:
     body = {"model": "translator", "inputs": "x"}
-    assert set((await post(caching, "/v1/generate", **body))["usage"]) == {"input_tokens", "output_tokens"}
-    *_, end = await events(caching, "/v1/generate", **body)
+    assert set((await caching.result("/v1/generate", body))["usage"]) == {"input_tokens", "output_tokens"}
+    *_, end = await caching.events("/v1/generate", {**body, "stream": True})
     assert set(end["usage"]) == {"input_tokens", "output_tokens"}
-    completion = await post(caching, "/v1/completions", model="translator", prompt="x")
+    completion = await caching.result("/v1/completions", {"model": "translator", "prompt": "x"})
     assert "prompt_tokens_details" not in completion["usage"]
 
 
 async def test_metrics_count_looked_up_and_cached_tokens_and_memory(caching: Running) -> None:
-    usage = [(await post(caching, "/v1/generate", inputs=PROMPT))["usage"] for _ in range(2)]
-    await post(caching, "/v1/encode", inputs=PROMPT)  # does not use the cache
+    usage = [(await caching.result("/v1/generate", {"inputs": PROMPT}))["usage"] for _ in range(2)]
+    await caching.result("/v1/encode", {"inputs": PROMPT})  # does not use the cache
     model = '{model_name="causal"}'
     num_queried = sum(one["input_tokens"] - 1 for one in usage)  # the last token is read by the first step
     assert await caching.metric(f"sightline_prefix_cache_queries_total{model}") == num_queried

@@ -6,8 +6,8 @@ import pytest
 
 from service.inference.classify import apply_function
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Running, Start
-from tests.support.fake_runner import fake_classifier_manifest, fake_label_logits
+from tests.service.conftest import MakeBackend, Running, Start, classifying
+from tests.support.fake_runner import fake_label_logits
 
 pytestmark = pytest.mark.anyio
 QUERY = "who"
@@ -16,24 +16,9 @@ DOCUMENTS = ["a dog", "Hund und a dog", "x", "xy", "xyz"]
 
 @pytest.fixture
 async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
-    backend = make_backend()
-    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    ranker = fake_classifier_manifest("ranker", "score", ["LABEL_0"], **sizes)
-    backend.manifests = (*backend.manifests, ranker)
+    backend = classifying(make_backend(), "ranker", "score", ["LABEL_0"])
     async with start(backend, default_model="ranker") as running:
         yield running
-
-
-async def post(running: Running, path: str, body: Any) -> Any:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def error_of(running: Running, path: str, **body: Any) -> tuple[int, str, str | None]:
-    response = await running.post(path, body)
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
 
 
 def logits_of(tokenizer: TextTokenizer, texts: list[str]) -> list[float]:
@@ -46,7 +31,7 @@ def sigmoid(value: float) -> float:
 
 
 async def test_documents_are_sorted_by_the_sigmoid_of_their_logit(running: Running, tokenizer: TextTokenizer) -> None:
-    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    body = await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
     logits = logits_of(tokenizer, DOCUMENTS)
     assert len(set(logits)) > 2  # the order is not trivial
     expected = sorted(range(len(DOCUMENTS)), key=lambda index: -logits[index])
@@ -61,43 +46,43 @@ async def test_documents_are_sorted_by_the_sigmoid_of_their_logit(running: Runni
 
 
 async def test_a_document_has_the_same_score_alone(running: Running) -> None:
-    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    body = await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
     for one in body["results"]:
-        alone = await post(running, "/v1/rerank", {"query": QUERY, "documents": [DOCUMENTS[one["index"]]]})
+        alone = await running.result("/v1/rerank", {"query": QUERY, "documents": [DOCUMENTS[one["index"]]]})
         assert alone["results"] == [{**one, "index": 0}]
 
 
 async def test_raw_scores_are_the_logits(running: Running, tokenizer: TextTokenizer) -> None:
-    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "raw_scores": True})
+    body = await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "raw_scores": True})
     logits = logits_of(tokenizer, DOCUMENTS)
     assert [one["relevance_score"] for one in body["results"]] == sorted(logits, reverse=True)
 
 
 async def test_fields_of_cohere_and_jina_are_accepted(running: Running) -> None:
-    plain = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    plain = await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
     documents = [{"text": DOCUMENTS[0]}, *DOCUMENTS[1:]]
     options = {"return_documents": True, "top_n": 2, "rank_fields": None, "model": "ranker", "max_tokens_per_doc": 4096}
-    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": documents, **options})
+    body = await running.result("/v1/rerank", {"query": QUERY, "documents": documents, **options})
     texts = [{**one, "document": {"text": DOCUMENTS[one["index"]]}} for one in plain["results"][:2]]
     assert body["results"] == texts
-    more = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 99})
+    more = await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS, "top_n": 99})
     assert more["results"] == plain["results"]
 
 
 async def test_documents_are_cut_to_a_number_of_tokens(running: Running, tokenizer: TextTokenizer) -> None:
     text = "a dog dog dog"
     cut = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)[:2])
-    first = await post(running, "/v1/rerank", {"query": QUERY, "documents": [text], "max_tokens_per_doc": 2})
-    second = await post(running, "/v1/rerank", {"query": QUERY, "documents": [cut]})
+    first = await running.result("/v1/rerank", {"query": QUERY, "documents": [text], "max_tokens_per_doc": 2})
+    second = await running.result("/v1/rerank", {"query": QUERY, "documents": [cut]})
     assert first["results"] == second["results"]
     assert first["usage"] == second["usage"]
 
 
 async def test_a_pair_that_is_too_long_is_truncated_only_on_request(running: Running, tokenizer: TextTokenizer) -> None:
     long = "x" * 70
-    error = await error_of(running, "/v1/rerank", query=QUERY, documents=["a", long])
+    error = await running.error("/v1/rerank", {"query": QUERY, "documents": ["a", long]})
     assert error == (422, "input_too_long", "documents[1]")
-    body = await post(running, "/v1/rerank", {"query": QUERY, "documents": [long], "truncate": True})
+    body = await running.result("/v1/rerank", {"query": QUERY, "documents": [long], "truncate": True})
     assert body["usage"]["total_tokens"] == 64 == len(tokenizer.encode_pair(QUERY, long, 64))
 
 
@@ -116,24 +101,24 @@ async def test_a_pair_that_is_too_long_is_truncated_only_on_request(running: Run
     ],
 )
 async def test_an_invalid_request_is_an_error(running: Running, body: Any, code: str, param: str) -> None:
-    assert await error_of(running, "/v1/rerank", **body) == (422, code, param)
+    assert await running.error("/v1/rerank", body) == (422, code, param)
 
 
 async def test_version_2_of_the_path_returns_the_same(running: Running) -> None:
     body = {"model": "ranker", "query": QUERY, "documents": DOCUMENTS, "top_n": 2, "max_tokens_per_doc": 3}
-    own, found = [await post(running, path, body) for path in ("/v1/rerank", "/v2/rerank")]
+    own, found = [await running.result(path, body) for path in ("/v1/rerank", "/v2/rerank")]
     assert found["results"] == own["results"] and len(found["results"]) == 2
     assert found.keys() == own.keys() >= {"id", "results"}
 
 
 async def test_the_rerank_endpoint_of_tei_returns_the_same_order(running: Running) -> None:
-    own = await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
+    own = await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS})
     expected = [{"index": one["index"], "score": one["relevance_score"]} for one in own["results"]]
     for path in ("/rerank", "/"):
-        assert await post(running, path, {"query": QUERY, "texts": DOCUMENTS}) == expected
-    with_text = await post(running, "/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True})
+        assert await running.result(path, {"query": QUERY, "texts": DOCUMENTS}) == expected
+    with_text = await running.result("/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True})
     assert with_text == [{**one, "text": DOCUMENTS[one["index"]]} for one in expected]
-    raw = await post(running, "/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True})
+    raw = await running.result("/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True})
     assert [sigmoid(one["score"]) for one in raw] == pytest.approx([one["score"] for one in expected], rel=1e-15)
     response = await running.post("/rerank", {"query": QUERY, "texts": ["a", "x" * 70]})
     assert response.json()["error"].startswith("texts[1] must have at most 64 tokens")
@@ -143,13 +128,13 @@ async def test_the_rerank_endpoint_of_tei_returns_the_same_order(running: Runnin
 
 
 async def test_a_reranker_predicts_the_score_of_a_pair(running: Running) -> None:
-    (own,) = (await post(running, "/v1/rerank", {"query": QUERY, "documents": DOCUMENTS[:1]}))["results"]
+    (own,) = (await running.result("/v1/rerank", {"query": QUERY, "documents": DOCUMENTS[:1]}))["results"]
     expected = [{"score": own["relevance_score"], "label": "LABEL_0"}]
-    assert await post(running, "/predict", {"inputs": [QUERY, DOCUMENTS[0]]}) == expected
-    alone = await post(running, "/predict", {"inputs": "x"})
-    assert await post(running, "/predict", {"inputs": [[QUERY, DOCUMENTS[0]], ["x"]]}) == [expected, alone]
+    assert await running.result("/predict", {"inputs": [QUERY, DOCUMENTS[0]]}) == expected
+    alone = await running.result("/predict", {"inputs": "x"})
+    assert await running.result("/predict", {"inputs": [[QUERY, DOCUMENTS[0]], ["x"]]}) == [expected, alone]
     with_function = {"inputs": [QUERY, DOCUMENTS[0]], "parameters": {"function_to_apply": "sigmoid"}}
-    assert await post(running, "/predict", with_function) == [expected]
+    assert await running.result("/predict", with_function) == [expected]
     response = await running.post("/predict", {**with_function, "parameters": {"function_to_apply": "softmax"}})
     assert response.json()["error"] == "parameters.function_to_apply must be sigmoid for ranker, got softmax."
 

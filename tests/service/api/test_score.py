@@ -2,16 +2,13 @@ from typing import Any
 
 import pytest
 
-from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, until
 
 pytestmark = pytest.mark.anyio
 
 
 async def score(running: Running, inputs: Any, targets: Any, **fields: Any) -> Any:
-    response = await running.post("/v1/score", {"inputs": inputs, "targets": targets, **fields})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/score", {"inputs": inputs, "targets": targets, **fields})
 
 
 async def test_a_score_is_the_sum_over_the_targets_tokens_and_its_end_token(running: Running) -> None:
@@ -71,12 +68,7 @@ async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> 
     ],
 )
 async def test_invalid_requests_to_score_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    response = await running.post("/v1/score", body)
-    assert (response.status_code, response.json()["error"]["code"], response.json()["error"]["param"]) == (
-        422,
-        code,
-        param,
-    )
+    assert await running.error("/v1/score", body) == (422, code, param)
     assert running.backend.runners[0].num_encodes == 0
 
 
@@ -101,7 +93,7 @@ async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
 
 
 async def test_scored_tokens_are_reported_but_not_counted_as_generated(
-    running: Running, tokenizer: TextTokenizer, caplog: pytest.LogCaptureFixture
+    running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     await score(running, ["x", "y"], ["a dog", "Hund"])

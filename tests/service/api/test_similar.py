@@ -13,16 +13,9 @@ SPECIAL = 3  # number of special tokens at the start of the vocabulary
 
 
 async def ask(running: Running, **body: Any) -> list[Any]:
-    response = await running.post("/v1/similar", body)
-    assert response.status_code == 200, response.text
-    assert set(response.json()) == {"model", "neighbours"}
-    return list(response.json()["neighbours"])
-
-
-async def error_of(running: Running, **body: Any) -> tuple[int, str, str | None]:
-    response = await running.post("/v1/similar", body)
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
+    content = await running.result("/v1/similar", body)
+    assert set(content) == {"model", "neighbours"}
+    return list(content["neighbours"])
 
 
 def slowly(tokenizer: TextTokenizer, words: list[str], top_k: int) -> list[tuple[int, float]]:
@@ -97,7 +90,7 @@ async def test_a_string_of_several_tokens_is_rejected_with_their_number(running:
     ],
 )
 async def test_invalid_requests_to_similar_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    assert (await error_of(running, **body))[1:] == (code, param)
+    assert (await running.error("/v1/similar", body))[1:] == (code, param)
 
 
 async def test_a_model_without_the_graph_is_an_error_that_names_the_list_of_models(
@@ -117,7 +110,7 @@ async def test_embeddings_that_are_not_finite_are_an_internal_error_of_one_call(
 ) -> None:
     (poisoned,) = tokenizer.encode("dog", add_special_tokens=False)
     async with start(make_backend(faults=Faults(nan_id=poisoned))) as running:
-        assert await error_of(running, token="dog") == (500, "internal", None)
+        assert await running.error("/v1/similar", {"token": "dog"}) == (500, "internal", None)
         assert await ask(running, token="a")
 
 

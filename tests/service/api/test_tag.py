@@ -7,9 +7,9 @@ from tokenizers import processors
 
 from service.inference.tag import LabeledToken, label_tokens, merge_tokens, spans_of
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Running, Start
+from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.service.text.kinds import byte_level
-from tests.support.fake_runner import fake_classifier_manifest, fake_token_label_logprobs
+from tests.support.fake_runner import fake_token_label_logprobs
 
 pytestmark = pytest.mark.anyio
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -18,21 +18,13 @@ TEXTS = ["a dog runs", "Größe 🙂 und  Hund", " x"]
 
 @pytest.fixture
 async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
-    backend = make_backend()
-    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    backend.manifests = (*backend.manifests, fake_classifier_manifest("tagger", "tokens", LABELS, **sizes))
+    backend = classifying(make_backend(), "tagger", "tokens", LABELS)
     async with start(backend, default_model="tagger") as running:
         yield running
 
 
-async def post(running: Running, path: str, body: Any) -> Any:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 async def tag(running: Running, inputs: Any, **fields: Any) -> Any:
-    return (await post(running, "/v1/tag", {"inputs": inputs, **fields}))["outputs"]
+    return (await running.result("/v1/tag", {"inputs": inputs, **fields}))["outputs"]
 
 
 async def test_each_token_has_its_label_and_its_characters(running: Running, tokenizer: TextTokenizer) -> None:
@@ -138,11 +130,11 @@ async def test_the_token_classification_of_hugging_face(running: Running) -> Non
         }
         for one in own["entities"]
     ]
-    assert await post(running, "/?model=tagger", {"inputs": TEXTS[1]}) == expected != []
-    assert await post(running, "/?model=tagger", {"inputs": [TEXTS[1]], "parameters": {"stride": None}}) == [expected]
+    assert await running.result("/?model=tagger", {"inputs": TEXTS[1]}) == expected != []
+    assert await running.result("/?model=tagger", {"inputs": [TEXTS[1]], "parameters": {"stride": None}}) == [expected]
     (plain,) = await tag(running, TEXTS[1], aggregation="none", ignore_labels=[])
     options = {"aggregation_strategy": "none", "ignore_labels": []}
-    tokens = await post(running, "/?model=tagger", {"inputs": TEXTS[1], "parameters": options})
+    tokens = await running.result("/?model=tagger", {"inputs": TEXTS[1], "parameters": options})
     named = [(one["label"], one["token"]) for one in plain["entities"]]
     assert [(one["entity"], one["index"]) for one in tokens] == named
     response = await running.post("/", {"inputs": TEXTS[1], "parameters": {"aggregation_strategy": "max"}})
@@ -152,7 +144,7 @@ async def test_the_token_classification_of_hugging_face(running: Running) -> Non
 
 async def test_a_truncated_input_keeps_the_characters_of_its_tokens(running: Running) -> None:
     body = {"inputs": "xy" * 40, "aggregation": "none", "ignore_labels": [], "truncate": True}
-    response = await post(running, "/v1/tag", body)
+    response = await running.result("/v1/tag", body)
     # The tokenizer puts a space before the text, and the end token is kept.
     assert [one["start"] for one in response["outputs"][0]["entities"]] == [0, *range(62)]
     assert response["usage"]["input_tokens"] == 64

@@ -44,8 +44,7 @@ async def test_detokenize_reverses_tokenize(running: Running) -> None:
     ],
 )
 async def test_unknown_ids_are_rejected(running: Running, ids: object, code: str, param: str) -> None:
-    response = await running.post("/v1/detokenize", {"ids": ids})
-    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == (code, param)
+    assert await running.error("/v1/detokenize", {"ids": ids}) == (422, code, param)
 
 
 async def test_too_many_ids_are_rejected_with_their_count(running: Running) -> None:
@@ -57,8 +56,8 @@ async def test_too_many_ids_are_rejected_with_their_count(running: Running) -> N
 
 
 async def test_unknown_ids_in_a_long_list_are_rejected_with_their_index(running: Running) -> None:
-    response = await running.post("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
-    assert (response.json()["error"]["code"], response.json()["error"]["param"]) == ("invalid_parameter", "ids[1][1]")
+    error = await running.error("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
+    assert error == (422, "invalid_parameter", "ids[1][1]")
 
 
 async def test_an_empty_list_of_ids_is_an_empty_text(running: Running) -> None:

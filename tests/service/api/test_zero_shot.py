@@ -10,7 +10,7 @@ import pytest
 
 from service.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying
-from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_label_logits
+from tests.support.fake_runner import NLI_LABELS, fake_label_logits
 
 pytestmark = pytest.mark.anyio
 LABELS = ["dog", "Boys", "x"]
@@ -20,17 +20,13 @@ ENTAILMENT, CONTRADICTION = NLI_LABELS.index("entailment"), NLI_LABELS.index("co
 @pytest.fixture
 async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Running]:
     """A service with the classifier `judge` and the model for natural language inference `nli`."""
-    backend = classifying(make_backend())
-    sizes: dict[str, Any] = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64}
-    backend.manifests = (*backend.manifests, fake_classifier_manifest("nli", labels=NLI_LABELS, **sizes))
+    backend = classifying(classifying(make_backend()), "nli", labels=NLI_LABELS)
     async with start(backend, max_inputs=6) as running:
         yield running
 
 
 async def classify(running: Running, **body: Any) -> dict[str, Any]:
-    response = await running.post("/v1/classify", {"candidate_labels": LABELS, **body})
-    assert response.status_code == 200, response.text
-    result: dict[str, Any] = response.json()
+    result: dict[str, Any] = await running.result("/v1/classify", {"candidate_labels": LABELS, **body})
     return result
 
 
@@ -60,9 +56,8 @@ async def test_hugging_face_returns_the_same(running: Running) -> None:
     expected = [[(one["label"], one["score"]) for one in output["labels"]] for output in own["outputs"]]
     parameters = {"candidate_labels": LABELS, "multi_label": True}
     for inputs in (["a dog", "Hund"], "a dog"):
-        response = await running.post("/", {"inputs": inputs, "parameters": parameters})
-        assert response.status_code == 200, response.text
-        found = response.json() if isinstance(inputs, list) else [response.json()]
+        content = await running.result("/", {"inputs": inputs, "parameters": parameters})
+        found = content if isinstance(inputs, list) else [content]
         assert [[(one["label"], one["score"]) for one in labels] for labels in found] == expected[: len(found)]
 
 

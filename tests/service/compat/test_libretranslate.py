@@ -35,9 +35,7 @@ def translating(make_backend: MakeBackend) -> Translating:
 
 
 async def translate(running: Running, q: Any = "a dog", source: str = "en", target: str = "de", **options: Any) -> Any:
-    response = await running.post("/translate", {"q": q, "source": source, "target": target, **options})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/translate", {"q": q, "source": source, "target": target, **options})
 
 
 async def error_message(running: Running, status: int = 422, **body: Any) -> str:

@@ -29,9 +29,7 @@ def body_of(texts: Any, *outputs: str, **parameters: Any) -> dict[str, Any]:
 
 async def infer(running: Running, texts: Any, *outputs: str, model: str = "fake", **parameters: Any) -> Any:
     """The outputs by name, as arrays."""
-    response = await running.post(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
-    assert response.status_code == 200, response.text
-    content = response.json()
+    content = await running.result(f"/v2/models/{model}/infer", body_of(texts, *outputs, **parameters))
     assert (content["model_name"], content["model_version"]) == (model, "1")
     return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in content["outputs"]}
 

@@ -1,6 +1,5 @@
 """POST .../generate and .../generate_stream of the Open Inference Protocol."""
 
-import json
 from typing import Any
 
 import pytest
@@ -11,12 +10,6 @@ from tests.support.fake_runner import Faults
 pytestmark = pytest.mark.anyio
 
 GENERATE, STREAM = "/v2/models/fake/generate", "/v2/models/fake/generate_stream"
-
-
-def events(text: str) -> list[Any]:
-    *frames, rest = text.split("\n\n")
-    assert rest == ""
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
 
 
 @pytest.mark.parametrize(
@@ -45,9 +38,7 @@ async def test_the_pieces_of_a_stream_form_the_whole_text(running: Running) -> N
     (own,) = (await generate(running, "a dog", max_new_tokens=9))["outputs"]
     for path in (STREAM, "/v2/models/fake/versions/1/generate_stream"):
         body = {"id": "q7", "text_input": "a dog", "parameters": {"max_new_tokens": 9, "stream": True}}
-        response = await running.post(path, body)
-        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
-        *pieces, end = events(response.text)
+        *pieces, end = await running.events(path, body, has_end_mark=False)
         assert len(pieces) == len(own["tokens"])
         assert "".join(piece["text_output"] for piece in pieces) == own["text"]
         assert all("finish_reason" not in piece for piece in pieces)
@@ -62,8 +53,10 @@ async def test_bodies_of_litellm_are_accepted(running: Running) -> None:
     (own,) = (await generate(running, "a dog", max_new_tokens=9))["outputs"]
     for path, is_streamed in ((GENERATE, False), (STREAM, True)):
         body = {"text_input": "a dog", "parameters": {"max_tokens": 9}, "stream": is_streamed}
-        response = await running.post(path, body)
-        parts = events(response.text) if is_streamed else [response.json()]
+        if is_streamed:
+            parts = await running.events(path, body, has_end_mark=False)
+        else:
+            parts = [await running.result(path, body)]
         assert "".join(part["text_output"] for part in parts) == own["text"]
         wrong = (await running.post(path, {**body, "stream": not is_streamed})).json()["error"]
         assert wrong == "stream must be false for generate and true for generate_stream."
@@ -157,6 +150,6 @@ async def test_an_error_in_a_stream_is_an_event_with_the_protocols_shape(
     backend: FakeBackend = make_backend(faults=Faults(step_calls=frozenset({4})))
     async with start(backend) as running:
         body = {"text_input": "x", "parameters": {"min_new_tokens": 20}}
-        *pieces, error = events((await running.post(STREAM, body)).text)
+        *pieces, error = await running.events(STREAM, body, has_end_mark=False)
         assert len(pieces) >= 1 and all("text_output" in piece for piece in pieces)
         assert list(error) == ["error"] and error["error"].startswith("Internal error; the log has the details")

@@ -51,9 +51,8 @@ def tag_body(texts: Sequence[str], *outputs: str, **parameters: Any) -> dict[str
 
 
 async def infer(running: Running, model: str, body: Any) -> dict[str, Any]:
-    response = await running.post(f"/v2/models/{model}/infer", body)
-    assert response.status_code == 200, response.text
-    return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in response.json()["outputs"]}
+    content = await running.result(f"/v2/models/{model}/infer", body)
+    return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in content["outputs"]}
 
 
 async def error_of(running: Running, model: str, body: Any) -> str:

@@ -13,14 +13,8 @@ from tests.support.fake_runner import fake_classifier_manifest, fake_slots_manif
 pytestmark = pytest.mark.anyio
 
 
-async def get(running: Running, path: str) -> Any:
-    response = await running.client.get(path)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 async def test_server_metadata_has_the_name_and_the_extensions(running: Running) -> None:
-    metadata = await get(running, "/v2")
+    metadata = await running.get("/v2")
     assert (metadata["name"], metadata["version"]) == ("sightline", __version__)
     assert {"binary_tensor_data", "generate", "statistics"} <= set(metadata["extensions"])
 
@@ -28,7 +22,7 @@ async def test_server_metadata_has_the_name_and_the_extensions(running: Running)
 async def test_it_is_live_before_it_is_ready(start: Start, make_backend: MakeBackend) -> None:
     loading = threading.Event()
     async with start(make_backend(wait_for=loading)) as running:
-        assert await get(running, "/v2/health/live") == {"live": True}
+        assert await running.get("/v2/health/live") == {"live": True}
         for path in ("/v2/health/ready", "/v2/models/fake/ready", "/v2/models/fake", "/v2/models/stats"):
             response = await running.client.get(path)
             assert (response.status_code, response.headers["retry-after"]) == (503, "1")
@@ -38,16 +32,16 @@ async def test_it_is_live_before_it_is_ready(start: Start, make_backend: MakeBac
 
 @pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats"])
 async def test_a_model_has_one_version_and_another_name_is_404(running: Running, path: str) -> None:
-    assert await get(running, f"/v2/models/fake{path}") == await get(running, f"/v2/models/fake/versions/1{path}")
-    assert await get(running, f"/v2/models/f%61ke{path}") == await get(running, f"/v2/models/fake{path}")
+    assert await running.get(f"/v2/models/fake{path}") == await running.get(f"/v2/models/fake/versions/1{path}")
+    assert await running.get(f"/v2/models/f%61ke{path}") == await running.get(f"/v2/models/fake{path}")
     for model in ("nobody", "fake/versions/2", "fake/versions/01", "%ff"):
         response = await running.client.get(f"/v2/models/{model}{path}")
         assert (response.status_code, list(response.json())) == (404, ["error"])
 
 
 async def test_readiness_follows_the_state_of_the_models(running: Running) -> None:
-    assert await get(running, "/v2/health/ready") == {"ready": True}
-    assert await get(running, "/v2/models/fake/ready") == {"name": "fake", "ready": True}
+    assert await running.get("/v2/health/ready") == {"ready": True}
+    assert await running.get("/v2/models/fake/ready") == {"name": "fake", "ready": True}
 
 
 async def test_metadata_and_configuration_list_the_tensors_of_a_models_tasks(
@@ -73,11 +67,11 @@ async def test_metadata_and_configuration_list_the_tensors_of_a_models_tasks(
             ],
         }
         for model, names in expected.items():
-            metadata = await get(running, f"/v2/models/{model}")
+            metadata = await running.get(f"/v2/models/{model}")
             assert (metadata["name"], metadata["versions"], metadata["platform"]) == (model, ["1"], "onnx_onnxv1")
             assert metadata["inputs"] == [{"name": "text_input", "datatype": "BYTES", "shape": [-1, 1]}]
             assert [one["name"] for one in metadata["outputs"]] == names
-            config = await get(running, f"/v2/models/{model}/config")
+            config = await running.get(f"/v2/models/{model}/config")
             assert (config["name"], config["max_batch_size"]) == (model, 2048)
             assert config["input"] == [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
             for mine, reported in zip(config["output"], metadata["outputs"], strict=True):
@@ -96,7 +90,7 @@ async def test_statistics_are_the_sums_of_the_metrics(start: Start, make_backend
     async with start(make_backend("fake", "other")) as running:
         await generate(running, ["a dog", "Hund"])
         await generate(running, "a dog")
-        (stats,) = (await get(running, "/v2/models/fake/stats"))["model_stats"]
+        (stats,) = (await running.get("/v2/models/fake/stats"))["model_stats"]
         (runner, _) = running.backend.runners
         assert (stats["name"], stats["version"]) == ("fake", "1")
         assert stats["inference_count"] == 3
@@ -113,7 +107,7 @@ async def test_statistics_are_the_sums_of_the_metrics(start: Start, make_backend
         assert parts["compute_infer"]["ns"] == pytest.approx(1e9 * inside, abs=2)
         assert parts["compute_input"] == parts["compute_output"] == {"count": 3, "ns": 0}
         assert parts["cache_hit"] == parts["cache_miss"] == {"count": 0, "ns": 0}
-        both = (await get(running, "/v2/models/stats"))["model_stats"]
+        both = (await running.get("/v2/models/stats"))["model_stats"]
         assert [one["name"] for one in both] == ["fake", "other"]
         assert both[0] == stats and both[1]["inference_count"] == 0
 
@@ -142,7 +136,7 @@ async def test_the_repository_is_not_changed_unless_the_settings_allow_it(runnin
 
 
 async def test_openapi_declares_optional_fields_and_fields_that_are_never_returned(running: Running) -> None:
-    paths = (await get(running, "/openapi.json"))["paths"]
+    paths = (await running.get("/openapi.json"))["paths"]
     assert paths["/v2/repository/index"]["post"]["requestBody"]["required"] is False
     for verb in ("load", "unload"):
         described = paths[f"/v2/repository/models/{{model_name}}/{verb}"]["post"]

@@ -1,9 +1,7 @@
 """Routes of OpenAI, in process, over the fake model: fields, errors, streams."""
 
 import base64
-import json
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -12,16 +10,13 @@ import pytest
 from service.compat.common import PLACEHOLDER_MODELS
 from service.parameters import MAX_SEED
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
-from tests.support.fake_runner import fake_manifest
+from tests.service.conftest import MakeBackend, Running, Start, generate
 
 pytestmark = pytest.mark.anyio
 
 
 async def complete(running: Running, prompt: Any, **options: Any) -> Any:
-    response = await running.post("/v1/completions", {"prompt": prompt, **options})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/completions", {"prompt": prompt, **options})
 
 
 async def error_of(running: Running, path: str, body: dict[str, Any]) -> Any:
@@ -31,20 +26,7 @@ async def error_of(running: Running, path: str, body: dict[str, Any]) -> Any:
 
 
 async def stream(running: Running, prompt: Any, **options: Any) -> list[Any]:
-    response = await running.post("/v1/completions", {"prompt": prompt, "stream": True, **options})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *frames, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
-
-
-@pytest.fixture
-async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    manifest = fake_manifest(
-        vocabulary=len(tokenizer), max_source_tokens=40, max_target_tokens=40, decoder_start="source"
-    )
-    async with start(FakeBackend(tokenizer, (manifest,))) as running:
-        yield running
+    return await running.events("/v1/completions", {"prompt": prompt, "stream": True, **options})
 
 
 async def test_a_completion_equals_the_text_of_generate(running: Running) -> None:

@@ -1,7 +1,5 @@
 """Chat completions of OpenAI, in process, over the fake model: prompts and replies."""
 
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,35 +9,16 @@ from model.data.smalltalk import Exchange
 from service.bundle import ChatTemplate
 from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, Running, Start, generate
+from tests.service.conftest import TEMPLATE, FakeBackend, Running, Start, generate
 from tests.support.dialogues import in_turn
 from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
-TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 HELLO = [{"role": "user", "content": "a dog"}]
 
 
-@pytest.fixture
-async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
-    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
-    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
-        yield running
-
-
 async def converse(running: Running, messages: Any, **options: Any) -> Any:
-    response = await running.post("/v1/chat/completions", {"messages": messages, **options})
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def stream(running: Running, messages: Any, **options: Any) -> list[Any]:
-    body = {"messages": messages, "stream": True, **options}
-    response = await running.post("/v1/chat/completions", body)
-    *frames, done, rest = response.text.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    return await running.result("/v1/chat/completions", {"messages": messages, **options})
 
 
 def messages(*contents: str, system: str | None = None) -> list[dict[str, str]]:
@@ -250,7 +229,8 @@ async def test_logprobs_have_each_token_with_its_bytes(chat: Running) -> None:
 )
 async def test_a_stream_forms_the_whole_response(chat: Running, options: dict[str, Any]) -> None:
     whole = await converse(chat, HELLO, **options)
-    *events, last = await stream(chat, HELLO, **options, stream_options={"include_usage": True})
+    body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True}, **options}
+    *events, last = await chat.events("/v1/chat/completions", body)
     assert (last["choices"], last["usage"], last["object"]) == ([], whole["usage"], "chat.completion.chunk")
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     for choice in whole["choices"]:

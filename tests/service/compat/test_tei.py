@@ -24,9 +24,7 @@ async def running(start: Start, make_backend: MakeBackend) -> AsyncIterator[Runn
 
 
 async def ask(running: Running, path: str, **body: Any) -> Any:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result(path, body)
 
 
 async def test_an_embedding_is_the_normalized_mean_unless_disabled(running: Running) -> None:

@@ -1,40 +1,25 @@
 """Routes of Text Generation Inference, in process, over the fake model: fields, errors, streams."""
 
 import asyncio
-import json
 import threading
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, classifying, generate, until
-from tests.support.fake_runner import Faults, fake_manifest
+from tests.service.conftest import MakeBackend, Running, Start, classifying, generate, until
+from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
 
 
 async def text_generation(running: Running, inputs: str, **parameters: Any) -> Any:
-    response = await running.post("/generate", {"inputs": inputs, "parameters": parameters})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/generate", {"inputs": inputs, "parameters": parameters})
 
 
 async def stream(running: Running, inputs: str, path: str = "/generate_stream", **parameters: Any) -> list[Any]:
     body = {"inputs": inputs, "parameters": parameters}
-    response = await running.post(path, body if path == "/generate_stream" else body | {"stream": True})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *frames, rest = response.text.split("\n\n")
-    assert rest == ""
-    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
-
-
-@pytest.fixture
-async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    sizes: Any = {"vocabulary": len(tokenizer), "max_source_tokens": 40, "max_target_tokens": 40}
-    async with start(FakeBackend(tokenizer, (fake_manifest(decoder_start="source", **sizes),))) as running:
-        yield running
+    whole = body if path == "/generate_stream" else body | {"stream": True}
+    return await running.events(path, whole, has_end_mark=False)
 
 
 async def test_the_text_equals_that_of_generate(running: Running) -> None:

@@ -103,10 +103,10 @@ def test_requests_expire_at_their_time_oldest_first() -> None:
     assert scheduler.next_batch(9, held()) == [3]
 
 
-def order_of(scheduler: Scheduler, counts: RowCounts | None = None) -> list[int]:
+def order_of(scheduler: Scheduler) -> list[int]:
     """Return the order in which sequences get a single row that is repeatedly released."""
     order: list[int] = []
-    while batch := scheduler.next_batch(1, counts or RowCounts()):
+    while batch := scheduler.next_batch(1, RowCounts()):
         order += batch
     return order
 

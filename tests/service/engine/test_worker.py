@@ -20,6 +20,7 @@ from service.engine.request import (
 )
 from service.engine.worker import Worker
 from service.parameters import GenerateParameters
+from tests.service.conftest import until
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 
@@ -301,7 +302,7 @@ async def test_a_terminated_step_fails_its_requests_and_other_models_go_on() -> 
     async with running(Endless(fake_manifest(), 2), runner_of()) as worker:
         assert await worker.end_step(0.0) is None  # no step runs
         stuck = [submit(worker, "m0", request((5 + n, 6, 7))) for n in range(9)]  # MAX_FAILURES is 8
-        await wait_until(lambda: worker.step_seconds > 0.02)
+        await until(lambda: worker.step_seconds > 0.02)
         other = submit(worker, "m1", request())
         assert await worker.end_step(5.0) == "m0"
         assert [await one.result() for one in stuck[:2]] == [Failed("internal")] * 2
@@ -322,7 +323,7 @@ async def test_a_step_that_no_termination_ends_is_reported() -> None:
 
     async with running(Stuck(fake_manifest(), 2)) as worker:
         stuck = submit(worker, "m0", request())
-        await wait_until(lambda: worker.step_seconds > 0.02)
+        await until(lambda: worker.step_seconds > 0.02)
         try:
             assert await worker.end_step(0.05) is None
         finally:
@@ -335,24 +336,18 @@ def releasing_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.engine.worker.RELEASE_INTERVAL_S", 0.05)
 
 
-async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not is_so():
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.usefixtures("releasing_often")
 async def test_a_model_releases_its_memory_after_its_work_and_once() -> None:
     used, unused = runner_of(), runner_of()
     async with running(used, unused) as worker:
         await submit(worker, "m0", request()).result()
-        await wait_until(lambda: used.num_releases > 0)
+        await until(lambda: used.num_releases > 0)
         releases = used.num_releases
         await asyncio.sleep(0.3)
         assert used.num_releases == releases  # none without work
         assert unused.num_releases == 0
         assert isinstance(await submit(worker, "m0", request()).result(), Generated)
-        await wait_until(lambda: used.num_releases > releases)
+        await until(lambda: used.num_releases > releases)
 
 
 @pytest.mark.usefixtures("releasing_often")
@@ -362,7 +357,7 @@ async def test_a_busy_model_keeps_its_memory_while_another_releases_its_own() ->
     async with running(busy, resting) as worker:
         long = submit(worker, "m0", request())
         await submit(worker, "m1", EncodeRequest("e", SOURCE, FAR)).result()
-        await wait_until(lambda: resting.num_releases > 0)
+        await until(lambda: resting.num_releases > 0)
         assert busy.num_releases == 0
         final = await long.result()
         assert isinstance(final, Generated)
@@ -379,7 +374,7 @@ async def test_a_failed_release_of_memory_ends_no_request() -> None:
     runner = Keeping(fake_manifest(), 4)
     async with running(runner) as worker:
         await submit(worker, "m0", request()).result()
-        await wait_until(lambda: runner.num_releases > 0)
+        await until(lambda: runner.num_releases > 0)
         assert isinstance(await submit(worker, "m0", request()).result(), Generated)
         assert worker.is_alive
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import orjson
 import pytest
 
@@ -35,20 +36,23 @@ def routes(running: Running) -> Iterator[tuple[str, str]]:
         yield route.declared.method, route.declared.path
 
 
-async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start) -> None:
+@pytest.mark.parametrize("prefix", ["", "/group"])  # such as the route prefix of an application in Ray Serve
+async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start, prefix: str) -> None:
     async with start(keys=KEYS, model_control="explicit") as running:
-        count = 0
-        for method, path in routes(running):
-            count += 1
-            translate = {"q": "x", "source": "en", "target": "de"} if path == "/translate" else {}
-            for headers in ({}, {"x-api-key": "sl-nobody"}, {"x-api-key": ""}):
-                response = await running.client.request(method, path, headers=headers, json=translate)
-                assert (response.status_code == 401) == (path not in OPEN), path
-            for headers, role in ((USE, "use"), (ADMIN_KEY, "admin")):
-                response = await running.client.request(method, path, headers=headers, json=translate)
-                assert response.status_code != 401, path
-                assert (response.status_code == 403) == (path in ADMIN and role == "use"), path
-        assert count > 60
+        transport = httpx.ASGITransport(app=running.app, root_path=prefix)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            count = 0
+            for method, path in routes(running):
+                count += 1
+                translate = {"q": "x", "source": "en", "target": "de"} if path == "/translate" else {}
+                for headers in ({}, {"x-api-key": "sl-nobody"}, {"x-api-key": ""}):
+                    response = await client.request(method, prefix + path, headers=headers, json=translate)
+                    assert (response.status_code == 401) == (path not in OPEN), path
+                for headers, role in ((USE, "use"), (ADMIN_KEY, "admin")):
+                    response = await client.request(method, prefix + path, headers=headers, json=translate)
+                    assert response.status_code != 401, path
+                    assert (response.status_code == 403) == (path in ADMIN and role == "use"), path
+            assert count > 60
 
 
 async def test_paths_and_methods_that_do_not_exist_need_a_key_too(start: Start) -> None:
@@ -115,7 +119,7 @@ async def test_browsers_ask_for_the_key_of_a_page(start: Start) -> None:
             assert response.headers["www-authenticate"].startswith('Basic realm="Sightline')
 
 
-async def test_libretranslate_sends_its_key_in_the_body(start: Start, make_backend: Any) -> None:
+async def test_libretranslate_sends_its_key_in_the_body(start: Start) -> None:
     body = {"q": "x", "source": "en", "target": "de"}
     async with start(keys=KEYS) as running:
         for key, headers, status in (

@@ -18,7 +18,7 @@ import pytest
 import service
 from tests.service.conftest import Serve, wait_until
 
-MAX_FUNCTIONS, MAX_FILES = 71, 16
+MAX_FUNCTIONS, MAX_FILES = 72, 16
 SERVICE = str(Path(service.__file__).parent) + "/"
 NAMELESS = ("<listcomp>", "<genexpr>", "<setcomp>", "<dictcomp>", "<lambda>")
 

@@ -176,9 +176,9 @@ def test_a_body_after_another_request_is_rejected_in_order(serve: Serve, make_ba
             assert b"paused for longest" in second
 
 
-def drip_until_closed(connection: socket.socket, byte: bytes, timeout_s: float = 3.0) -> bool:
-    """Send a byte every 20 ms; return True if the server closes the connection."""
-    end = time.monotonic() + timeout_s
+def drip_until_closed(connection: socket.socket, byte: bytes) -> bool:
+    """Send a byte every 20 ms for 3 s; return True if the server closes the connection."""
+    end = time.monotonic() + 3
     connection.settimeout(0.02)
     while time.monotonic() < end:
         try:

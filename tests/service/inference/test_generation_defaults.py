@@ -9,7 +9,7 @@ from service.bundle import ChatTemplate, GenerationDefaults, Languages
 from service.engine.request import GenerateRequest
 from service.engine.worker import Worker
 from service.parameters import GenerateParameters, complete_parameters
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+from tests.service.conftest import FakeBackend, MakeBackend, Start
 
 pytestmark = pytest.mark.anyio
 BEAMS = GenerationDefaults(num_beams=4, length_penalty=0.6, early_stopping=True, max_new_tokens=20)
@@ -93,11 +93,6 @@ def backend_with(make_backend: MakeBackend, defaults: GenerationDefaults, **upda
     return backend
 
 
-async def post(running: Running, path: str, body: Any) -> None:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-
-
 INFER = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a dog"]}]}
 CHAT = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:")
 MESSAGES = [{"role": "user", "content": "a dog"}]
@@ -126,14 +121,14 @@ async def test_every_api_uses_the_defaults(
     options: dict[str, Any] = {"repetition_penalty": 1.5}
     requested = {**body, field: options} if field else body | options
     async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
-        await post(running, path, body)
-        await post(running, path, requested)
+        await running.result(path, body)
+        await running.result(path, requested)
         assert [(one.num_beams, one.length_penalty, one.max_new_tokens) for one in submitted] == [(4, 0.6, 20)] * 2
         assert [one.repetition_penalty for one in submitted] == [1.0, 1.5]
     submitted.clear()
     async with start(backend_with(make_backend, SAMPLING, chat=CHAT)) as running:
-        await post(running, path, body)
-        await post(running, path, requested)
+        await running.result(path, body)
+        await running.result(path, requested)
         assert [(one.do_sample, one.temperature, one.top_k) for one in submitted] == [(True, 0.7, 5)] * 2
         assert [one.repetition_penalty for one in submitted] == [1.1, 1.5]
 
@@ -142,10 +137,10 @@ async def test_a_stream_does_not_use_beam_search_by_default(
     start: Start, make_backend: MakeBackend, submitted: list[GenerateParameters]
 ) -> None:
     async with start(backend_with(make_backend, BEAMS, chat=CHAT)) as running:
-        await post(running, "/v1/generate", {"inputs": "x", "stream": True})
-        await post(running, "/v1/completions", {"prompt": "x", "stream": True})
-        await post(running, "/generate_stream", {"inputs": "x"})
-        await post(running, "/v2/models/own/generate_stream", {"text_input": "x"})
+        await running.events("/v1/generate", {"inputs": "x", "stream": True})
+        await running.events("/v1/completions", {"prompt": "x", "stream": True})
+        await running.events("/generate_stream", {"inputs": "x"}, has_end_mark=False)
+        await running.events("/v2/models/own/generate_stream", {"text_input": "x"}, has_end_mark=False)
         assert [(one.num_beams, one.max_new_tokens) for one in submitted] == [(1, 20)] * 4
         response = await running.post("/v1/generate", {"inputs": "x", "stream": True, "parameters": {"num_beams": 2}})
         assert response.json()["error"]["code"] == "unsupported_parameter"
@@ -156,7 +151,7 @@ async def test_the_temperature_of_openai_enables_or_disables_sampling(
 ) -> None:
     async with start(backend_with(make_backend, SAMPLING)) as running:
         for fields in ({"temperature": 0}, {"temperature": 0.5}, {"top_p": 0.5, "n": 2}, {"num_beams": 2}):
-            await post(running, "/v1/completions", {"prompt": "x", **fields})
+            await running.result("/v1/completions", {"prompt": "x", **fields})
     found = [(one.do_sample, one.temperature, one.top_p, one.num_beams) for one in submitted]
     assert found == [(False, 1, 1, 1), (True, 0.5, 0.9, 1), *[(True, 0.7, 0.5, 1)] * 2, (False, 1, 1, 2)]
 
@@ -166,7 +161,7 @@ async def test_tgi_can_turn_sampling_off(
 ) -> None:
     async with start(backend_with(make_backend, SAMPLING)) as running:
         for parameters in ({"do_sample": False}, {"temperature": 1.0, "seed": 3}):
-            await post(running, "/generate", {"inputs": "x", "parameters": parameters})
+            await running.result("/generate", {"inputs": "x", "parameters": parameters})
     assert [(one.do_sample, one.temperature) for one in submitted] == [(False, 1), (True, 1)]
 
 
@@ -177,7 +172,7 @@ async def test_a_translation_uses_the_beams_of_the_model(
     async with start(backend_with(make_backend, BEAMS, languages=languages)) as running:
         for alternatives in (None, 1, 5):
             body = {"q": "a dog", "source": "en", "target": "de", "alternatives": alternatives}
-            await post(running, "/translate", body)
+            await running.result("/translate", body)
     assert [(one.num_beams, one.num_return_sequences) for one in submitted] == [(4, 1), (4, 2), (6, 6)]
 
 

@@ -1,6 +1,5 @@
 """Languages select a model and its prefix tokens; forced tokens are not part of a result."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from service.engine.request import GenerateRequest
 from service.engine.worker import Worker
 from service.text.languages import find_language, language_name
 from service.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
 
 pytestmark = pytest.mark.anyio
 MANY = Languages(
@@ -57,16 +56,6 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, GenerateReques
     return seen
 
 
-async def post(running: Running, path: str, body: Any) -> Any:
-    response = await running.post(path, body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    return await post(running, "/v1/generate", {"inputs": inputs, "parameters": parameters})
-
-
 @pytest.mark.parametrize(
     ("source", "target", "source_prefix", "target_prefix"),
     [
@@ -108,8 +97,8 @@ async def test_a_suffix_follows_the_source_and_counts_towards_its_limit(
     backend.manifests = tuple(one.model_copy(update={"languages": languages}) for one in backend.manifests)
     async with start(backend) as running:
         await generate(running, ["a dog", "x"], source_language="de", max_new_tokens=2)
-        await post(running, "/v1/score", {"inputs": "x", "targets": "a"})
-        await post(running, "/v1/attention", {"inputs": "x"})
+        await running.result("/v1/score", {"inputs": "x", "targets": "a"})
+        await running.result("/v1/attention", {"inputs": "x"})
         expected = [(*tokenizer.encode(text), id_) for text, id_ in (("a dog", 11), ("x", 11), ("x", 10), ("x", 10))]
         assert [request.source_ids for _, request in submitted] == expected
         limit = backend.manifests[0].limits.max_source_tokens
@@ -139,8 +128,8 @@ async def test_forced_tokens_are_in_no_result(running: Running, tokenizer: TextT
 async def test_a_stream_is_the_same_text_without_forced_tokens(running: Running) -> None:
     parameters = {"target_language": "en", "max_new_tokens": 6}
     result = (await generate(running, "a dog", **parameters))["outputs"][0]
-    response = await running.post("/v1/generate", {"inputs": "a dog", "parameters": parameters, "stream": True})
-    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    body = {"inputs": "a dog", "parameters": parameters, "stream": True}
+    events = await running.events("/v1/generate", body)
     assert [event["token"]["id"] for event in events[:-1]] == [token["id"] for token in result["tokens"]]
     assert events[-1]["text"] == result["text"]
     assert events[-1]["usage"]["output_tokens"] == len(result["tokens"])
@@ -148,12 +137,12 @@ async def test_a_stream_is_the_same_text_without_forced_tokens(running: Running)
 
 async def test_scores_and_given_targets_leave_out_forced_tokens(running: Running, tokenizer: TextTokenizer) -> None:
     body = {"inputs": "a dog", "targets": "Hund", "target_language": "en"}
-    result = await post(running, "/v1/score", body)
+    result = await running.result("/v1/score", body)
     (output,) = result["outputs"]
     assert [token["id"] for token in output["tokens"]] == tokenizer.encode("Hund")
     assert output["score"] == pytest.approx(sum(token["logprob"] for token in output["tokens"]))
     assert result["usage"]["output_tokens"] == len(tokenizer.encode("Hund"))
-    shown = await post(running, "/v1/attention", {"inputs": "a dog", "targets": "Hund"})
+    shown = await running.result("/v1/attention", {"inputs": "a dog", "targets": "Hund"})
     assert shown["outputs"][0]["target_tokens"] == [tokenizer.name(id_) for id_ in tokenizer.encode("Hund")]
     assert shown["usage"]["output_tokens"] == len(tokenizer.encode("Hund"))
     assert shown["outputs"][0]["text"] == "Hund"
@@ -166,14 +155,14 @@ async def test_languages_select_the_model(running: Running, submitted: list[tupl
         {"source_language": "de"},
     ):
         await generate(running, "x", **parameters)
-    await post(running, "/v1/generate", {"model": "b-en-de", "inputs": "x", "parameters": {"target_language": "de"}})
-    await post(running, "/generate", {"inputs": "x", "parameters": {"src_lang": "en_XX", "tgt_lang": "fr_XX"}})
-    translation = await post(
-        running, "/", {"inputs": "x", "parameters": {"src_lang": "deu_Latn", "tgt_lang": "eng_Latn"}}
+    await running.result("/v1/generate", {"model": "b-en-de", "inputs": "x", "parameters": {"target_language": "de"}})
+    await running.result("/generate", {"inputs": "x", "parameters": {"src_lang": "en_XX", "tgt_lang": "fr_XX"}})
+    translation = await running.result(
+        "/", {"inputs": "x", "parameters": {"src_lang": "deu_Latn", "tgt_lang": "eng_Latn"}}
     )
     assert "translation_text" in translation[0]
-    await post(running, "/translate", {"q": "x", "source": "en", "target": "fr"})
-    await post(running, "/translate", {"q": "x", "source": "auto", "target": "fr"})
+    await running.result("/translate", {"q": "x", "source": "en", "target": "fr"})
+    await running.result("/translate", {"q": "x", "source": "auto", "target": "fr"})
     models = ["a-en-fr", "many", "many", "b-en-de", "a-en-fr", "many", "a-en-fr", "a-en-fr"]
     assert [model for model, _ in submitted] == models
     assert submitted[5][1].target_prefix == (31, 32)

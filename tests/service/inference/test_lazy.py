@@ -33,14 +33,8 @@ def repository_of(running: Running) -> FakeRepository:
     return running.backend.repository
 
 
-async def get(running: Running, path: str) -> Any:
-    response = await running.client.get(path)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 async def state(running: Running, name: str = "lazy") -> str:
-    return str((await get(running, f"/v1/models/{name}"))["state"])
+    return str((await running.get(f"/v1/models/{name}"))["state"])
 
 
 def generate(running: Running, model: str = "lazy", **headers: str) -> "asyncio.Task[httpx.Response]":
@@ -56,17 +50,17 @@ async def test_a_lazy_model_is_listed_with_its_facts_and_without_memory(
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with one_eager_and_one_lazy(start, make_backend) as running:
-        models = {one["id"]: one for one in (await get(running, "/v1/models"))["data"]}
+        models = {one["id"]: one for one in (await running.get("/v1/models"))["data"]}
         assert {name: one.pop("state") for name, one in models.items()} == {"eager": "ready", "lazy": "unloaded"}
         assert models["lazy"] == {**models["eager"], "id": "lazy"}
-        details = await get(running, "/v1/models/lazy")
-        eager = await get(running, "/v1/models/eager")
+        details = await running.get("/v1/models/lazy")
+        eager = await running.get("/v1/models/eager")
         assert (details["state"], details["provider"], details["memory"]) == ("unloaded", None, NOT_LOADED)
         assert details["limits"] == eager["limits"] and eager["memory"]["max_rows"] == FAKE_ROWS
-        root = await get(running, "/")
+        root = await running.get("/")
         assert {one["id"]: one["state"] for one in root["models"]} == {"eager": "ready", "lazy": "unloaded"}
         assert root["status"] == "ready"
-        assert (await get(running, "/health/ready")) == {"status": "ready", "failed_models": []}
+        assert (await running.get("/health/ready")) == {"status": "ready", "failed_models": []}
         for gauge in ("model_weight_bytes", "model_max_state_bytes", "model_load_seconds", "num_requests_running"):
             assert await running.metric(f'sightline_{gauge}{{model_name="lazy"}}') == 0
 
@@ -123,8 +117,8 @@ async def test_the_first_calls_share_one_load_while_another_model_is_served(
             assert (response.status_code, response.json()["outputs"]) == (200, expected)
         assert repository.loads == ["lazy"]
         assert await state(running) == "ready"
-        details = await get(running, "/v1/models/lazy")
-        assert details["memory"] == (await get(running, "/v1/models/eager"))["memory"]
+        details = await running.get("/v1/models/lazy")
+        assert details["memory"] == (await running.get("/v1/models/eager"))["memory"]
         assert await running.metric('sightline_model_load_seconds{model_name="lazy"}') == FAKE_LOAD_SECONDS
         assert await running.metric('sightline_model_max_state_bytes{model_name="lazy"}') > 0
         assert (await generate(running)).status_code == 200
@@ -206,7 +200,7 @@ async def test_every_model_may_be_lazy_and_the_default_model_is_loaded_by_calls_
     start: Start, make_backend: MakeBackend
 ) -> None:
     async with one_eager_and_one_lazy(start, make_backend, lazy_models="*") as running:
-        assert (await get(running, "/"))["default_model"] == "eager"
+        assert (await running.get("/"))["default_model"] == "eager"
         assert await running.metric('sightline_limit{setting="max_rows"}') == FAKE_ROWS
         assert (await running.post("/v1/generate", {"inputs": "a dog"})).status_code == 200
         assert repository_of(running).loads == ["eager"]
@@ -277,7 +271,7 @@ async def test_a_lazy_model_that_is_unloaded_before_its_first_use_is_not_found(
     async with one_eager_and_one_lazy(start, make_backend, model_control="explicit") as running:
         response = await running.post("/v2/repository/models/lazy/unload", {})
         assert response.json() == {"name": "lazy", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
-        assert [one["id"] for one in (await get(running, "/v1/models"))["data"]] == ["eager"]
+        assert [one["id"] for one in (await running.get("/v1/models"))["data"]] == ["eager"]
         assert error(await generate(running))[1] == "model_not_found"
         assert repository_of(running).loads == []
 

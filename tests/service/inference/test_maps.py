@@ -13,9 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
-    response = await running.post("/v1/generate", {"inputs": inputs, "parameters": parameters})
-    assert response.status_code == 200, response.text
-    return response.json()["outputs"]
+    return (await running.result("/v1/generate", {"inputs": inputs, "parameters": parameters}))["outputs"]
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,7 @@ EMPTY = {"rank": 0, "text": "", "tokens": [], "finish_reason": "empty", "score":
 
 
 async def generate(running: Running, inputs: Any, **body: Any) -> Any:
-    response = await running.post("/v1/generate", {"inputs": inputs, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return await running.result("/v1/generate", {"inputs": inputs, **body})
 
 
 @pytest.mark.parametrize("options", [{}, {"on_empty": "error"}])

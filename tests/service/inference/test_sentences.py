@@ -1,7 +1,6 @@
 """`split_sentences` in /v1/generate, and the same in /translate. Over the fake model."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -130,14 +129,12 @@ async def test_several_sentences_in_one_text_are_a_warning(
         assert ("warnings" in plain) == bool(params)
         for is_split in (True, False):
             assert "warnings" not in await generate(running, inputs, split_sentences=is_split)
-        response = await running.post("/v1/generate", {"inputs": inputs, "stream": True})
-        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        events = await running.events("/v1/generate", {"inputs": inputs, "stream": True})
         assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
         response = await running.post("/v1/completions", {"model": "fake", "prompt": inputs})
         params = [param.replace("inputs", "prompt") for param in params]
         assert response.json().get("warnings", []) == warnings_about(*params)
-        response = await running.post("/v1/completions", {"model": "fake", "prompt": inputs, "stream": True})
-        events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        events = await running.events("/v1/completions", {"model": "fake", "prompt": inputs, "stream": True})
         assert [one for event in events for one in event.get("warnings", [])] == warnings_about(*params)
 
 

@@ -78,9 +78,9 @@ def test_metrics_and_statistics_are_those_of_all_workers(two: WorkerService) -> 
     assert [page.count("# TYPE") for page in pages] == [page.count("# HELP") for page in pages]
 
 
-def states(service: WorkerService, times: int = 4) -> list[dict[str, str]]:
-    """Return what several connections are told of the models."""
-    documents = [service.ask("/v1/models")[1]["data"] for _ in range(times)]
+def states(service: WorkerService) -> list[dict[str, str]]:
+    """Return what four connections are told of the models."""
+    documents = [service.ask("/v1/models")[1]["data"] for _ in range(4)]
     return [{model["id"]: model["state"] for model in data} for data in documents]
 
 
