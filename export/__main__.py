@@ -11,7 +11,7 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from export.errors import VerificationError
+from export.errors import VerificationError, one_line
 from export.limits import needs_limits, out_of_memory, run_limited
 from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, FLOAT32_BITS, MAX_LOSS, MIN_PAIRS, StateType
 from export.sources.checkpoint import Kind
@@ -291,10 +291,10 @@ def run_action(action: Action, arguments: argparse.Namespace) -> int:
     try:
         record = action(arguments)
     except MissingBundleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return EXIT_USAGE
     except (OSError, ValueError, BundleError, VerificationError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return exit_status(error)
     except MemoryError:
         print(f"error: {out_of_memory()}", file=sys.stderr)

@@ -105,8 +105,8 @@ def _metrics(record: RunRecord) -> list[str]:
 
 def _training(record: RunRecord) -> list[str]:
     parts = [_fence("sh", record.command) if record.command else ""]
-    if record.versions:
-        parts.append("Versions: " + ", ".join(f"{name} {_shown(version)}" for name, version in record.versions.items()))
+    if versions := record.starts[-1].get("versions") if record.starts else None:
+        parts.append("Versions: " + ", ".join(f"{name} {_shown(version)}" for name, version in versions.items()))
     if record.data:
         parts.append(_table(DATA_HEADER, [(file, f"`{digest}`") for file, digest in record.data.items()]))
     if record.config:

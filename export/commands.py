@@ -277,7 +277,7 @@ def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
         )
     failures = []
     for name in names:
-        label = dataclasses.replace(_zoo_metadata(name), lazy=arguments.lazy)
+        label = dataclasses.replace(zoo_metadata(name), lazy=arguments.lazy)
         checkpoint = arguments.runs / f"{name}-1" / "averaged"
         try:
             bundle = arguments.out / label.name
@@ -290,7 +290,8 @@ def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
     return verification
 
 
-def _zoo_metadata(name: str) -> BundleMetadata:
+def zoo_metadata(name: str) -> BundleMetadata:
+    """Return the metadata of the bundle of a system of the zoo."""
     from model.systems import SYSTEMS, bundle_name
 
     system = SYSTEMS[name]
@@ -301,6 +302,7 @@ def _zoo_metadata(name: str) -> BundleMetadata:
         corpus.license,
         languages=languages_of(corpus.languages) if corpus.languages else None,
         chat=chat_of(chat) if chat else None,
+        training_unit="text" if corpus.derived == "joined" else None,
     )
 
 

@@ -7,3 +7,11 @@ class ImportFailedError(ValueError):
 
 class VerificationError(Exception):
     """A bundle differs from its model by more than the limit; the message names the outputs."""
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an error with escapes for line breaks and control characters.
+
+    Names of files and tensors, which others have chosen, can have such characters.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(error))

@@ -1,12 +1,13 @@
 """Limits of time and memory while files that others wrote are read and checked.
 
-A command line that reads such files runs in a child process, `run_limited`. The child limits its
-memory, and a timer ends it, so that an endless loop, a panic of a library or a file that asks for
-terabytes is the end of the child alone, and its parent prints one error. Functions that are called
-in other processes, such as those of tests, have no limits.
+A command line that reads such files runs in a child process, `run_limited`. The kernel limits its
+memory, its processor time and, with a timer, the elapsed time, so that an endless loop, a panic of
+a library or a file that asks for terabytes is the end of the child alone, and its parent prints one
+error. Functions that are called in other processes, such as those of tests, have no limits.
 """
 
 import ctypes
+import math
 import os
 import resource
 import runpy
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,34 +26,77 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 MEMORY_BYTES = 3 << 29  # beside the libraries, the files and the weights
 # Stacks and buffers of the threads of libraries, of which there is one for each processor.
 THREAD_BYTES = 16 << 20
-SECONDS = 120.0  # of a step, for small files; a busy machine is several times slower than a quiet one
+SECONDS = 60.0  # of the processor, for the steps of a command that reads small files
+# The elapsed time has another limit: on a busy machine, a process gets a part of a processor, and
+# some work needs no processor, such as waiting for a disk.
+ELAPSED_FACTOR = 5
 SPEED = 20e6  # bytes per second that the slowest machine reads, parses and hashes
 CHECK_SPEED = 4e5  # the same of building and verifying graphs
+MAX_MESSAGE_BYTES = 400  # of a library, in an error
+STDERR = 2  # file descriptor
 
 _report: int | None = None  # file descriptor of the name of the current step; None without limits
+_begun = (0.0, 0.0, 0.0)  # processor time and clock at the first step; seconds for the files so far
 
 
-def begin_step(name: str, num_bytes: int, speed: float = SPEED) -> None:
+def begin_step(name: str, num_bytes: int, speed: float = SPEED, *, is_first: bool = True) -> None:
     """Begin a step of the work; it ends the one before. Do nothing in a process without limits.
 
     Args:
         name: subject and verb of the error if the step exceeds a limit, such as "reading FOLDER".
         num_bytes: size of the files or weights. The step may use as much memory again.
         speed: bytes per second that the step must reach after the first seconds.
+        is_first: False if the step shares the first seconds with the steps before it.
     """
+    global _begun
     if _report is None:
         return
-    seconds = SECONDS + num_bytes / speed
+    processor, clock, work = (time.process_time(), time.monotonic(), 0.0) if is_first else _begun
+    work += num_bytes / speed
+    _begun = (processor, clock, work)
+    processors = os.cpu_count() or 1
+    processor_seconds = math.ceil(SECONDS + work * processors)  # work on large weights has several threads
+    elapsed_seconds = ELAPSED_FACTOR * (SECONDS + work)
     os.ftruncate(_report, 0)
-    os.pwrite(_report, f"{seconds:.0f} {name}".encode(errors="backslashreplace"), 0)
-    _limit_memory(MEMORY_BYTES + num_bytes + (os.cpu_count() or 1) * THREAD_BYTES)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    os.pwrite(_report, f"{processor_seconds} {elapsed_seconds:.0f} {name}".encode(errors="backslashreplace"), 0)
+    _limit_memory(MEMORY_BYTES + num_bytes + processors * THREAD_BYTES)
+    _limit_processor_time(math.ceil(processor) + processor_seconds)
+    signal.setitimer(signal.ITIMER_REAL, max(0.001, clock + elapsed_seconds - time.monotonic()))
 
 
 def end_step() -> None:
     """End the step: later work has the limit of memory alone."""
     if _report is not None:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        _limit_processor_time(None)
+
+
+def _limit_processor_time(seconds: int | None) -> None:
+    """Let the kernel end this process after this processor time since its start; None: never."""
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    soft = hard if seconds is None else seconds if hard == resource.RLIM_INFINITY else min(seconds, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def begin_child(parent: int, processor_seconds: float) -> None:
+    """Begin a child of a process with limits: it inherits them, and ends with its parent.
+
+    Args:
+        parent: id of the parent.
+        processor_seconds: processor time of the parent, which counts for the limit.
+    """
+    end_with(parent)
+    soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    if soft != resource.RLIM_INFINITY:
+        _limit_processor_time(max(1, soft - int(processor_seconds)))
+
+
+def end_if_child_was_ended() -> None:
+    """End this process if the limit of processor time has ended its child, with the same signal."""
+    soft = resource.getrlimit(resource.RLIMIT_CPU)[0]
+    used = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + time.process_time()
+    if _report is not None and soft != resource.RLIM_INFINITY and used >= soft - 1:
+        os.kill(os.getpid(), signal.SIGXCPU)
 
 
 def _limit_memory(num_bytes: int) -> None:
@@ -82,30 +127,32 @@ def needs_limits(arguments: Sequence[str]) -> bool:
 
 def out_of_memory() -> str:
     """Return the error of a step that has asked for more memory than its limit."""
-    step = "the command" if _report is None else _read_step(_report)[1]
+    step = "the command" if _report is None else _read_step(_report)[2]
     return (
         f"{step} needs more memory than is there or than files of this size need; a file of the checkpoint may be "
         "damaged: use another checkpoint, or end other programs and try again"
     )
 
 
-def _read_step(report: int) -> tuple[str, str]:
-    """Return the seconds and the name of the last step."""
-    seconds, _, name = os.pread(report, 1 << 16, 0).decode().partition(" ")
-    return seconds, name or "the command"
+def _read_step(report: int) -> tuple[str, str, str]:
+    """Return the limits of the last step, of processor time and elapsed time, and its name."""
+    processor, elapsed, name = [*os.pread(report, 1 << 16, 0).decode().split(" ", 2), "", "", ""][:3]
+    return processor, elapsed, name or "the command"
 
 
 def run_limited(module: str, arguments: Sequence[str]) -> int:
     """Run the command line of a module in a child process with limits; return its exit status.
 
-    Standard input, output and error are those of this process.
+    Standard input and output are those of this process. So is standard error for Python; messages
+    of libraries in other languages, such as those of a panic, are only part of an error.
     """
-    with tempfile.TemporaryFile() as report:
-        command = [sys.executable, "-P", "-m", "export.limits", str(os.getpid()), str(report.fileno()), module]
+    with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as messages:
+        files = [report.fileno(), messages.fileno()]
+        command = [sys.executable, "-P", "-m", "export.limits", *map(str, [os.getpid(), *files]), module]
         # The child finds modules where this process does. A panic prints no stack.
         path = os.pathsep.join(folder or os.curdir for folder in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "RUST_BACKTRACE": "0"}
-        child = subprocess.Popen([*command, *arguments], pass_fds=[report.fileno()], env=environment)  # noqa: S603 - no shell
+        child = subprocess.Popen([*command, *arguments], pass_fds=files, env=environment)  # noqa: S603 - no shell
         while True:
             try:
                 status = child.wait()
@@ -114,23 +161,31 @@ def run_limited(module: str, arguments: Sequence[str]) -> int:
                 continue
         if status >= 0:
             return status
-        sys.stderr.write(f"error: {_reason(-status, *_read_step(report.fileno()))}\n")
+        messages.seek(0)
+        lines = messages.read(MAX_MESSAGE_BYTES).decode(errors="replace").splitlines()
+        message = " ".join(line for line in lines if line and not line.startswith("note: "))
+        sys.stderr.write(f"error: {_reason(-status, *_read_step(report.fileno()), message)}\n")
         return EXIT_FAILED
 
 
-def _reason(number: int, seconds: str, step: str) -> str:
-    """Return the error of a step that a signal has ended."""
+def _reason(number: int, processor: str, elapsed: str, step: str, message: str) -> str:
+    """Return the error of a step that a signal has ended after a message of a library."""
+    if number == signal.SIGXCPU:
+        return (
+            f"{step} was ended, because the command had used {processor} seconds of processor time; a file of the "
+            "checkpoint asks for unbounded work: use another checkpoint"
+        )
     if number == signal.SIGALRM:
         return (
-            f"{step} took more than {seconds} seconds, so it was ended; a file of the checkpoint asks for unbounded "
-            "work, or this machine is too busy: try again, or use another checkpoint"
+            f"{step} was ended, because the command had run for {elapsed} seconds; this machine is too busy, or a file "
+            "of the checkpoint asks for unbounded work: try again, or use another checkpoint"
         )
     if number == signal.SIGKILL:
         return f"{step} was ended, probably because there is too little memory; end other programs and try again"
     name = signal.Signals(number).name
     return (
         f"{step} ended with the signal {name}: a library failed on a file of the checkpoint, which may be damaged or "
-        "need too much memory; download the checkpoint again, or use another one"
+        f"need too much memory{message and f' ({message})'}; download the checkpoint again, or use another one"
     )
 
 
@@ -144,8 +199,12 @@ def end_with(parent: int) -> None:
 
 def _main() -> None:
     """Run in the child: read the arguments of `run_limited`, and run the module."""
-    parent, report, module, *arguments = sys.argv[1:]
+    parent, report, messages, module, *arguments = sys.argv[1:]
     end_with(int(parent))
+    # Python's messages keep the stream. Libraries write to the file descriptor itself.
+    sys.stderr = os.fdopen(os.dup(STDERR), "w", buffering=1, errors="backslashreplace")
+    os.dup2(int(messages), STDERR)
+    os.close(int(messages))
     # This file is the module `__main__` here, and another one for all others.
     from export import limits
 

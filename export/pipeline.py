@@ -19,6 +19,7 @@ import os
 import resource
 import shutil
 import sys
+import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -32,7 +33,7 @@ from tqdm import tqdm
 from export.describe import Described, build, described
 from export.errors import ImportFailedError
 from export.graphs.builder import WeightFile
-from export.limits import CHECK_SPEED, begin_step, end_step, end_with
+from export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step
 from export.manifest import write_model
 from export.options import BundleMetadata, ExportOptions
 from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
@@ -117,7 +118,7 @@ def export_checkpoint(
     """
     _check_options(path, kind, options)
     source = (path, kind, tuple(allowed), options.half_weights)
-    begin_step(f"reading {path}", folder_bytes(path))
+    begin_step(f"reading {path}", folder_bytes(path, source[2]))
     with (
         open_source(*source) as checkpoint,
         replacing(bundle) as folder,
@@ -126,7 +127,7 @@ def export_checkpoint(
         provenance = replace(provenance, quantized=provenance.quantized or model.quantized)
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
-        begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED)
+        begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED, is_first=False)
         with (
             WeightFile(folder / WEIGHTS, options.half_weights) as weights,
             tqdm(desc="exporting", total=num_bytes, unit="B", unit_scale=True, disable=None, file=stream) as bar,
@@ -202,16 +203,23 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
     )
-    num_bytes = folder_bytes(path) + 4 * manifest.parameters * FLOAT32_BYTES
+    num_bytes = folder_bytes(path, [hub_cache()]) + 4 * manifest.parameters * FLOAT32_BYTES
     begin_step(f"comparing {bundle} with {path}", num_bytes, CHECK_SPEED)
     with open_source(path, kind, [hub_cache()], options.half_weights) as checkpoint:
         return compare(checkpoint, bundle, manifest, options)
 
 
-def folder_bytes(path: Path) -> int:
-    """Return the size of the files of a checkpoint, a file or a folder, in bytes."""
-    files = [path] if path.is_file() else path.rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
+def folder_bytes(path: Path, allowed: Iterable[Path] = ()) -> int:
+    """Return the size of the files of a checkpoint, a file or a folder, in bytes.
+
+    Links to files outside of the folder and of the folders `allowed`, which are never read, do not
+    count. `/proc/kcore` has 128 TiB.
+    """
+    if path.is_file():
+        return path.stat().st_size
+    roots = [root.resolve() for root in (path, *allowed)]
+    files = [file.resolve() for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files if any(file.is_relative_to(root) for root in roots))
 
 
 def _quantized_note(provenance: Provenance) -> list[str]:
@@ -281,14 +289,17 @@ def check_in_child(
     """
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context, initializer=end_with, initargs=(os.getpid(),)) as pool:
-        try:
+    try:
+        with ProcessPoolExecutor(
+            1, context, initializer=begin_child, initargs=(os.getpid(), time.process_time())
+        ) as pool:
             return pool.submit(check, source, folder, manifest, options, guided).result()
-        except BrokenProcessPool:
-            raise ImportFailedError(
-                "the process that verifies the bundle was ended, probably because there is too little memory; end "
-                "other programs, or import on a machine with more memory and copy the bundle"
-            ) from None
+    except BrokenProcessPool:
+        end_if_child_was_ended()
+        raise ImportFailedError(
+            "the process that verifies the bundle was ended, probably because there is too little memory; end "
+            "other programs, or import on a machine with more memory and copy the bundle"
+        ) from None
 
 
 def check(

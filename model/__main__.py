@@ -11,22 +11,31 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
+from model.data.formats import PAIR_TASKS
 from model.data.records import TaskName
 from model.data.samples import DEFAULT_EXAMPLES, write_sample
 from model.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_status, is_out_of_memory
 from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
 from model.systems import GROUPS, PLAN, SYSTEMS
-from model.training.config import PRECISIONS, TrainConfig
+from model.training.config import PRECISIONS, SystemConfig
 from model.training.options import add_options, given_options, options_to_toml
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Formatter that adds the default of each option that has one and does not state it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_stated = action.default is None or "(default" in (action.help or "")
+        return action.help if is_stated else super()._get_help_string(action)
 
 
 def add_command(
     commands: Commands, name: str, action: str, text: str, module: str = "model.commands"
 ) -> argparse.ArgumentParser:
     """Add a command whose action is a function of a module that needs PyTorch."""
-    parser = commands.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = commands.add_parser(name, help=text, formatter_class=DefaultsFormatter)
     parser.set_defaults(action=action, module=module, parser=parser)
     return parser
 
@@ -70,7 +79,7 @@ def add_task(tasks: Commands, task: TaskName, data: str, example: str) -> None:
         metavar="DATA",
         type=Path,
         nargs="?",
-        help="folder with train and, optionally, dev and test (.jsonl, .csv, .tsv), or one file that is divided",
+        help=f"folder with train and, optionally, dev and test ({formats_of(task)}), or one file that is divided",
     )
     parser.add_argument("--run", type=Path, help="folder for checkpoints and log, created if missing (required)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with options, which flags override")
@@ -78,6 +87,14 @@ def add_task(tasks: Commands, task: TaskName, data: str, example: str) -> None:
         "--print-config", action="store_true", help="print all options with their defaults as TOML, and train nothing"
     )
     add_options(parser, task)
+
+
+def formats_of(task: TaskName) -> str:
+    """Return the endings of the files of a task, for the help."""
+    tables = ".jsonl, .csv, .tsv"
+    if task in PAIR_TASKS:
+        return f"{tables}, or two files such as train.en and train.de"
+    return f"{tables}, .txt" if task == "language-model" else tables
 
 
 def add_sample(commands: Commands) -> None:
@@ -129,7 +146,7 @@ def add_system(commands: Commands) -> None:
         metavar="FIELD=VALUE",
         help="fields of the model configuration (model/config.py) to change, for example cell=lstm",
     )
-    for field in dataclasses.fields(TrainConfig):
+    for field in dataclasses.fields(SystemConfig):
         option = f"--{field.name.replace('_', '-')}"
         if isinstance(field.default, bool):
             parser.add_argument(option, action="store_true", default=argparse.SUPPRESS, help="default: no")

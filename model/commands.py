@@ -27,7 +27,7 @@ from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
 from model.evaluation.recall import greedy_answers, recall
 from model.parts import WEIGHTS
 from model.systems import GROUPS, PLAN, SYSTEMS, Corpus, System
-from model.training.config import Precision, TrainConfig, read_train_config
+from model.training.config import Precision, SystemConfig, read_train_config
 from model.training.tasks import VALIDATION_SPLITS, read_system_data
 from model.training.trainer import Trainer
 
@@ -39,10 +39,10 @@ def train_system(arguments: argparse.Namespace) -> None:
     def make_config(vocab_size: int) -> ModelConfig:
         return with_fields(system.make_config(vocab_size), changes)
 
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    names = {field.name for field in dataclasses.fields(SystemConfig)}
     settings = {**system.training, **{name: value for name, value in vars(arguments).items() if name in names}}
     try:
-        config = TrainConfig(**settings)
+        config = SystemConfig(**settings)
         make_config(config.vocab_size)
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -227,9 +227,9 @@ def planned_runs(
     return sorted(runs, key=lambda one: one[0])
 
 
-def _zoo_config(name: str, seed: int, precision: Precision = "float32") -> TrainConfig:
+def _zoo_config(name: str, seed: int, precision: Precision = "float32") -> SystemConfig:
     settings = {**SYSTEMS[name].training, "max_epochs": PLAN[name].max_epochs, "seed": seed}
-    return TrainConfig(**settings, precision=precision)
+    return SystemConfig(**settings, precision=precision)
 
 
 def corpus_folder(corpus: Corpus, data: Path, runs: Path) -> Path:
@@ -316,10 +316,12 @@ def print_plan(runs: Sequence[tuple[int, str]], data: Path, folder: Path) -> Non
 
 def _precision(run: Path, requested: Precision) -> Precision:
     """Return the precision of a run that exists, otherwise the requested one."""
-    return read_train_config(run / "train.json").precision if (run / "state.safetensors").exists() else requested
+    if not (run / "state.safetensors").exists():
+        return requested
+    return read_train_config(run / "train.json", SystemConfig).precision
 
 
-def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) -> None:
+def train_and_score(system: System, config: SystemConfig, data: Path, run: Path) -> None:
     """Train a run and write `scores.json` into its folder; do nothing if the file exists."""
     path = run / "scores.json"
     if path.exists():

@@ -33,8 +33,8 @@ def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
             trained = [part for part in ("averaged", "best") if weights_file(folder / part).is_file()]
-            hint = f"; use {folder / trained[0]}" if trained else ""
-            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}{hint}")
+            hint = f"use {folder / trained[0]}" if trained else "name the folder of a run, or of one of its checkpoints"
+            raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}; {hint}")
     try:
         config = read_model_config(folder / CONFIG)
     except ValueError as error:

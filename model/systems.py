@@ -103,7 +103,7 @@ class System:
 
     description: str
     make_config: Callable[[int], ModelConfig]  # maps the vocabulary size to a configuration
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of TrainConfig that differ from the defaults
+    training: Mapping[str, Any] = field(default_factory=dict)  # fields of SystemConfig that differ from the defaults
     task_name: TaskName = "translation"
     corpus: Corpus = MULTI30K
     num_beams: int = 5  # of the evaluation of translations

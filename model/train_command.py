@@ -10,12 +10,14 @@ import dataclasses
 import json
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from model.commands import evaluate_split, write_json
 from model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
 from model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from model.data.chat_template import encode_records
-from model.data.corpus import Corpus, open_corpus, open_held_out
+from model.data.corpus import Corpus, Split, open_corpus, open_held_out
 from model.data.encoding import encode
 from model.data.formats import PAIR_TASKS
 from model.data.preparation import (
@@ -49,6 +51,7 @@ from model.fields import read_fields, to_json
 from model.parts import CONFIG, load_parts
 from model.training.classification import CLASSIFICATION
 from model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
+from model.training.display import check_tensorboard
 from model.training.distributed import World, default_device
 from model.training.encoder import ENCODER
 from model.training.folder import RunFolder, locked
@@ -114,6 +117,8 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
     stored = _stored_options(folder, task) if is_resumed else {}
     defaults = {option.name: option.default for option in options_of(task).values()}
     values = {**defaults, **stored, **given}
+    if values["tensorboard"]:
+        check_tensorboard()
     if is_resumed:
         _check_unchanged(folder, task, stored, values)
 
@@ -141,13 +146,16 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
     show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     fields = training_fields(values)
     if is_resumed:
-        fields = {**dataclasses.asdict(read_train_config(folder.settings)), **fields}
+        fields = {**dataclasses.asdict(read_train_config(folder.settings, TrainConfig)), **fields}
     recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
-    show(recipe.reasons)
     _check_space(run, recipe)
+    if recipe.config.max_minutes and "warmup_steps" not in fields:
+        updates = _updates_in_time(task, prepared, recipe, world)
+        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, updates)
+    show(recipe.reasons)
     if world.is_first:
         replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
-    details = _details(corpus, prepared, values, data, recipe.config)
+    details = _details(corpus, prepared, values, data, read_fields(folder.record) if folder.record.exists() else {})
     trainer = Trainer(
         run,
         recipe.config,
@@ -159,6 +167,9 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
         flags=FLAGS,
     )
     trainer.fit()
+    if world.is_first:  # a run that had finished before writes no record, but its license may be new
+        record = read_fields(folder.record)
+        replace_text(folder.record, to_json({**record, "license": details["license"]}))
     show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
 
 
@@ -281,8 +292,22 @@ def _encode(
     return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)
 
 
+def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe, world: World) -> int:
+    """Return how many updates `max_minutes` allow, measured with random weights."""
+    config = dataclasses.replace(recipe.config, tensorboard=False)
+    with TemporaryDirectory() as folder:
+        trainer = Trainer(Path(folder), config, TASKS[task], prepared, recipe.model, initialise=lambda model: None)
+        _, seconds = trainer.measure_updates(3, time.monotonic)
+    return int(60 * config.max_minutes / (world.first(seconds) * config.accumulate))
+
+
 def _recipe(
-    facts: Facts, beginning: _Beginning, values: Mapping[str, Value], fields: dict[str, Any], corpus: Corpus
+    facts: Facts,
+    beginning: _Beginning,
+    values: Mapping[str, Value],
+    fields: dict[str, Any],
+    corpus: Corpus,
+    updates_in_time: int | None = None,
 ) -> Recipe:
     """Choose the settings that the user left open.
 
@@ -292,8 +317,6 @@ def _recipe(
     if values["precision"] == AUTO and "precision" not in fields:
         precision: Precision = "bfloat16" if default_device().type == "cuda" else "float32"
         fields["precision"] = precision
-    if corpus.languages is not None:
-        fields["source"], fields["target"] = corpus.languages
     size, dropout = values["size"], values["dropout"]
     start = "random"
     if _text(values, "from"):
@@ -308,6 +331,7 @@ def _recipe(
             multi_label=corpus.multi_label,
             model=beginning.model,
             start=start,  # type: ignore[arg-type]
+            updates_in_time=updates_in_time,
         )
     except ValueError as error:
         raise UsageError(with_flags(str(error))) from None
@@ -322,23 +346,34 @@ def _check_space(run: Path, recipe: Recipe) -> None:
 
 
 def _details(
-    corpus: Corpus, prepared: Prepared, values: Mapping[str, Value], data: Path, config: TrainConfig
+    corpus: Corpus, prepared: Prepared, values: Mapping[str, Value], data: Path, earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return facts for the record of a run, which the exported bundle repeats."""
-    return {
-        "command": shlex.join(["sightline", *sys.argv[1:]]),
+    """Return facts for the record of a run that no other file of the run has.
+
+    Args:
+        corpus: files and splits.
+        prepared: the encoded corpus.
+        values: values of the options.
+        data: path of the corpus.
+        earlier: record of the run so far, whose commands are kept.
+    """
+    commands, command = str(earlier.get("command") or "").splitlines(), shlex.join(["sightline", *sys.argv[1:]])
+    details: dict[str, Any] = {
+        "command": "\n".join(commands if command in commands else [*commands, command]),
+        "examples": dict(prepared.facts.examples),
         "license": _text(values, "license"),
-        "source": corpus.languages[0] if corpus.languages else None,
-        "target": corpus.languages[1] if corpus.languages else None,
-        "config": dataclasses.asdict(config),
-        "has_dialogues": prepared.facts.has_dialogues,
         "data": dict(corpus.digests),
         "data_path": str(data.resolve()),
         "split_seed": corpus.split_seed,
-        "labels": dict(prepared.facts.labels),
         "summary": summary(prepared.facts, is_trained=bool(_text(values, "from"))),
-        "options": dict(values),
     }
+    if corpus.languages is not None:
+        details["source"], details["target"] = corpus.languages
+    if corpus.task == "classification":
+        details["labels"] = dict(prepared.facts.labels)
+    if corpus.task == "language-model":
+        details["has_dialogues"] = prepared.facts.has_dialogues
+    return details
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -369,13 +404,13 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if split is not None:
         raise UsageError(f"--split is for translation only; omit it for {task}")
     is_pairs = task in PAIR_TASKS
-    part = open_held_out(
+    part = _held_out(
+        record,
         data,
         task,
         source=source if is_pairs else None,
         target=target if is_pairs else None,
         multi_label=getattr(config, "multi_label", False),
-        split_seed=record.get("split_seed") or 1,
     )
     records = list(islice(part, limit))
     report = evaluate_checkpoint(
@@ -394,6 +429,24 @@ def evaluate(arguments: argparse.Namespace) -> None:
         replace_text(run / "record.json", to_json({**record, "signature": signature or None}))
     if hasattr(arguments, "json"):
         write_json(arguments.json, report)
+
+
+def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: Any) -> Split:
+    """Return the records of `data` that the run was not trained on.
+
+    Raises:
+        UsageError: the run divided the data, and they have changed since.
+    """
+    seed = record.get("split_seed")
+    if seed is None or data.resolve() != Path(record["data_path"]).resolve():
+        return open_held_out(data, task, **options)
+    corpus = open_corpus(data, task, split_seed=seed, **options)
+    if corpus.digests != record["data"]:
+        raise UsageError(
+            f"{data} has changed since the training, so that its records may be those that the run was trained on; "
+            "name a file of other records as DATA"
+        )
+    return corpus.dev if corpus.test is None else corpus.test
 
 
 def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:

@@ -40,10 +40,9 @@ class ReferenceDecoder:
     """Decoder of a described model. It holds the weights of one linear layer at a time."""
 
     def __init__(self, model: Description, weights: Weights, arithmetic: Arithmetic = EXACT) -> None:
-        assert model.decoder is not None, "the model has a decoder"
         self._model = model
-        self._stack = model.decoder
-        self._layers = ReferenceLayers(weights, "decoder", model.decoder, arithmetic)
+        self._stack = model.decoder_stack
+        self._layers = ReferenceLayers(weights, "decoder", self._stack, arithmetic)
 
     def decode(self, ids: Sequence[int], memory: Array | None = None) -> Decoded:
         """Read one sequence of token ids, and keep the results of all positions.

@@ -45,10 +45,9 @@ class Reference:
     """Encoder of a described model."""
 
     def __init__(self, model: Description, weights: Weights, arithmetic: Arithmetic = EXACT) -> None:
-        assert model.encoder is not None, "a decoder-only model has no encoder"
         self._model = model
-        self._stack = model.encoder
-        self._layers = ReferenceLayers(weights, "encoder", model.encoder, arithmetic)
+        self._stack = model.encoder_stack
+        self._layers = ReferenceLayers(weights, "encoder", self._stack, arithmetic)
 
     def encode(self, ids: Sequence[int]) -> Encoded:
         """Encode one sequence of token ids, and keep all rows of the attention maps."""

@@ -370,8 +370,7 @@ def long_length(manifest: Manifest, model: Description) -> int:
 
     The limit of the model is not considered.
     """
-    stack = model.encoder or model.decoder
-    assert stack is not None, "a model has an encoder or a decoder"
+    stack = model.first_stack
     matrices = max(1, manifest.parameters - model.vocabulary * stack.width)  # without the table of tokens
     heads = max(attention.heads for attention in stack.attention)
     return max(LEAST_LONG, min(LONG_OPERATIONS // matrices, math.isqrt(LONG_SCORES // heads)))
@@ -406,7 +405,6 @@ def verify(
     weights: Weights,
     sentences: Sequence[Sequence[int]] = (),
     tolerance: float | None = None,
-    seed: int = 0,
 ) -> Verification:
     """Compare the graphs of a bundle with the reference, see the module.
 
@@ -417,7 +415,6 @@ def verify(
         weights: weights of the checkpoint.
         sentences: token ids of sentences that are compared in addition to random texts.
         tolerance: the largest allowed difference, in place of the derived limits.
-        seed: seed of the random texts.
 
     Raises:
         VerificationError: a result differs by more than float32 rounding explains.
@@ -425,7 +422,7 @@ def verify(
             not a number.
     """
     check_inputs(sentences, manifest.limits.max_source_tokens, tolerance)
-    inputs = [random_inputs(manifest, model, seed), *_sentence_inputs(manifest, sentences)]
+    inputs = [random_inputs(manifest, model, seed=0), *_sentence_inputs(manifest, sentences)]
     differences: dict[str, list[Difference]] = {}
     different = close = 0
     for sources, prompts, new_tokens in inputs:

@@ -22,6 +22,7 @@ from export.families.decoders import (
     model_prefix,
     output_modules,
     rotary_from,
+    rotary_options,
 )
 from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
 from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
@@ -62,7 +63,7 @@ def _check_rope_type(options: Config | None) -> None:
 
 def _phi3_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     layer = f"{model_prefix(tensors)}layers.{{}}"
-    attention = _stack(model).attention[0]
+    attention = model.first_stack.attention[0]
     modules = dict(decoder_modules(model, tensors))
     for part in ("query", "key", "value"):
         modules[f"decoder.{{}}.self_attention.{part}"] = _rows_of(f"{layer}.self_attn.qkv_proj", attention, part)
@@ -94,17 +95,11 @@ def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = Fa
     return Part(module, rows=rows, stored_rows=sum(counts) * size)
 
 
-def _stack(model: Description) -> Stack:
-    stack = model.decoder or model.encoder
-    assert stack is not None, "the model is a decoder, or an encoder that was one"
-    return stack
-
-
 def _olmo2(config: Config, tensors: Tensors) -> Description:
     bias, windows = config.boolean("attention_bias", False), (None,) * count(config, "num_hidden_layers")
     variant = Variant(windows, bias=bias, output_bias=bias, has_head_norm=True, epsilon=1e-5)
     model = describe_relative("olmo2", config, tensors, variant)
-    stack = _stack(model)
+    stack = model.first_stack
     layers = tuple(replace(one, joins_heads=True) for one in stack.attention)
     return replace(model, decoder=replace(stack, norm_place="none", has_output_norms=True, attention=layers))
 
@@ -125,7 +120,7 @@ def _granite(config: Config, tensors: Tensors) -> Description:
     model = describe_relative(
         "granite", config, tensors, Variant(windows, bias=bias, output_bias=bias, mlp_bias=mlp_bias)
     )
-    stack, scale = _stack(model), config.number("attention_multiplier", 1.0)
+    stack, scale = model.first_stack, config.number("attention_multiplier", 1.0)
     stack = replace(
         stack,
         attention=tuple(replace(one, scale=scale) for one in stack.attention),
@@ -149,11 +144,7 @@ def _gpt_neox(config: Config, tensors: Tensors) -> Description:
     max_positions = config.integer("max_position_embeddings")
     base, share = config.number("rotary_emb_base", 10000.0, above=1), config.number("rotary_pct", 0.25, above=0)
     original = config.integer("original_max_position_embeddings", 0, least=0)
-    scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
-    if scaling is not None and parameters is not None:
-        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
-    options = scaling or parameters or Config({}, "config.json")
-    rotary = rotary_from(options, attention.head_size, max_positions, base, original, share)
+    rotary = rotary_from(rotary_options(config), attention.head_size, max_positions, base, original, share)
     attention = replace(attention, rotary=rotary, has_bias=bias, has_output_bias=bias)
     stack = Stack(
         width,
@@ -179,7 +170,7 @@ def _neox_output(tensors: Tensors) -> str:
 
 
 def _neox_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    start, attention = _neox_start(tensors), _stack(model).attention[0]
+    start, attention = _neox_start(tensors), model.first_stack.attention[0]
     layer = f"{start}layers.{{}}"
     modules: dict[str, Source] = {
         "embedding": f"{start}embed_in",

@@ -59,9 +59,7 @@ def classes_of(start: str) -> tuple[str, str, str]:
 
 def as_encoder(model: Description) -> Description:
     """Describe a decoder-only model as an encoder."""
-    stack = model.decoder
-    assert stack is not None, "the model is decoder-only"
-    return replace(model, encoder=replace(stack, is_causal=True), decoder=None)
+    return replace(model, encoder=replace(model.decoder_stack, is_causal=True), decoder=None)
 
 
 def as_reranker(model: Description, answers: tuple[int, int | None]) -> Description:

@@ -117,15 +117,15 @@ def _convolution(config: Config) -> Convolution | None:
 
 
 def _deberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    assert model.encoder is not None, "an encoder was described"
-    prefix = prefix_of(tensors, "deberta.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "deberta.")
     layer = f"{prefix}encoder.layer.{{}}"
     modules = embedding_modules(f"{prefix}embeddings") | layer_modules(layer)
     modules["encoder.relative"] = f"{prefix}encoder.rel_embeddings"
     modules["encoder.relative_norm"] = f"{prefix}encoder.LayerNorm"
     modules["encoder.convolution"] = f"{prefix}encoder.conv.conv"
     modules["encoder.convolution_norm"] = f"{prefix}encoder.conv.LayerNorm"
-    is_shared = model.encoder.disentangled is not None and model.encoder.disentangled.is_shared
+    disentangled = model.encoder_stack.disentangled
+    is_shared = disentangled is not None and disentangled.is_shared
     for part in ("query", "key", "value"):
         name = f"{layer}.attention.self.{part}_proj"
         modules[f"encoder.{{}}.self_attention.{part}"] = name

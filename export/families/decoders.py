@@ -232,11 +232,19 @@ def rotary_of(
         default_share = config.number("partial_rotary_factor", default_share, above=0)
     base = config.number("rope_theta", default_base, above=1)
     original = config.integer("original_max_position_embeddings", default_original, least=0)
+    return rotary_from(rotary_options(config), head_size, max_positions, base, original, default_share)
+
+
+def rotary_options(config: Config) -> Config:
+    """Return `rope_parameters` or `rope_scaling`, or an empty object.
+
+    Raises:
+        ImportFailedError: the configuration has both.
+    """
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is not None and parameters is not None:
         raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
-    options = scaling or parameters or Config({}, "config.json")
-    return rotary_from(options, head_size, max_positions, base, original, default_share)
+    return scaling or parameters or Config({}, "config.json")
 
 
 def rotary_from(

@@ -281,6 +281,23 @@ class Description:
     def is_decoder_only(self) -> bool:
         return self.encoder is None
 
+    @property
+    def encoder_stack(self) -> Stack:
+        """Encoder of a model that has one."""
+        assert self.encoder is not None, "the model has no encoder"
+        return self.encoder
+
+    @property
+    def decoder_stack(self) -> Stack:
+        """Decoder of a model that has one."""
+        assert self.decoder is not None, "the model has no decoder"
+        return self.decoder
+
+    @property
+    def first_stack(self) -> Stack:
+        """Encoder, or the decoder of a decoder-only model."""
+        return self.encoder or self.decoder_stack
+
 
 def rotary_tables(rotary: Rotary, positions: int, size: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the cosines and sines (positions, D / 2) of rotary embedding.

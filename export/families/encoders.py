@@ -7,6 +7,7 @@ All are post-norm (Devlin et al. 2019) except ModernBERT (Warner et al. 2024). I
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from export.errors import ImportFailedError
@@ -22,7 +23,7 @@ from export.families.description import (
     Rotary,
     Stack,
 )
-from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
+from export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
 from service.bundle import is_entailment
@@ -43,9 +44,9 @@ def check_common(config: Config, positions: str = "absolute") -> None:
     config.neutral("directionality", "bidi")
 
 
-def prefix_of(tensors: Tensors, prefix: str, embedding: str) -> str:
-    """Return the start of all names of the encoder: classes with a head add a prefix."""
-    return prefix if f"{prefix}{embedding}.weight" in tensors else ""
+def prefix_of(tensors: Tensors, *prefixes: str, embedding: str = "embeddings.word_embeddings") -> str:
+    """Return the start of all names of the encoder: classes with a head add one of the prefixes."""
+    return next((one for one in prefixes if f"{one}{embedding}.weight" in tensors), "")
 
 
 def classes_of(start: str, *others: str) -> tuple[str, ...]:
@@ -227,30 +228,21 @@ def _bert(config: Config, tensors: Tensors) -> Description:
 
 
 def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "bert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "bert.")
     modules = embedding_modules(f"{prefix}embeddings") | layer_modules(f"{prefix}encoder.layer.{{}}")
     return with_old_names(modules | head_modules(model, _BERT_HEAD), tensors)
 
 
-def _roberta(config: Config, tensors: Tensors, family: str = "roberta") -> Description:
+def _roberta(family: str, config: Config, tensors: Tensors) -> Description:
     # The position of padding is the id of the padding token, and those of tokens follow it.
     padding, types = config.integer("pad_token_id", 1, least=0), config.integer("type_vocab_size", 2)
     embedding = Embedding(has_positions=True, skipped_positions=padding, padding=padding, types=types, has_norm=True)
     return add_head(describe_encoder(config, family, embedding), config, _ROBERTA_HEAD)
 
 
-def _xlm_roberta(config: Config, tensors: Tensors) -> Description:
-    return _roberta(config, tensors, "xlm-roberta")
-
-
-def _camembert(config: Config, tensors: Tensors) -> Description:
-    return _roberta(config, tensors, "camembert")
-
-
 def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "roberta.", "embeddings.word_embeddings")
-    assert model.encoder is not None, "an encoder was described"
-    skipped = model.encoder.embedding.skipped_positions
+    prefix = prefix_of(tensors, "roberta.")
+    skipped = model.encoder_stack.embedding.skipped_positions
     modules = embedding_modules(f"{prefix}embeddings", skipped) | layer_modules(f"{prefix}encoder.layer.{{}}")
     return with_old_names(modules | head_modules(model, _ROBERTA_HEAD), tensors)
 
@@ -263,7 +255,7 @@ def _electra(config: Config, tensors: Tensors) -> Description:
 
 
 def _electra_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "electra.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "electra.")
     modules = embedding_modules(f"{prefix}embeddings") | layer_modules(f"{prefix}encoder.layer.{{}}")
     modules["encoder.embedding_projection"] = f"{prefix}embeddings_project"
     return with_old_names(modules | head_modules(model, _ELECTRA_HEAD), tensors)
@@ -279,13 +271,12 @@ def _mpnet(config: Config, tensors: Tensors) -> Description:
     embedding = Embedding(has_positions=True, skipped_positions=_MPNET_PADDING, padding=_MPNET_PADDING, has_norm=True)
     model = describe_encoder(config, "mpnet", embedding)
     config.neutral("relative_attention_num_buckets", _MPNET_BIAS.buckets)
-    assert model.encoder is not None, "an encoder was described"
-    model = replace(model, encoder=replace(model.encoder, relative_bias=_MPNET_BIAS))
+    model = replace(model, encoder=replace(model.encoder_stack, relative_bias=_MPNET_BIAS))
     return add_head(model, config, _ROBERTA_HEAD)
 
 
 def _mpnet_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "mpnet.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "mpnet.")
     layer = f"{prefix}encoder.layer.{{}}"
     modules = embedding_modules(f"{prefix}embeddings", _MPNET_PADDING) | layer_modules(layer)
     for part, name in (("query", "q"), ("key", "k"), ("value", "v"), ("output", "o")):
@@ -317,7 +308,7 @@ def _distilbert(config: Config, tensors: Tensors) -> Description:
 
 
 def _distilbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "distilbert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "distilbert.")
     layer = f"{prefix}transformer.layer.{{}}"
     modules: dict[str, Source] = {
         "encoder.{}.self_attention.query": f"{layer}.attention.q_lin",
@@ -344,25 +335,25 @@ def _albert(config: Config, tensors: Tensors) -> Description:
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
     embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=size)
     model = describe_encoder(config, "albert", embedding, default_activation="gelu_new")
-    assert model.encoder is not None, "an encoder was described"
     # Layers of a group share their weights, so that no shape shows the number of layers.
     groups, inner = count(config, "num_hidden_groups", 1), count(config, "inner_group_num", 1)
     found = _albert_groups(tensors) if tensors.names else (groups, inner)
     for key, number, one in (("num_hidden_groups", groups, found[0]), ("inner_group_num", inner, found[1])):
         if number != one:
             raise ImportFailedError(f"config.json: {key} is {number}, but the checkpoint has {one}")
-    stack = replace(model.encoder, attention=model.encoder.attention * inner)
+    stack = model.encoder_stack
+    stack = replace(stack, attention=stack.attention * inner)
     return add_head(replace(model, encoder=stack), config, _ALBERT_HEAD)
 
 
 def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    assert model.encoder is not None, "an encoder was described"
-    prefix = prefix_of(tensors, "albert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "albert.")
     modules = embedding_modules(f"{prefix}embeddings")
     modules["encoder.embedding_projection"] = f"{prefix}encoder.embedding_hidden_mapping_in"
     groups, inner = _albert_groups(tensors)
-    repeated = model.encoder.layers // inner
-    for number in range(model.encoder.layers):
+    layers = model.encoder_stack.layers
+    repeated = layers // inner
+    for number in range(layers):
         group = int(number // inner / (repeated / groups))  # as transformers rounds it
         layer = f"{prefix}encoder.albert_layer_groups.{group}.albert_layers.{number % inner}"
         for part in ("query", "key", "value"):
@@ -379,7 +370,7 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
 
 def _albert_groups(tensors: Tensors) -> tuple[int, int]:
     """Return the number of groups of layers, and the number of different layers in each."""
-    prefix = prefix_of(tensors, "albert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "albert.")
     name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}.ffn.weight"
     groups = next(number for number in itertools.count() if name.format(number, 0) not in tensors)
     return groups, next(number for number in itertools.count() if name.format(0, number) not in tensors)
@@ -447,11 +438,7 @@ def _local_layers(config: Config, num_layers: int) -> list[bool]:
 
 def _rotary(config: Config, local: bool, head_size: int) -> Rotary:
     """Return the rotary embedding of local or of global layers."""
-    if head_size % 2 or head_size > MAX_HEAD_SIZE:
-        raise ImportFailedError(
-            f"config.json: the size of a head must be even and at most {MAX_HEAD_SIZE} for rotary embedding, got "
-            f"{head_size}"
-        )
+    check_rotary_head(head_size)
     config.neutral("rope_scaling", None)
     kind, key = ("sliding_attention", "local_rope_theta") if local else ("full_attention", "global_rope_theta")
     if config.get(key, theta := _LOCAL_THETA if local else _GLOBAL_THETA) is None:
@@ -466,7 +453,7 @@ def _rotary(config: Config, local: bool, head_size: int) -> Rotary:
 
 
 def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "model.", "embeddings.tok_embeddings")
+    prefix = prefix_of(tensors, "model.", embedding="embeddings.tok_embeddings")
     layer = f"{prefix}layers.{{}}"
     modules: dict[str, Source] = {
         "embedding": f"{prefix}embeddings.tok_embeddings",
@@ -497,12 +484,19 @@ BERT = Family(
 ROBERTA = Family(
     "roberta",
     classes_of("Roberta"),
-    _roberta,
+    partial(_roberta, "roberta"),
     _roberta_modules,
     (*_STORED_POSITIONS, "pooler.*", "roberta.pooler.*", "lm_head.*"),
 )
-XLM_ROBERTA = replace(ROBERTA, name="xlm-roberta", architectures=classes_of("XLMRoberta"), describe=_xlm_roberta)
-CAMEMBERT = replace(ROBERTA, name="camembert", architectures=classes_of("Camembert"), describe=_camembert)
+XLM_ROBERTA = replace(
+    ROBERTA,
+    name="xlm-roberta",
+    architectures=classes_of("XLMRoberta"),
+    describe=partial(_roberta, "xlm-roberta"),
+)
+CAMEMBERT = replace(
+    ROBERTA, name="camembert", architectures=classes_of("Camembert"), describe=partial(_roberta, "camembert")
+)
 ELECTRA = Family(
     "electra",
     classes_of("Electra", "ForPreTraining"),

@@ -207,8 +207,7 @@ def _modules(model: Description, *, is_shared: bool) -> Mapping[str, Source]:
     if not is_shared:
         modules = {"encoder.embedding.weight": "encoder_Wemb", "decoder.embedding.weight": target}
     modules["output.bias"] = Part("decoder_ff_logit_out_b", added=(_NEVER,), is_row=True)
-    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        assert stack is not None, "the model has an encoder and a decoder"
+    for name, stack in (("encoder", model.encoder_stack), ("decoder", model.decoder_stack)):
         modules[f"{name}.positions"] = partial(timescale_sinusoids, model.max_positions, stack.width)
         for number in range(stack.layers):
             for short, long in _LAYER_TENSORS[name].items():

@@ -70,8 +70,7 @@ def _gemma3(config: Config, tensors: Tensors) -> Description:
         )
     # A query sees `sliding_window // 2` positions on each side, like those of other encoders.
     model = as_encoder(model)
-    assert model.encoder is not None, "it is an encoder"
-    return replace(model, encoder=replace(model.encoder, is_causal=False))
+    return replace(model, encoder=replace(model.encoder_stack, is_causal=False))
 
 
 def _head_size(config: Config) -> int:
@@ -170,9 +169,8 @@ def _describe(
 
 def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     modules = dict(decoder_modules(model, tensors))
-    stack = model.decoder or model.encoder
     layer = f"{model_prefix(tensors)}layers.{{}}"
-    if stack is not None and stack.has_output_norms:
+    if model.first_stack.has_output_norms:
         modules |= {
             "decoder.{}.self_attention_output_norm": f"{layer}.post_attention_layernorm",
             "decoder.{}.feed_forward_norm": f"{layer}.pre_feedforward_layernorm",

@@ -29,14 +29,13 @@ def _jina(config: Config, tensors: Tensors) -> Description:
     config.neutral("feed_forward_type", "geglu")
     config.ignore("emb_pooler", "attn_implementation", "model_max_length")
     model = describe_encoder(config, "jina_bert", Embedding(types=types, has_norm=True), positions="alibi")
-    assert model.encoder is not None, "an encoder was described"
-    feed_forward = replace(model.encoder.feed_forward, gated=True, has_bias=False, has_output_bias=True)
-    slopes = _slopes(model.encoder.attention[0].heads)
-    return replace(model, encoder=replace(model.encoder, feed_forward=feed_forward, slopes=slopes))
+    stack = model.encoder_stack
+    feed_forward = replace(stack.feed_forward, gated=True, has_bias=False, has_output_bias=True)
+    return replace(model, encoder=replace(stack, feed_forward=feed_forward, slopes=_slopes(stack.attention[0].heads)))
 
 
 def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = prefix_of(tensors, "bert.", "embeddings.word_embeddings")
+    prefix = prefix_of(tensors, "bert.")
     layer = f"{prefix}encoder.layer.{{}}"
     return (
         embedding_modules(f"{prefix}embeddings")

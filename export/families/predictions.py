@@ -41,6 +41,7 @@ _MODULES: Mapping[str, _Modules] = {
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
+    "jina_embeddings_v3": _ROBERTA,
     "electra": _Modules(
         "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", activation="gelu"
     ),
@@ -60,8 +61,7 @@ def with_predictions(model: Description, config: Config, tensors: Tensors) -> De
     modules = _MODULES.get(model.family)
     if modules is None or not architecture.endswith("ForMaskedLM") or f"{modules.dense}.weight" not in tensors:
         return model
-    stack = model.encoder
-    assert stack is not None, "a masked language model is an encoder"
+    stack = model.encoder_stack
     predictions = Predictions(
         size=stack.width if stack.embedding.projected_from is None else stack.embedding.projected_from,
         activation=modules.activation or stack.feed_forward.activation,

@@ -10,7 +10,6 @@ REASONS = {
     "deberta": "the attention of the first generation of DeBERTa differs from that of the second and third one "
     "(deberta-v2), which are supported",
     "gliner": "GLiNER compares spans of words with labels in the prompt, a head that is not implemented",
-    "jina_embeddings_v3": "each request would choose one of its LoRA adapters, which the graphs do not have",
     **dict.fromkeys(("whisper", "wav2vec2", "hubert", "seamless_m4t", "seamless_m4t_v2", "speech_to_text"), _AUDIO),
     **dict.fromkeys(
         (

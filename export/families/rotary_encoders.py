@@ -1,25 +1,29 @@
-"""Encoders with rotary positions and gated layers: nomic-embed, and GTE from version 1.5 on.
+"""Encoders with rotary positions: nomic-embed, GTE from version 1.5 on, and Jina embeddings v3.
 
-Their repositories have Python code, which is never run. Both are post-norm, like BERT.
+Their repositories have Python code, which is never run. All are post-norm, like BERT; the first two
+have gated layers.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from export.errors import ImportFailedError
 from export.families import Family
 from export.families.description import Description, Embedding, FeedForward, Norm, Rotary, Stack
-from export.families.encoders import HeadModules, add_head, check_common, classes_of, head_modules
-from export.families.values import MAX_HEAD_SIZE, activation, count, equal_heads
+from export.families.encoders import (
+    HeadModules,
+    add_head,
+    check_common,
+    classes_of,
+    describe_encoder,
+    head_modules,
+    prefix_of,
+)
+from export.families.values import activation, check_rotary_head, count, equal_heads
 from export.families.weights import Part, Source
 from export.sources.checkpoint import Config, Tensors
-
-
-def _prefix(tensors: Tensors, *prefixes: str) -> str:
-    """Return the start of all names of the encoder: classes with a head add one of the prefixes."""
-    return next((one for one in prefixes if f"{one}embeddings.word_embeddings.weight" in tensors), "")
 
 
 def _rotary(config: Config, head_size: int, default_base: float) -> Rotary:
@@ -28,11 +32,7 @@ def _rotary(config: Config, head_size: int, default_base: float) -> Rotary:
     Transformers 5 writes `rope_parameters`. The code of GTE reads `rope_theta` and `rope_scaling`,
     whose only type is fixed NTK scaling: other frequencies, which do not depend on the text.
     """
-    if head_size % 2 or head_size > MAX_HEAD_SIZE:
-        raise ImportFailedError(
-            f"config.json: the size of a head must be even and at most {MAX_HEAD_SIZE} for rotary embedding, got "
-            f"{head_size}"
-        )
+    check_rotary_head(head_size)
     base, divisor = config.number("rope_theta", default_base, above=1), 1.0
     parameters, scaling = config.section("rope_parameters"), config.section("rope_scaling")
     if parameters is not None:
@@ -106,7 +106,7 @@ def _nomic(config: Config, tensors: Tensors) -> Description:
 
 
 def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "nomic_bert.", "bert.")
+    prefix = prefix_of(tensors, "nomic_bert.", "bert.")
     layer = f"{prefix}encoder.layers.{{}}"
     modules: dict[str, Source] = {
         "embedding": f"{prefix}embeddings.word_embeddings",
@@ -159,7 +159,7 @@ def _gte(family: str, config: Config, tensors: Tensors) -> Description:
 
 
 def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-    prefix = _prefix(tensors, "new.", "gte.")
+    prefix = prefix_of(tensors, "new.", "gte.")
     layer = f"{prefix}encoder.layer.{{}}"
     modules: dict[str, Source] = {
         "embedding": f"{prefix}embeddings.word_embeddings",
@@ -177,16 +177,40 @@ def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
 
 
-def _gte_native(config: Config, tensors: Tensors) -> Description:
-    return _gte("gte", config, tensors)
+# Jina embeddings v3 (Sturua et al. 2024), without its adapters: XLM-R with rotary positions
+
+_JINA_HEAD = HeadModules("classifier.dense", "tanh", "classifier.out_proj")
 
 
-def _gte_new(config: Config, tensors: Tensors) -> Description:
-    return _gte("new", config, tensors)
+def _jina(config: Config, tensors: Tensors) -> Description:
+    embedding = Embedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True)
+    model = describe_encoder(config, "jina_embeddings_v3", embedding)
+    stack = model.encoder_stack
+    layers = tuple(replace(one, rotary=_rotary(config, one.head_size, 20_000.0)) for one in stack.attention)
+    return add_head(replace(model, encoder=replace(stack, attention=layers)), config, _JINA_HEAD)
+
+
+def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
+    prefix = prefix_of(tensors, "roberta.")
+    layer = f"{prefix}encoder.layers.{{}}"
+    modules: dict[str, Source] = {
+        "embedding": f"{prefix}embeddings.word_embeddings",
+        "encoder.types": f"{prefix}embeddings.token_type_embeddings",
+        "encoder.embedding_norm": f"{prefix}emb_ln",
+        "encoder.{}.self_attention.output": f"{layer}.mixer.out_proj",
+        "encoder.{}.self_attention_norm": f"{layer}.norm1",
+        "encoder.{}.feed_forward.inner": f"{layer}.mlp.fc1",
+        "encoder.{}.feed_forward.outer": f"{layer}.mlp.fc2",
+        "encoder.{}.feed_forward_norm": f"{layer}.norm2",
+    }
+    for index, part in enumerate(("query", "key", "value")):
+        modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.mixer.Wqkv", index=index, count=3)
+    return modules | head_modules(model, _JINA_HEAD)
 
 
 _IGNORED = ("*position_ids", "*token_type_ids", "*inv_freq", "pooler.*", "*.pooler.*", "cls.*", "lm_head.*")
 NOMIC_BERT = Family("nomic_bert", classes_of("NomicBert", "ForPreTraining"), _nomic, _nomic_modules, _IGNORED)
-GTE = Family("gte", classes_of("Gte"), _gte_native, _gte_modules, _IGNORED)
-NEW = replace(GTE, name="new", architectures=classes_of("New"), describe=_gte_new)
-FAMILIES = (NOMIC_BERT, GTE, NEW)
+GTE = Family("gte", classes_of("Gte"), partial(_gte, "gte"), _gte_modules, _IGNORED)
+NEW = replace(GTE, name="new", architectures=classes_of("New"), describe=partial(_gte, "new"))
+JINA_EMBEDDINGS_V3 = Family("jina_embeddings_v3", classes_of("JinaEmbeddingsV3"), _jina, _jina_modules, _IGNORED)
+FAMILIES = (NOMIC_BERT, GTE, NEW, JINA_EMBEDDINGS_V3)

@@ -167,7 +167,7 @@ def _embeddings(start: str, tensors: Tensors) -> dict[str, Source]:
 
 
 def _positions(variant: _Variant, model: Description, name: str, tensors: Tensors) -> Source:
-    stack = model.encoder
+    stack = model.encoder_stack
     assert stack is not None, "an encoder-decoder has an encoder"
     if variant.positions == "learned":
         return Part(name, skip=2)  # the first two rows are never used
@@ -180,8 +180,7 @@ def _positions(variant: _Variant, model: Description, name: str, tensors: Tensor
 
 def _padded_sinusoids(model: Description) -> Array:
     """Return the positions of an encoder whose padding token has a row of zeros."""
-    assert model.encoder is not None, "an encoder-decoder has an encoder"
-    table = timescale_sinusoids(model.max_positions, model.encoder.width, _M2M100_PAD + 1)
+    table = timescale_sinusoids(model.max_positions, model.encoder_stack.width, _M2M100_PAD + 1)
     return np.concatenate([np.zeros_like(table[:1]), table])
 
 
@@ -242,8 +241,7 @@ def _t5(family: str, default_feed_forward: str, config: Config, tensors: Tensors
 
 def _t5_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     modules = _embeddings("", tensors)
-    assert model.encoder is not None, "T5 has an encoder"
-    is_gated = model.encoder.feed_forward.gated
+    is_gated = model.encoder_stack.feed_forward.gated
     for stack in ("encoder", "decoder"):
         layer, name = f"{stack}.{{}}", f"{stack}.block.{{}}.layer"
         last = 1 if stack == "encoder" else 2

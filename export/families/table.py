@@ -48,7 +48,10 @@ def find_family(config: Config) -> Family:
     """
     model_type = config.text("model_type", "")
     if model_type == "xlm-roberta" and "lora_adaptations" in config:
-        model_type = "jina_embeddings_v3"  # by the name that Transformers has for it
+        raise ImportFailedError(
+            "config.json: lora_adaptations is not supported, because a request would choose one of the adapters; "
+            "import jinaai/jina-embeddings-v3-hf, which has the same model without them"
+        )
     named = config.get("architectures", None) or ()
     if model_type == "bert" and isinstance(named, list) and any(str(one).startswith("JinaBert") for one in named):
         model_type = "jina_bert"

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from export.errors import ImportFailedError
 from export.families.description import Activation, Attention
 from export.families.weights import Array
 from export.sources.checkpoint import Config
@@ -60,6 +61,18 @@ def equal_heads(config: Config, key: str, width: int) -> Attention:
     if width < 1 or width % heads:
         raise ValueError(f"{key} must be a divisor of the width {width}, got {heads}")
     return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
+
+
+def check_rotary_head(size: int) -> None:
+    """Check the size of a head with rotary embedding.
+
+    Raises:
+        ImportFailedError: it is odd or too large.
+    """
+    if size % 2 or size > MAX_HEAD_SIZE:
+        raise ImportFailedError(
+            f"config.json: the size of a head must be even and at most {MAX_HEAD_SIZE} for rotary embedding, got {size}"
+        )
 
 
 def sinusoids(positions: int, width: int) -> Array:

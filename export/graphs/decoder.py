@@ -72,9 +72,7 @@ def decoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
 
     Attention weights beyond the length of a row are undefined.
     """
-    stack = model.decoder
-    assert stack is not None, "the model has a decoder"
-    return _DecoderBuilder(model, stack, weights, file, ops).build()
+    return _DecoderBuilder(model, model.decoder_stack, weights, file, ops).build()
 
 
 class _DecoderBuilder:

@@ -37,8 +37,7 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: O
 
     Queries at padding have undefined attention weights, hidden states, keys and values.
     """
-    stack = model.encoder
-    assert stack is not None, "a decoder-only model has no encoder graph"
+    stack = model.encoder_stack
     graph = GraphBuilder("encoder", file, ops)
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)

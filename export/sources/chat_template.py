@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from export.errors import ImportFailedError
 from export.limits import bounded_memory
 from export.sources.checkpoint import FolderFiles
+from model.data.chat_template import without_generation_tags
 from service.bundle import NOW, ChatRole, ChatTemplate, PairTemplate, Thinking
 from service.text.chat import Turn, format_dialogue
 
@@ -59,6 +60,8 @@ CONTINUED: tuple[tuple[str, ...], ...] = (
     ("user", "assistant"),
     ("user", "assistant", "user", "assistant"),
     ("user", "assistant", "assistant"),
+    ("system", "user", "assistant"),
+    ("system", "user", "assistant", "user", "assistant"),
 )
 REPLIES = ("ok", "  y\n", "\n\nz", "<think>\nt\n</think>\n\nok", "<think>t</think>ok", "", "<think>t")
 # Treatments of thinking: of Qwen 3, of QwQ, and of DeepSeek R1.
@@ -73,6 +76,8 @@ THINKING = (
 TIMES = (datetime(2024, 7, 26, 9, 5, 3), datetime(2031, 12, 13, 23, 45, 59), datetime(2027, 3, 1))
 TAG = "[[end of the last message]]"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+AFTER_USER = "the text after a user message depends on the next message"
+AFTER_REPLY = "the text after a reply depends on the next message"
 PADDED = " \n{} \n"  # a message with whitespace around it
 
 
@@ -171,7 +176,7 @@ class _Renderer:
         self.now: datetime | None = None  # None: texts have the format in place of the time
         try:
             with bounded_memory(MAX_BYTES):
-                self._template = environment.from_string(text)
+                self._template = environment.from_string(without_generation_tags(text))
         except Exception as error:  # nesting that is too deep has errors of several classes
             raise ChatTemplateError(f"it is not valid Jinja: {_reason(error)}") from None
 
@@ -345,17 +350,23 @@ def _several_systems(renderer: _Renderer, template: ChatTemplate) -> dict[str, A
 def _parts(renderer: _Renderer) -> ChatTemplate:
     first, second, third, system = PLACEHOLDERS
     start, user_end = _split(renderer.render([_user(first)]), first)
-    reply = renderer.render([_user(first)], reply=True)[len(start) + len(first) + len(user_end) :]
+    _, before_reply = _split(renderer.render([_user(first)], reply=True), first)
     _, between_first, between_second, _ = _split(
         renderer.render([_user(first), _assistant(second), _user(third)]), first, second, third
     )
-    if not between_first.startswith(user_end):
-        raise ChatTemplateError("the text after a user message depends on the next message")
-    assistant_start = between_first[len(user_end) :]
+    if not between_first.startswith(user_end):  # a dialogue without a generation prompt ends differently
+        user_end = _between_users(renderer, AFTER_USER).removesuffix(start)
+    if not between_first.startswith(user_end) or not before_reply.startswith(user_end):
+        raise ChatTemplateError(AFTER_USER)
+    assistant_start, reply = between_first[len(user_end) :], before_reply[len(user_end) :]
     _, _, assistant_end = _split(renderer.render([_user(first), _assistant(second)]), first, second)
-    if not between_second.startswith(assistant_end):  # the last reply of a dialogue ends differently
-        assistant_end = _end_before(renderer, between_second, user_end)
-    user_start = between_second[len(assistant_end) :]
+    user_start = between_second.removeprefix(assistant_end)
+    if not between_second.startswith(assistant_end) or not start.endswith(user_start):
+        # The last reply of a dialogue ends differently.
+        user_start = _between_users(renderer, AFTER_REPLY).removeprefix(user_end)
+        if not user_start or not between_second.endswith(user_start):
+            raise ChatTemplateError(AFTER_REPLY)
+        assistant_end = between_second.removesuffix(user_start)
     if not start.endswith(user_start):
         raise ChatTemplateError("the text before the first user message differs from that before the others")
     begin = start[: len(start) - len(user_start)]
@@ -368,6 +379,9 @@ def _parts(renderer: _Renderer) -> ChatTemplate:
     else:
         before, after, _ = _split(rendered, system, first)
         parts |= _system_parts(before, after, begin, user_start)
+        if "system_in_user" in parts:
+            messages = [{"role": SYSTEM, "content": system}, _user(first), _assistant(second), _user(third)]
+            parts["system_in_last"] = second in renderer.render(messages).partition(system)[0]
     try:
         return ChatTemplate(
             user=f"{user_start}{{}}{user_end}",
@@ -379,14 +393,18 @@ def _parts(renderer: _Renderer) -> ChatTemplate:
         raise ChatTemplateError("it has braces outside of messages") from None
 
 
-def _end_before(renderer: _Renderer, between: str, user_end: str) -> str:
-    """Return the end of a reply, given the text between it and the user's next message."""
+def _between_users(renderer: _Renderer, reason: str) -> str:
+    """Return the text between two messages of the user in a row.
+
+    Raises:
+        ChatTemplateError: with this reason; the template rejects or changes them.
+    """
     first, second, _, _ = PLACEHOLDERS
-    _, between_users, _ = _split(renderer.render([_user(first), _user(second)]), first, second)
-    user_start = between_users.removeprefix(user_end)
-    if not user_start or not between.endswith(user_start):
-        raise ChatTemplateError("the text after a reply depends on the next message")
-    return between.removesuffix(user_start)
+    try:
+        _, between, _ = _split(renderer.render([_user(first), _user(second)]), first, second)
+    except ChatTemplateError:
+        raise ChatTemplateError(reason) from None
+    return between
 
 
 def _system_parts(before: str, after: str, begin: str, user_start: str) -> dict[str, Any]:
@@ -479,11 +497,17 @@ def _dialogues() -> list[list[Message]]:
             dialogues.append([{"role": role, "content": text} for role, text in zip(roles, texts * 2, strict=False)])
     for roles in CONTINUED:
         for reply in REPLIES:
-            for other in REPLIES:
-                dialogue = [{"role": role, "content": "x" if role == "user" else other} for role in roles]
+            for other in REPLIES if roles.count(REPLY_ROLE) > 1 else ("",):
+                contents = {SYSTEM: "s", "user": "x", REPLY_ROLE: other}
+                dialogue = [{"role": role, "content": contents[role]} for role in roles]
                 dialogue[-1]["content"] = reply
                 dialogues.append(dialogue)
-    return dialogues
+    # The service refuses empty messages of other roles, which some templates leave out.
+    return [
+        dialogue
+        for dialogue in dialogues
+        if all(message["content"] or message["role"] == REPLY_ROLE for message in dialogue)
+    ]
 
 
 def _formatted(template: ChatTemplate, messages: Sequence[Message], now: datetime) -> str:

@@ -1,6 +1,7 @@
 """Folder of a training run: its checkpoints, and the record of the training.
 
-The trainer writes `record.json` into the folder of the run. Runs of earlier versions have none.
+The trainer writes `record.json` and its settings, `train.json`, into the folder of the run. Runs of
+early versions have no record; those of later ones had the settings in both files.
 """
 
 import shutil
@@ -14,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from model.config import read_model_config
 from model.errors import UsageError
+from model.fields import read_fields
 from model.parts import CONFIG, TOKENIZER, WEIGHTS
 
-RECORD = "record.json"
+RECORD, SETTINGS = "record.json", "train.json"
 AVERAGED, BEST, EPOCHS = "averaged", "best", "epochs"
 # Files that a trainer writes into the folder of a run, and no checkpoint has.
-_OF_RUNS = ("train.json", "state.safetensors", "log.jsonl")
+_OF_RUNS = (SETTINGS, "state.safetensors", "log.jsonl")
+# Settings that say something else in the files of earlier versions, unless the data have them.
+_OF_DATA = ("source", "target", "vocab_size")
 # Weights of a checkpoint of this project, and of a Hugging Face folder.
 _WEIGHTS = (WEIGHTS, "model.safetensors", "model.safetensors.index.json")
 
@@ -38,8 +42,8 @@ class RunRecord(BaseModel):
     metrics: dict[str, Any] = {}  # values by name, or values by name for each split
     signature: Any = None  # of the metrics, as sacreBLEU writes it, or such texts by name
     data: dict[str, str] = {}  # SHA-256 of each file by name
-    config: dict[str, Any] = {}  # settings of the training
-    versions: dict[str, Any] = {}  # of Python and libraries
+    config: dict[str, Any] = {}  # settings of the training, by the file of the settings if there is one
+    starts: list[dict[str, Any]] = []  # facts of each start or resume, with the versions of libraries
     has_dialogues: bool | None = None  # a language model was trained on messages of a chat
 
     @property
@@ -63,7 +67,7 @@ def read_record(checkpoint: Path) -> RunRecord | None:
             checkpoint of this project can have a record of its own.
 
     Raises:
-        ValueError: the record is not JSON, or a field has another type.
+        ValueError: the record or the settings are not JSON, or a field has another type.
     """
     folders = [checkpoint] if (checkpoint / WEIGHTS).is_file() else []
     checkpoint = checkpoint.absolute()  # "." has no name
@@ -73,12 +77,15 @@ def read_record(checkpoint: Path) -> RunRecord | None:
     if path is None:
         return None
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
+        record = RunRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         problem = f"{where}: {first['msg']}" if where else first["msg"]
         raise ValueError(f"{path} is not the record of a training run: {problem}; correct or remove the file") from None
+    settings = path.with_name(SETTINGS)
+    fields = read_fields(settings) if settings.is_file() else record.config
+    return record.model_copy(update={"config": {k: v for k, v in fields.items() if k not in _OF_DATA}})
 
 
 def is_run(path: Path) -> bool:
@@ -151,7 +158,7 @@ def _averaged(run: Path, parts: Path, epochs: list[Path], out: Path) -> Path:
     """
     from model.checkpoint import average, save_tensors  # with PyTorch
 
-    for source in (parts / CONFIG, parts / TOKENIZER, run / RECORD):
+    for source in (parts / CONFIG, parts / TOKENIZER, run / RECORD, run / SETTINGS):
         if source.is_file():
             shutil.copy2(source, out / source.name)
     save_tensors(out / WEIGHTS, average(epochs))

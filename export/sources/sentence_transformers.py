@@ -108,7 +108,6 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
             f"{folder}sentence_bert_config.json: modality_config has 'message', so that sentence-transformers puts "
             "each text into the chat template; this is not supported for embeddings"
         )
-    max_tokens = read_tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
     return SentenceOptions(embedding, max_tokens, dense)
 
 
@@ -118,10 +117,7 @@ def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Sen
     prompts, default = _prompts(read_json, "activation_fn")
     instruction = "" if default is None else prompts[default]
     if len(steps) > 1:
-        file = f"{steps[1][1]}config.json"
-        config = _config(read_json, file)
-        if config is None:
-            raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+        config = _module_config(read_json, steps[1][1])
         config.neutral("module_input_name", "causal_logits")
         has_no = "false_token_id" in config
         config.ignore("false_token_id")
@@ -137,7 +133,6 @@ def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Sen
             "config_sentence_transformers.json: prompts of a CrossEncoder are supported only if a chat template "
             "formats its pairs of texts"
         )
-    max_tokens = read_tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
     return SentenceOptions(
         Embedding(pooling="mean", normalize=False),
         max_tokens,
@@ -151,10 +146,7 @@ def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Sen
 def _sparse_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> SentenceOptions:
     """Read the options of a SparseEncoder, whose sparse vectors are those of SPLADE."""
     (kind, folder), (_, pooling_folder) = steps
-    file = f"{pooling_folder}config.json"
-    config = _config(read_json, file)
-    if config is None:
-        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    config = _module_config(read_json, pooling_folder)
     config.neutral("pooling_strategy", "max")
     config.neutral("activation_function", "relu")
     config.ignore("word_embedding_dimension", "embedding_dimension", "chunk_size")
@@ -171,7 +163,6 @@ def _sparse_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Se
             f"{folder}{_TRANSFORMER_FILES[0]}: modality_config has 'message', so that sentence-transformers puts each "
             "text into the chat template; this is not supported for sparse vectors"
         )
-    max_tokens = read_tokenizer_limit(read_json, folder) if max_tokens is None else max_tokens
     embedding = Embedding(pooling="mean", normalize=False, prompts=prompts, default_prompt=default)
     return SentenceOptions(embedding, max_tokens, is_sparse=True)
 
@@ -196,10 +187,7 @@ def _modules(modules: Any) -> list[tuple[str, str]]:
 
 def _dense(read_json: ReadJson, folder: str) -> DenseModule:
     """Return the options of a module Dense."""
-    file = f"{folder}config.json"
-    config = _config(read_json, file)
-    if config is None:
-        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    file, config = f"{folder}config.json", _module_config(read_json, folder)
     activation = config.text("activation_function", "torch.nn.modules.activation.Tanh")
     if activation not in _ACTIVATIONS:
         raise ImportFailedError(
@@ -227,21 +215,18 @@ def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: boo
         is_scaled: the pooled vector gets length 1.
         has_prompts: the model has prompts.
     """
-    file = f"{folder}config.json"
-    config = _config(read_json, file)
-    if config is None:
-        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    file, config = f"{folder}config.json", _module_config(read_json, folder)
     config.ignore("word_embedding_dimension", "embedding_dimension")
     if not config.boolean("include_prompt", True) and has_prompts:
         raise ImportFailedError(f"{file}: include_prompt false is not supported, because the model has prompts")
     mode = config.get("pooling_mode", None)
     selected = [name for key, name in _POOLING_KEYS.items() if config.boolean(key, False)]
     if mode is not None:
-        selected = [mode] if isinstance(mode, str) else list(mode)
+        selected = mode if isinstance(mode, list) else [mode]
     config.check_all_read()
     if selected == ["mean_sqrt_len_tokens"] and is_scaled:
         return "mean"  # differs from it by a factor, which normalization removes
-    if len(selected) != 1 or selected[0] not in _POOLING_MODES:
+    if len(selected) != 1 or not isinstance(selected[0], str) or selected[0] not in _POOLING_MODES:
         raise ImportFailedError(
             f"{file}: the pooling {' + '.join(map(str, selected)) or 'none'} is not supported; supported is one of "
             f"{', '.join(_POOLING_MODES)}"
@@ -258,7 +243,7 @@ def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | 
     prompts, default = config.get("prompts", None) or {}, config.get("default_prompt_name", None)
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
         raise ImportFailedError(f"{file}: prompts must map names to texts")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ImportFailedError(
             f"{file}: default_prompt_name must be one of the prompts ({', '.join(prompts) or 'there are none'}), got "
             f"{default!r}"
@@ -271,12 +256,12 @@ def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | 
 def _max_tokens(
     read_json: ReadJson, folder: str, task: str = "feature-extraction", output: str = "token_embeddings"
 ) -> tuple[int | None, bool]:
-    """Return the longest text in tokens by the options of the Transformer module.
+    """Return the longest text in tokens, None if it has no limit.
 
     The second result is True if sentence-transformers puts texts into the chat template.
 
-    They precede those of the tokenizer: tokenizer.json of MiniLM truncates at 128 tokens, but
-    sentence-transformers truncates at 256.
+    Options of the Transformer module precede those of the tokenizer: tokenizer.json of MiniLM
+    truncates at 128 tokens, but sentence-transformers truncates at 256.
     """
     for name in _TRANSFORMER_FILES:
         config = _config(read_json, f"{folder}{name}")
@@ -293,10 +278,10 @@ def _max_tokens(
         has_template = _has_template(config)
         limit = config.get("max_seq_length", None)
         config.check_all_read()
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
             raise ImportFailedError(f"{folder}{name}: max_seq_length must be at least 1, got {limit!r}")
-        return limit, has_template
-    return None, False
+        return read_tokenizer_limit(read_json, folder) if limit is None else limit, has_template
+    return read_tokenizer_limit(read_json, folder), False
 
 
 def _has_template(config: Config) -> bool:
@@ -322,6 +307,19 @@ def read_tokenizer_limit(read_json: ReadJson, folder: str = "") -> int | None:
     config = read_json(f"{folder}tokenizer_config.json")
     limit = config.get("model_max_length") if isinstance(config, dict) else None
     return int(limit) if isinstance(limit, int | float) and 0 < limit < _UNLIMITED else None
+
+
+def _module_config(read_json: ReadJson, folder: str) -> Config:
+    """Return the options in the folder of a module.
+
+    Raises:
+        ImportFailedError: they are missing.
+    """
+    file = f"{folder}config.json"
+    config = _config(read_json, file)
+    if config is None:
+        raise ImportFailedError(f"{file} is missing, but modules.json names its folder; download it")
+    return config
 
 
 def _config(read_json: ReadJson, file: str) -> Config | None:

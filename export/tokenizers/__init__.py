@@ -187,6 +187,25 @@ class _Reader:
             raise ImportFailedError(f"{TOKENIZER_CONFIG}: {key} must be an integer from 0 to 1000")
         return value
 
+    def special_token(self, key: str, default: str | None = None) -> str | None:
+        """Return the name of a special token, such as that of `bos_token`.
+
+        special_tokens_map.json precedes tokenizer_config.json, unless that one has
+        `added_tokens_decoder`, as in transformers.
+
+        Raises:
+            ImportFailedError: it is no text.
+        """
+        others = self.json("special_tokens_map.json")
+        is_read = isinstance(others, dict) and "added_tokens_decoder" not in self.config
+        for values in (others if is_read else {}, self.config):
+            if key in values:
+                token = values[key].get("content") if isinstance(values[key], dict) else values[key]
+                if token is not None and not isinstance(token, str):
+                    raise ImportFailedError(f"{TOKENIZER_CONFIG} and special_tokens_map.json: {key} must be a token")
+                return token
+        return default
+
     def additional_special_tokens(self) -> list[str]:
         """Return the names that special_tokens_map.json or tokenizer_config.json list."""
         others = self.json("special_tokens_map.json")
@@ -320,7 +339,24 @@ def _convert_roberta(reader: _Reader) -> Tokenizer:
 
 
 def _convert_gpt2(reader: _Reader) -> Tokenizer:
-    return _byte_level(reader, ["<|endoftext|>"])
+    """Convert the vocabulary of GPT-2 or OPT, whose texts can start and end with special tokens."""
+    text_end = "<|endoftext|>"
+    begin, end, unknown = (reader.special_token(key, text_end) for key in ("bos_token", "eos_token", "unk_token"))
+    names = [begin, end, unknown, reader.special_token("pad_token")]
+    tokenizer = _byte_level(reader, [name for name in names if name is not None])
+    _add_bounds(
+        tokenizer,
+        begin if reader.flag("add_bos_token", False) else None,
+        end if reader.flag("add_eos_token", False) else None,
+    )
+    return tokenizer
+
+
+def _add_bounds(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
+    """Let each text, and each of a pair, start and end with these special tokens."""
+    text = " ".join(filter(None, (begin, "$A", end)))
+    if text != "$A":
+        _set_template(tokenizer, text, f"{text} {text.replace('$A', '$B')}")
 
 
 def _convert_qwen(reader: _Reader) -> Tokenizer:
@@ -351,6 +387,28 @@ def _convert_albert(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
+def _convert_deberta(reader: _Reader) -> Tokenizer:
+    """Convert the model of DeBERTa, whose mask has the id after the pieces.
+
+    The model's own rules normalize a text, as in the training and in each tokenizer.json of
+    transformers 4. Version 5 ignores the rules, and composes characters (NFC).
+
+    Raises:
+        ImportFailedError: texts are split at punctuation, which no known model does.
+    """
+    if reader.flag("split_by_punct", False):
+        raise ImportFailedError(
+            f"{TOKENIZER_CONFIG}: split_by_punct true is not supported without {TOKENIZER}; save the tokenizer with "
+            "transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    model = reader.sentencepiece("spm.model")
+    prefix = [normalizers.Lowercase()] if reader.flag("do_lower_case", False) else []
+    special = ["[PAD]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = convert_sentencepiece(model, _extended(model.ids, ["[MASK]"]), special=special, prefix=prefix)
+    _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
+    return tokenizer
+
+
 def _convert_pegasus(reader: _Reader) -> Tokenizer:
     """Convert the model of Pegasus, whose ids are shifted for masks and unused tokens."""
     model = reader.sentencepiece("spiece.model")
@@ -367,10 +425,9 @@ def _convert_pegasus(reader: _Reader) -> Tokenizer:
 
 def _convert_llama(reader: _Reader) -> Tokenizer:
     tokenizer = convert_sentencepiece(reader.sentencepiece("tokenizer.model"))
-    begin = "<s> " if reader.flag("add_bos_token", True) else ""
-    end = f" {END}" if reader.flag("add_eos_token", False) else ""
-    if begin or end:
-        _set_template(tokenizer, f"{begin}$A{end}", f"{begin}$A{end} {begin}$B{end}")
+    begin = "<s>" if reader.flag("add_bos_token", True) else None
+    end = END if reader.flag("add_eos_token", False) else None
+    _add_bounds(tokenizer, begin, end)
     return tokenizer
 
 
@@ -460,6 +517,7 @@ CONVERSIONS: dict[str, Callable[[_Reader], Tokenizer]] = {
     "albert": _convert_albert,
     "bart": _convert_roberta,
     "bert": _convert_bert,
+    "deberta-v2": _convert_deberta,
     "distilbert": _convert_bert,
     "electra": _convert_bert,
     "gpt2": _convert_gpt2,
@@ -469,6 +527,7 @@ CONVERSIONS: dict[str, Callable[[_Reader], Tokenizer]] = {
     "mistral": _convert_llama,
     "mpnet": _convert_mpnet,
     "mt5": _convert_t5,
+    "opt": _convert_gpt2,
     "pegasus": _convert_pegasus,
     "qwen2": _convert_qwen,
     "qwen3": _convert_qwen,

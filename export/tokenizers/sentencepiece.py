@@ -11,6 +11,7 @@ The file is a protocol buffer, `ModelProto` in `sentencepiece_model.proto` (Kudo
   also after each symbol.
 """
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -207,8 +208,8 @@ def convert_sentencepiece(
         prefix: normalization steps before those of the model.
 
     Raises:
-        ImportFailedError: the ids have gaps, a special token has no id, or a BPE model has unused
-            pieces.
+        ImportFailedError: the ids have gaps, a special token has no id, a score is not finite, or a
+            BPE model has unused pieces.
     """
     ids = model.ids if ids is None else ids
     _check_ids(model, ids, [*special, *codes])
@@ -263,6 +264,8 @@ def _check_ids(model: SentencePieceModel, ids: Mapping[str, int], special: Seque
     missing = [token for token in (model.unknown, *special) if token not in ids]
     if missing:
         raise ImportFailedError(f"the vocabulary has no token {missing[0]!r}, which the tokenizer needs")
+    if not all(math.isfinite(piece.score) for piece in model.pieces):
+        raise ImportFailedError("the SentencePiece model has a score that is not a finite number; download it again")
     if model.is_bpe and any(piece.kind == PieceKind.UNUSED for piece in model.pieces):
         raise ImportFailedError(
             "SentencePiece models of the type BPE with unused pieces are not supported, because those pieces are split "

@@ -53,7 +53,7 @@ def convert_byte_level(
     add_prefix_space: bool = False,
     words: str | None = None,
 ) -> Tokenizer:
-    """Convert the vocabulary of a GPT-2 or Qwen model to a tokenizer without a template.
+    """Convert the vocabulary of a GPT-2, OPT or Qwen model to a tokenizer without a template.
 
     Args:
         vocabulary: tokens and their ids, as in `vocab.json`.

@@ -203,14 +203,9 @@ class Llama(nn.Module):
             self.lm_head = nn.Linear(config.fields["hidden_size"], config.vocab_size, bias=False)
 
     @property
-    def embedding(self) -> nn.Embedding | nn.Linear:
-        """Module whose `weight` (V, M) projects hidden states to logits, as in `CausalModel`."""
-        return self.model.embed_tokens if self.is_tied else self.lm_head
-
-    @property
     def output_weight(self) -> Tensor:
         """Weight (V, M) that projects hidden states to logits."""
-        return self.embedding.weight
+        return (self.model.embed_tokens if self.is_tied else self.lm_head).weight
 
     def hidden_states(self, ids: Tensor) -> tuple[Tensor, None]:
         """Compute the final hidden states of token ids (B, T).
@@ -230,7 +225,7 @@ class Llama(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Project hidden states (..., M) to logits (..., V)."""
-        return features @ self.embedding.weight.T
+        return features @ self.output_weight.T
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return next-token logits (B, T, V) after each token of `ids` (B, T)."""

@@ -1,7 +1,8 @@
 """Padded batches of examples of similar length, in an order determined by a seed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,7 +14,15 @@ from model.data.examples import Example
 
 
 @dataclass(frozen=True)
-class Batch:
+class TensorBatch:
+    """Padded examples as tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Batch(TensorBatch):
     """Padded token ids of translation pairs.
 
     `source` is (B, S). `target_input` (B, T) is the target shifted right by the start token;
@@ -25,12 +34,9 @@ class Batch:
     target_input: Tensor
     target_output: Tensor
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
-
 
 @dataclass(frozen=True)
-class LabelledBatch:
+class LabelledBatch(TensorBatch):
     """Padded token ids of sources (B, S), their lengths (B,) and labels.
 
     Labels are indices (B,), or 0 and 1 for each label (B, C) if a text has any number of labels.
@@ -39,9 +45,6 @@ class LabelledBatch:
     source: Tensor
     source_lengths: Tensor
     labels: Tensor
-
-    def to(self, device: torch.device) -> "LabelledBatch":
-        return LabelledBatch(self.source.to(device), self.source_lengths.to(device), self.labels.to(device))
 
 
 def pad(rows: Sequence[Sequence[int] | NDArray[np.int64]], pad_id: int) -> Tensor:
@@ -52,12 +55,13 @@ def pad(rows: Sequence[Sequence[int] | NDArray[np.int64]], pad_id: int) -> Tenso
     return torch.from_numpy(padded)
 
 
-def make_batch(pairs: Sequence[Example], pad_id: int, bos_id: int) -> Batch:
+def make_batch(pairs: Sequence[Example], config: ModelConfig) -> Batch:
+    """Return a batch of translation pairs for a model with a configuration."""
     return Batch(
-        source=pad([source for source, _ in pairs], pad_id),
+        source=pad([source for source, _ in pairs], config.pad_id),
         source_lengths=torch.tensor([len(source) for source, _ in pairs]),
-        target_input=pad([[bos_id, *target[:-1]] for _, target in pairs], pad_id),
-        target_output=pad([target for _, target in pairs], pad_id),
+        target_input=pad([[config.bos_id, *target[:-1]] for _, target in pairs], config.pad_id),
+        target_output=pad([target for _, target in pairs], config.pad_id),
     )
 
 

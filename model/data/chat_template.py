@@ -7,6 +7,7 @@ tokens of each reply up to the special token that ends it.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,6 +23,13 @@ from model.errors import UsageError
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Templates may ask for the time. It must not change, so that a resumed run has the same examples.
 _NOW = datetime(2024, 7, 26)
+# A tag of Transformers that marks the text of replies, and does not change it.
+_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+
+
+def without_generation_tags(text: str) -> str:
+    """Replace the tag `generation` by Jinja's `with`, whose scope is the same."""
+    return _GENERATION.sub(r"\1\2with\3", text)
 
 
 class ChatTemplate:
@@ -54,7 +62,7 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _NOW.strftime
         del environment.globals["lipsum"]  # random text
         try:
-            self._template = environment.from_string(text)
+            self._template = environment.from_string(without_generation_tags(text))
         except TemplateError as error:
             raise UsageError(f"the chat template of the checkpoint is not valid Jinja: {error}") from None
 

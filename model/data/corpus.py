@@ -21,7 +21,8 @@ from model.data.records import LabelledRecord, Record, TaskName, texts_of
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
 MAX_LABELS = 10_000
-_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # BCP 47, without the rare forms
+# BCP 47, without the rare forms, as bundles have it; private tags begin with x-.
+LANGUAGE_TAG = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*|x(-[A-Za-z0-9]{1,8})+")
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ def open_corpus(
         languages, files = _find_files(data, task, source, target)
     else:
         raise CorpusError(f"missing file or folder {data}; {_expected(task)}")
+    if languages is None and (source or target):
+        raise CorpusError(f"one language of {data} is given, {source or target}; give both, source and target, or none")
     splits = {name: Split(name, paths, task, multi_label) for name, paths in files.items()}
     digests = {path.name: _digest(path) for split in splits.values() for path in split.files}
     is_divided = "dev" not in splits
@@ -172,7 +175,6 @@ def open_held_out(
     source: str | None = None,
     target: str | None = None,
     multi_label: bool = False,
-    split_seed: int = 1,
 ) -> Split:
     """Find the records of a file, or of the part test, or else dev, of a folder.
 
@@ -188,7 +190,7 @@ def open_held_out(
         for name in ("test", "dev"):
             if name in files:
                 return Split(name, files[name], task, multi_label)
-    corpus = open_corpus(data, task, source=source, target=target, multi_label=multi_label, split_seed=split_seed)
+    corpus = open_corpus(data, task, source=source, target=target, multi_label=multi_label)
     return corpus.dev
 
 
@@ -250,7 +252,7 @@ def _find_languages(folder: Path, source: str | None, target: str | None) -> tup
     endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
     formats = {one.removeprefix(".") for one in (*TABLES, TEXT)}
     given = source or target
-    tags = sorted(one for one in endings - formats if _TAG.fullmatch(one) or one == given)
+    tags = sorted(one for one in endings - formats if LANGUAGE_TAG.fullmatch(one) or one == given)
     if len(tags) < 2 and endings & formats:
         return None
     others = [tag for tag in tags if tag != given]

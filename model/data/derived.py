@@ -16,6 +16,7 @@ from model.data.text import read_lines
 
 Derived = Literal["small", "joined"]
 SEED = 1
+SOURCE = "en"  # language whose words are counted
 SMALL_PAIRS = 10_000
 SHORTEST, LONGEST = 20, 60  # words of a joined source
 JOINED_PAIRS = 5_000  # of train
@@ -23,33 +24,32 @@ JOINED_PAIRS = 5_000  # of train
 Groups = list[list[int]]  # numbers of the lines that form each pair
 
 
-def derive(kind: Derived, data: Path, folder: Path, source: str = "en") -> None:
+def derive(kind: Derived, data: Path, folder: Path) -> None:
     """Write a derived corpus; do nothing if the folder exists.
 
     Args:
         kind: "small" or "joined".
         data: folder with the files SPLIT.LANGUAGE.
         folder: the folder to create. It appears when all of its files are complete.
-        source: language whose words are counted.
 
     Raises:
-        FileNotFoundError: the folder has no file with the ending `source`.
+        FileNotFoundError: the folder has no file of English texts.
         ValueError: the files of a split have different numbers of lines.
     """
     if folder.exists():
         return
-    splits = [path.stem for path in sorted(data.glob(f"*.{source}")) if "." not in path.stem]
+    splits = [path.stem for path in sorted(data.glob(f"*.{SOURCE}")) if "." not in path.stem]
     if not splits:
-        raise FileNotFoundError(f"missing file train.{source} in {data}")
+        raise FileNotFoundError(f"missing file train.{SOURCE} in {data}")
     # Another process may derive the same corpus at the same time, and renames its own copy first.
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     for split in splits:
-        groups = _RULES[kind](split, read_lines(data / f"{split}.{source}"))
+        groups = _RULES[kind](split, read_lines(data / f"{split}.{SOURCE}"))
         for path in sorted(data.glob(f"{split}.*")):
             lines = read_lines(path)
             if groups and max(map(max, groups)) >= len(lines):
-                raise ValueError(f"{path} has {len(lines)} lines, fewer than {split}.{source}; it needs as many")
+                raise ValueError(f"{path} has {len(lines)} lines, fewer than {split}.{SOURCE}; it needs as many")
             texts = [" ".join(lines[number] for number in group) + "\n" for group in groups]
             (partial / path.name).write_text("".join(texts), encoding="utf-8")
     try:

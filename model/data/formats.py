@@ -227,7 +227,13 @@ class _Reader:
         expected = " or ".join(" and ".join(names) for names in choices)
         raise CorpusError(
             f"{self._path}: {problem}; the first line names the columns {found}, but must name {expected}, and no other"
+            f"{self._several_labels(columns)}"
         )
+
+    def _several_labels(self, names: Iterable[str]) -> str:
+        """Return what to do if the names are those of texts with several labels."""
+        is_single = self._task == "classification" and not self._multi_label
+        return "; add --multi-label to train with several" if is_single and set(names) == {"text", "labels"} else ""
 
     def _choices(self) -> tuple[tuple[str, ...], ...]:
         """Return the sets of fields that a record may have."""
@@ -244,7 +250,7 @@ class _Reader:
         expected = " or ".join(" and ".join(names) for names in choices)
         for name in fields:
             if not any(name in names for names in choices):
-                self._fail(f"unknown field {name[:40]!r}; the fields are {expected}")
+                self._fail(f"unknown field {name[:40]!r}; the fields are {expected}{self._several_labels(fields)}")
         for name in choices[-1]:
             if name not in fields and not any(set(names) <= fields.keys() for names in choices):
                 self._fail(f"missing field {name!r}; the fields are {expected}")

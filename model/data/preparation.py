@@ -1,8 +1,8 @@
 """Checks of a corpus before training, and its encoded examples in the folder of a run.
 
 `check_corpus` reads all records once and needs no tokenizer; `prepare` encodes them. Both read
-streams. In memory are 8 bytes for each record (16 for a labelled text), and tables whose sizes do
-not depend on the number of records.
+streams. In memory are 8 bytes for each record (16 for a labelled text and for a pair), and tables
+whose sizes do not depend on the number of records.
 """
 
 import dataclasses
@@ -34,6 +34,7 @@ FOLDER = "data"  # of the encoded examples, in the folder of a run
 MAX_DEV_RECORDS = 1_000  # of `Prepared.dev_records`
 MIN_COVERAGE = 0.98  # share of the tokens of dev below which a warning is due
 MIN_LABEL_EXAMPLES = 10
+MIN_DEV_EXAMPLES = 10
 MAX_DROPPED = 0.05  # share of train above which a warning is due
 MAX_LISTED = 20  # labels in a line
 
@@ -66,6 +67,7 @@ class Facts:
     dropped: Mapping[str, Mapping[str, int]]  # by split: reason ("empty", "repeated", "too long") and number
     repeated: Mapping[str, int]  # records that equal an earlier one of the split
     overlap: Mapping[str, int]  # records of dev and test whose texts train also has
+    source_overlap: Mapping[str, int]  # pairs of dev and test of which train has only the source
     labels: Mapping[str, int]  # names in the order of their indices, and numbers in train
     labels_missing_in_dev: tuple[str, ...]
     num_contradictions: int  # texts of train that a later line repeats with other labels
@@ -95,6 +97,7 @@ class _Scan:
         self.num_examples = self.num_empty = 0
         self.has_dialogues = False
         self.texts, self.records = array("Q"), array("Q")  # hashes of texts, and of texts with labels
+        self.sources = array("Q")  # hashes of the sources of pairs
         self.labels = Counter[str]()
         self.label_lines: dict[str, int] = {}  # line of the first record of each label
         self.characters = Counter[int]()
@@ -118,6 +121,8 @@ class _Scan:
         self.texts.append(hash_texts(texts))
         if isinstance(record, LabelledRecord):
             self.records.append(hash_texts((*texts, *sorted(record.labels))))
+        if isinstance(record, PairRecord):
+            self.sources.append(hash_texts([record.source]))
         self.has_dialogues |= isinstance(record, DialogueRecord)
         combine = max if isinstance(record, PairRecord) else sum
         self.characters[combine(map(len, texts))] += 1
@@ -131,6 +136,11 @@ class _Scan:
 def distinct(hashes: "array[int]") -> NDArray[np.uint64]:
     """Return different values in ascending order."""
     return np.unique(np.frombuffer(hashes, np.uint64))
+
+
+def is_in(hashes: "array[int]", values: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Return for each hash whether it is one of the values."""
+    return np.isin(np.frombuffer(hashes, np.uint64), values)
 
 
 def measure(counts: Mapping[int, int]) -> Lengths:
@@ -176,16 +186,20 @@ def check_corpus(corpus: Corpus) -> Facts:
     if is_deduplicated:
         dropped["train"]["repeated"] = train.num_repeated
         examples["train"] -= train.num_repeated
+    held_out = {name: scan for name, scan in scans.items() if name != "train"}
+    has_texts = {name: is_in(scan.texts, train_texts) for name, scan in held_out.items()}
+    train_sources = distinct(train.sources)
     contradictions = len(distinct(train.records)) - len(train_texts) if train.records else 0
     return Facts(
         corpus.task,
         examples,
         dropped,
         repeated={name: scan.num_repeated for name, scan in scans.items()},
-        overlap={
-            name: int(np.isin(np.frombuffer(scan.texts, np.uint64), train_texts).sum())
-            for name, scan in scans.items()
-            if name != "train"
+        overlap={name: int(found.sum()) for name, found in has_texts.items()},
+        source_overlap={
+            name: int((is_in(scan.sources, train_sources) & ~has_texts[name]).sum())
+            for name, scan in held_out.items()
+            if scan.sources
         },
         labels={label: train.labels[label] for label in sorted(train.labels, key=_label_order(train.labels))},
         labels_missing_in_dev=tuple(sorted(train.labels.keys() - dev.labels.keys())),
@@ -487,6 +501,17 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         "unknown"
         for name, share in facts.coverage.items()
     ]
+    lines += [
+        f"note: train also has the sources of {number:,} more of {facts.examples[name]:,} examples of {name}, with "
+        f"other targets; remove them from train if {name} should show how the model treats new sources"
+        for name, number in facts.source_overlap.items()
+        if number
+    ]
+    if facts.task == "translation" and facts.languages is None:
+        lines.append(
+            "note: the languages are not known, so that the exported model does not state them; name them with "
+            "--source and --target, such as --source en --target de"
+        )
     return lines + [f"warning: {text}" for text in _warnings(facts, is_trained)]
 
 
@@ -501,6 +526,8 @@ def _warnings(facts: Facts, is_trained: bool) -> Iterator[str]:
                 f"train also has the texts of {number:,} of {facts.examples[name]:,} examples of {name}, which makes "
                 f"results on {name} too good; remove them from train"
             )
+    if facts.examples["dev"] < MIN_DEV_EXAMPLES:
+        yield f"fewer than {MIN_DEV_EXAMPLES} examples in dev, whose loss decides when the training ends; add some"
     if facts.num_contradictions:
         yield f"texts of train that occur again with other labels: {facts.num_contradictions:,}; correct them"
     rare = [label for label, number in facts.labels.items() if number < MIN_LABEL_EXAMPLES]

@@ -33,13 +33,9 @@ class Projections(nn.Module):
         drawn = torch.randn(count, self.size, config.max_positions) * self.size**-0.5
         self.matrices = nn.Parameter(drawn)  # (matrices, k, n)
 
-    def matrix_indices(self, layer: int) -> tuple[int, int]:
-        """Return the indices of a layer's E and F in `matrices`."""
-        return matrix_indices(self.sharing, layer)
-
     def for_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return E and F of a layer, each (k, n)."""
-        key_index, value_index = self.matrix_indices(layer)
+        key_index, value_index = matrix_indices(self.sharing, layer)
         return self.matrices[key_index], self.matrices[value_index]
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from model.fields import (
     Count,
@@ -45,9 +45,6 @@ class TrainConfig:
     The defaults are the Multi30k recipe of Wu et al. 2021 with half its batch size.
     """
 
-    source: str = "en"  # file extension of the source language: train.en, val.en
-    target: str = "de"
-    vocab_size: Size = 6000
     max_epochs: Count = 150
     batch_tokens: Count = 4096  # padded tokens of the longer side of a batch
     peak_learning_rate: LearningRate = 3.5e-3  # 5e-3 of the recipe, divided by sqrt(2) for half the batch size
@@ -71,13 +68,28 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.source == self.target:
-            raise ValueError(f"source and target must be different file extensions, got {self.source} for both")
         if self.max_length_tokens > self.batch_tokens:
             raise ValueError(
                 f"max_length_tokens must be at most batch_tokens ({self.batch_tokens}), got {self.max_length_tokens}: "
                 "the longest example must fit into a batch; increase batch_tokens, or decrease max_length_tokens"
             )
+
+
+@dataclass(frozen=True)
+class SystemConfig(TrainConfig):
+    """Settings of a run of a system of the attention study, with those of its data."""
+
+    source: str = "en"  # file extension of the source language: train.en, val.en
+    target: str = "de"
+    vocab_size: Size = 6000  # of the tokenizer to train
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source == self.target:
+            raise ValueError(f"source and target must be different file extensions, got {self.source} for both")
+
+
+ConfigT = TypeVar("ConfigT", bound=TrainConfig)
 
 
 def changed_settings(earlier: TrainConfig, later: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -90,11 +102,15 @@ def train_config_to_json(config: TrainConfig) -> str:
     return to_json(dataclasses.asdict(config))
 
 
-def read_train_config(path: Path) -> TrainConfig:
+def read_train_config(path: Path, kind: type[ConfigT]) -> ConfigT:
     """Read what `train_config_to_json` wrote; missing settings get their defaults.
+
+    Settings of systems that `kind` does not have are left out: earlier versions wrote them for all
+    runs.
 
     Raises:
         ValueError: the file is not a JSON object, a setting is unknown, or a value is not allowed;
             the message names the file and the field.
     """
-    return from_fields(TrainConfig, read_fields(path), path)
+    left_out = {one.name for one in dataclasses.fields(SystemConfig)} - {one.name for one in dataclasses.fields(kind)}
+    return from_fields(kind, {name: value for name, value in read_fields(path).items() if name not in left_out}, path)

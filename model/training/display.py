@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -12,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from model.errors import UsageError
+from model.training.record import CHECKOUT
 
 INTERVAL_S = 5.0  # between two lines
 MEASURED_STEPS = 5  # updates before the time of the run is estimated; the first is slower and not counted
@@ -143,18 +145,30 @@ class Events(Protocol):
     def close(self) -> None: ...
 
 
+def check_tensorboard() -> None:
+    """Check that events for TensorBoard can be written.
+
+    Raises:
+        UsageError: the library tensorboard is not installed; the message has the command that
+            installs it in this environment.
+    """
+    if find_spec("tensorboard") is None:
+        package = f"-e '{CHECKOUT}[tensorboard]'" if (CHECKOUT / "pyproject.toml").is_file() else "tensorboard"
+        raise UsageError(
+            f"--tensorboard needs the library tensorboard: run {sys.executable} -m pip install {package}, or omit the "
+            "option"
+        )
+
+
 def open_events(folder: Path) -> Events:
     """Return a writer of events for TensorBoard.
 
     Raises:
         UsageError: the library tensorboard is not installed.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError:
-        raise UsageError(
-            "--tensorboard needs the library tensorboard: run pip install '.[tensorboard]', or omit it"
-        ) from None
+    check_tensorboard()
+    from torch.utils.tensorboard import SummaryWriter
+
     writer: Events = SummaryWriter(str(folder))
     return writer
 

@@ -4,6 +4,7 @@ Each process computes gradients of its share of the batches of an update. The gr
 so that all processes make the same update. Only the first process writes files.
 """
 
+import importlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ class World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if not distributed.is_initialized():
+            # The first optimizer imports it. If processes were already connected, it would keep the
+            # threads of the connection after `close`, and these would abort the process at its end.
+            importlib.import_module("torch._dynamo")
             distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
         return cls(distributed.get_rank(), size, str(device))
 

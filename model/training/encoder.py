@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from model.architectures.encoder import TextEncoder
 from model.config import ModelConfig
-from model.data.batches import pad
+from model.data.batches import TensorBatch, pad
 from model.data.examples import Example
 from model.evaluation.retrieval import evaluate_encoder
 from model.training.task import Task
@@ -26,7 +26,7 @@ SCALE = 20.0  # by which cosines are multiplied, as in sentence-transformers
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class PairBatch(TensorBatch):
     """Padded token ids of both sides of pairs, (B, S) and (B, T), and their lengths (B,).
 
     `is_negative` (B, B) is True where the target of a column is a wrong one for the source of a
@@ -38,9 +38,6 @@ class PairBatch:
     target: Tensor
     target_lengths: Tensor
     is_negative: Tensor
-
-    def to(self, device: torch.device) -> "PairBatch":
-        return PairBatch(*(getattr(self, name).to(device) for name in self.__dataclass_fields__))
 
 
 def make_batch(examples: Sequence[Example], config: ModelConfig) -> PairBatch:

@@ -116,9 +116,6 @@ class RunFolder:
         if is_best:
             save_checkpoint(self.best, config, weights, self.tokenizer, facts)
 
-    def read_log(self) -> dict[int, dict[str, Any]]:
-        return read_log(self.path)
-
     def add_to_log(self, row: Mapping[str, Any]) -> None:
         """Add a line to the log and draw the curve again.
 
@@ -127,7 +124,7 @@ class RunFolder:
         """
         _add_line(self.log, row)
         with suppress(ValueError, KeyError):
-            replace_text(self.curve, draw_curve(list(self.read_log().values())))
+            replace_text(self.curve, draw_curve(list(read_log(self.path).values())))
 
     def add_diagnostics(self, row: Mapping[str, Any]) -> None:
         """Add a line to the diagnostics; of a repeated epoch, the last line counts."""

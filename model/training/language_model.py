@@ -7,12 +7,11 @@ An example has the token ids of a text or a dialogue, and 1 for each token that 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model.architectures.causal import CausalModel
 from model.config import ModelConfig
-from model.data.batches import pad
+from model.data.batches import TensorBatch, pad
 from model.data.examples import Example
 from model.evaluation.language import evaluate_language
 from model.training.loss import projected_cross_entropy
@@ -22,7 +21,7 @@ IGNORED = -100  # target of a token without loss
 
 
 @dataclass(frozen=True)
-class LanguageBatch:
+class LanguageBatch(TensorBatch):
     """Padded token ids without the last token (B, T), and their targets (B, T).
 
     A target is the next token, or `IGNORED` if that token is not part of the loss.
@@ -30,9 +29,6 @@ class LanguageBatch:
 
     ids: Tensor
     targets: Tensor
-
-    def to(self, device: torch.device) -> "LanguageBatch":
-        return LanguageBatch(self.ids.to(device), self.targets.to(device))
 
 
 def make_batch(examples: Sequence[Example], config: ModelConfig) -> LanguageBatch:

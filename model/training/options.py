@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
+from model.data.corpus import LANGUAGE_TAG
 from model.data.records import TASK_NAMES, TaskName
 from model.errors import UsageError
 from model.fields import Limits
@@ -25,8 +26,6 @@ from model.training.recipe import SIZES
 AUTO = "auto"
 TASK_KEY = "task"  # key of a configuration file that names its task
 WIDTH = 100  # of comments in a configuration file
-
-_TAG = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
 
 Value: TypeAlias = int | float | bool | str
 
@@ -90,8 +89,8 @@ class Option:
             value = float(value)
         if type(value) is not self.kind:
             raise ValueError(f"must be {self.allowed}, got {_shown(value)}")
-        if self.is_language and value and not _TAG.fullmatch(str(value)):
-            raise ValueError(f"must be a BCP 47 tag such as en, de-CH or zh-Hans, got {_shown(value)}")
+        if self.is_language and value and not LANGUAGE_TAG.fullmatch(str(value)):
+            raise ValueError(f"must be a BCP 47 tag such as en, de-CH, zh-Hans or x-mine, got {_shown(value)}")
         is_allowed = not self.choices or value in self.choices
         if isinstance(value, int | float) and not isinstance(value, bool):
             is_allowed = math.isfinite(value) and (self.limits is None or self.limits.allows(value))
@@ -131,8 +130,6 @@ def _training_option(
     return Option(name, text, kind, default, limits, field=field, **others)
 
 
-_PAIRS: tuple[TaskName, ...] = ("translation", "encoder")
-
 OPTIONS: tuple[Option, ...] = (
     # Data
     Option(
@@ -141,11 +138,28 @@ OPTIONS: tuple[Option, ...] = (
         "files for each split",
         str,
         "",
-        tasks=_PAIRS,
+        tasks=("translation",),
         metavar="TAG",
         is_language=True,
     ),
-    Option("target", "language of the targets, likewise", str, "", tasks=_PAIRS, metavar="TAG", is_language=True),
+    Option(
+        "target",
+        "language of the targets, likewise",
+        str,
+        "",
+        tasks=("translation",),
+        metavar="TAG",
+        is_language=True,
+    ),
+    Option(
+        "source",
+        "ending of the files of sources, such as en or question, if DATA has two files for each split",
+        str,
+        "",
+        tasks=("encoder",),
+        metavar="ENDING",
+    ),
+    Option("target", "ending of the files of targets, likewise", str, "", tasks=("encoder",), metavar="ENDING"),
     Option("multi_label", "a text has any number of labels instead of one", bool, False, tasks=("classification",)),
     Option(
         "split_seed", "seed of the division into train and dev of data that have no dev", int, 1, Limits(0, 2**32 - 1)
@@ -153,11 +167,17 @@ OPTIONS: tuple[Option, ...] = (
     Option("license", "license of the data, as the exported model will state it", str, "", metavar="TEXT"),
     # Model
     Option("size", "size of the model", str, AUTO, choices=(AUTO, *SIZES)),
+    Option("from", "start from the weights of a run", str, "", tasks=("translation",), metavar="FOLDER"),
     Option(
-        "from", "start from the weights of a run, or of a checkpoint of others in a folder", str, "", metavar="FOLDER"
+        "from",
+        "start from the weights of a run, or of a checkpoint of others in a folder",
+        str,
+        "",
+        tasks=("classification", "language-model", "encoder"),
+        metavar="FOLDER",
     ),
     Option("tokenizer", "use this tokenizer.json instead of training one", str, "", metavar="FILE"),
-    _training_option("vocab_size", "number of tokens of the tokenizer that is trained", is_auto=True),
+    Option("vocab_size", "number of tokens of the tokenizer that is trained", int, AUTO, Limits(1, 2**20)),
     Option("dropout", "probability of dropout in the model", float, AUTO, Limits(0.0, 0.9)),
     _training_option("max_length_tokens", "length of the longest example; longer ones are dropped", is_auto=True),
     # Length of the training
@@ -189,7 +209,7 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 # Flags by the names of settings, for messages.
-FLAGS: Mapping[str, str] = {option.field: option.flag for option in OPTIONS if option.field}
+FLAGS: Mapping[str, str] = {option.field or option.name: option.flag for option in OPTIONS}
 
 
 def with_flags(message: str) -> str:

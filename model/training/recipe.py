@@ -103,6 +103,7 @@ def choose(
     multi_label: bool = False,
     model: ModelConfig | None = None,
     start: Start = "random",
+    updates_in_time: int | None = None,
 ) -> Recipe:
     """Choose the settings of a run and its model.
 
@@ -116,6 +117,8 @@ def choose(
         multi_label: a text has any number of labels.
         model: the model of the checkpoint that the run starts from, if there is one.
         start: kind of the initial weights.
+        updates_in_time: updates after which the time of the run ends, if it is limited. A shorter
+            run has a shorter warm-up and more frequent validations; its epochs are not limited.
 
     Raises:
         ValueError: given values contradict each other; the message names them.
@@ -123,7 +126,7 @@ def choose(
     reasons = list[str]()
     if model is None:
         model = _choose_model(facts, vocabulary, size, dropout, multi_label, reasons)
-    config = _choose_training(facts, model, given, start, reasons)
+    config = _choose_training(facts, model, given, start, updates_in_time, reasons)
     return Recipe(config, model, tuple(reasons))
 
 
@@ -182,7 +185,12 @@ def _choose_model(
 
 
 def _choose_training(
-    facts: "Facts", model: ModelConfig, given: Mapping[str, Any], start: Start, reasons: list[str]
+    facts: "Facts",
+    model: ModelConfig,
+    given: Mapping[str, Any],
+    start: Start,
+    updates_in_time: int | None,
+    reasons: list[str],
 ) -> TrainConfig:
     task, tokens, num_examples = facts.task, facts.tokens["train"], facts.examples["train"]
     chosen, is_new_classifier = dict[str, Any](given), task == "classification" and start == "random"
@@ -206,7 +214,13 @@ def _choose_training(
     epochs = _within(limits, math.ceil(updates / updates_per_epoch))
     epochs = choose_value("max_epochs", epochs, f"{epochs} epochs of about {updates_per_epoch:,} updates")
     total = updates_per_epoch * epochs
-    warmup = _within(_WARMUP_STEPS, _WARMUP_SHARE * total)
+    if updates_in_time is not None and updates_in_time < total:
+        total = max(1, updates_in_time)
+        reasons.append(
+            f"a schedule for about {total:,} updates: a measurement shows that more do not fit into "
+            f"{chosen['max_minutes']:g} minutes"
+        )
+    warmup = min(_within(_WARMUP_STEPS, _WARMUP_SHARE * total), math.ceil(total / 2))
     choose_value("warmup_steps", warmup, f"{warmup:,} updates of warm-up, for about {total:,} updates in all")
     width = getattr(model, "d_model", 128)
     if start == "random":
@@ -216,7 +230,8 @@ def _choose_training(
     else:
         rate = _START_LEARNING_RATES[task] if start == "checkpoint" else 3e-4
         choose_value("peak_learning_rate", rate, f"learning rate {rate:g}, because the weights are trained already")
-    evaluate = max(1, min(epochs // _VALIDATIONS, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
+    fits = total // updates_per_epoch // _VALIDATIONS
+    evaluate = max(1, min(fits, round(_UPDATES_PER_VALIDATION / updates_per_epoch)))
     evaluate = choose_value("evaluate_epochs", evaluate, f"a validation every {_count(evaluate, 'epoch')}")
     patience = max(_PATIENCE_VALIDATIONS * evaluate, math.ceil(epochs / 2))
     choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")

@@ -1,4 +1,7 @@
-"""Record of a run: data, versions, commands, times and results, in `record.json`."""
+"""Record of a run: data, versions, commands, times and results, in `record.json`.
+
+Settings and the configuration of the model are in files of their own, see `model.training.folder`.
+"""
 
 import shlex
 import shutil
@@ -16,6 +19,8 @@ from model.checkpoint import replace_text
 from model.fields import read_fields, to_json
 
 PACKAGES = {"sightline": "sightline-serving", "torch": "torch", "tokenizers": "tokenizers", "numpy": "numpy"}
+# Fields of earlier versions, which are now in other files of the run.
+MOVED = ("model", "training", "config", "options", "seed")
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -45,7 +50,8 @@ class Record:
             start: facts of this start, in addition to its time and command.
         """
         entry = {"time": _now(), "command": shlex.join(sys.orig_argv), **start}
-        self._fields = {**self._fields, **facts, "starts": [*self._fields.get("starts", []), entry]}
+        kept = {name: value for name, value in self._fields.items() if name not in MOVED}
+        self._fields = {**kept, **facts, "starts": [*self._fields.get("starts", []), entry]}
         self._write()
 
     def end(self, reason: str, result: Mapping[str, Any]) -> None:

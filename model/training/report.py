@@ -1,7 +1,5 @@
 """Report of a run: messages, progress, log, record, and events for TensorBoard."""
 
-import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any
 
 import torch
 
-from model.config import ModelConfig, architecture_of, model_config_to_json
+from model.config import ModelConfig, architecture_of
 from model.training.config import TrainConfig
 from model.training.display import (
     Display,
@@ -25,7 +23,7 @@ from model.training.display import (
     plural,
 )
 from model.training.distributed import World
-from model.training.folder import RunFolder
+from model.training.folder import RunFolder, read_log
 from model.training.record import Record, differences, environment
 from model.training.state import Progress
 from model.training.task import Evaluation
@@ -102,9 +100,6 @@ class Report:
                 )
         fields = {
             "task": facts.task,
-            "model": json.loads(model_config_to_json(facts.model)),
-            "training": dataclasses.asdict(self._config),
-            "seed": self._config.seed,
             "examples": facts.examples,
             "data_digest": facts.data_digest,
             **facts.details,
@@ -203,12 +198,18 @@ class Report:
         result["minutes"] = round(progress.seconds / 60, 2)
         if progress.best_epoch:
             result |= {"best_epoch": progress.best_epoch, "best_validation_loss": round(progress.best_loss, 4)}
-        rows = self._folder.read_log() if self._folder.log.exists() else {}
+        rows = read_log(self._folder.path) if self._folder.log.exists() else {}
         result["last_epoch"] = rows[max(rows)] if rows else None
         self._record.end(reason, result)
         if self._events is not None:
             self._events.close()
         if checkpoints:
+            if progress.step < self._config.warmup_steps:
+                self.display.line(
+                    f"warning: the training ended after {progress.step:,} updates, before the end of the warm-up of "
+                    f"{self._config.warmup_steps:,}, and has learned little; allow more epochs or minutes, or fewer "
+                    "--warmup-steps"
+                )
             self.display.line(
                 f"finished: {reason}; lowest dev loss {progress.best_loss:.4f} in epoch {progress.best_epoch}; "
                 f"checkpoints: {' and '.join(map(str, checkpoints))}"

@@ -6,27 +6,20 @@ and encoders; `model.training.trainer` has the common parts.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.config import ModelConfig
+from model.data.batches import TensorBatch
 from model.data.examples import Example, Examples
 from model.data.records import Record, TaskName
 from model.evaluation.result import Evaluation as Evaluation
 
-
-class TrainingBatch(Protocol):
-    """Padded examples as tensors that can be moved to a device."""
-
-    def to(self, device: torch.device) -> Self: ...
-
-
-BatchT = TypeVar("BatchT", bound=TrainingBatch)
+BatchT = TypeVar("BatchT", bound=TensorBatch)
 ModelT = TypeVar("ModelT")
 Metric = Callable[[Any, Tokenizer, Sequence[Record]], Evaluation]  # model in evaluation mode, tokenizer, records
 

@@ -15,7 +15,7 @@ from model.data.examples import Example, MemoryExamples, TrainingData
 from model.data.text import read_labelled, read_parallel
 from model.data.tokenizer import encode_lines, read_tokenizer, train_tokenizer
 from model.training.classification import CLASSIFICATION
-from model.training.config import TrainConfig
+from model.training.config import SystemConfig
 from model.training.folder import RunFolder
 from model.training.language_model import LANGUAGE_MODEL
 from model.training.task import Task
@@ -44,12 +44,12 @@ class _Source:
     "dev".
     """
 
-    texts: Callable[[Path, TrainConfig], list[str]]
-    examples: Callable[[Path, str, Tokenizer, TrainConfig, ModelConfig], list[Example]]
+    texts: Callable[[Path, SystemConfig], list[str]]
+    examples: Callable[[Path, str, Tokenizer, SystemConfig, ModelConfig], list[Example]]
 
 
 def read_system_data(
-    task: str, data: Path, run: Path, config: TrainConfig, make_model: Callable[[int], ModelConfig]
+    task: str, data: Path, run: Path, config: SystemConfig, make_model: Callable[[int], ModelConfig]
 ) -> tuple[TrainingData, ModelConfig]:
     """Read the data of a system.
 
@@ -85,7 +85,7 @@ def read_system_data(
     return TrainingData(tokenizer, train, dev, digest), model_config
 
 
-def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str], list[str]]:
+def _read_sides(folder: Path, split: str, config: SystemConfig) -> tuple[list[str], list[str]]:
     """Read both sides of parallel text.
 
     Raises:
@@ -103,32 +103,32 @@ def _read_sides(folder: Path, split: str, config: TrainConfig) -> tuple[list[str
     return sides
 
 
-def _parallel_texts(folder: Path, config: TrainConfig) -> list[str]:
+def _parallel_texts(folder: Path, config: SystemConfig) -> list[str]:
     source, target = _read_sides(folder, "train", config)
     return source + target
 
 
 def _pairs(
-    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
+    folder: Path, split: str, tokenizer: Tokenizer, config: SystemConfig, model_config: ModelConfig
 ) -> list[Example]:
     name = "train" if split == "train" else VALIDATION_SPLITS["translation"]
     source, target = _read_sides(folder, name, config)
     return list(zip(encode_lines(tokenizer, source), encode_lines(tokenizer, target), strict=True))
 
 
-def _labelled_texts(folder: Path, config: TrainConfig) -> list[str]:
+def _labelled_texts(folder: Path, config: SystemConfig) -> list[str]:
     return read_labelled(folder, "train")[0]
 
 
 def _labelled(
-    folder: Path, split: str, tokenizer: Tokenizer, config: TrainConfig, model_config: ModelConfig
+    folder: Path, split: str, tokenizer: Tokenizer, config: SystemConfig, model_config: ModelConfig
 ) -> list[Example]:
     assert isinstance(model_config, ClassifierConfig)
     texts, labels = read_labelled(folder, split, len(model_config.labels))
     return [(ids, [label]) for ids, label in zip(encode_lines(tokenizer, texts), labels, strict=True)]
 
 
-def _dialogue_texts(folder: Path, config: TrainConfig, *, has_ghost_attention: bool) -> list[str]:
+def _dialogue_texts(folder: Path, config: SystemConfig, *, has_ghost_attention: bool) -> list[str]:
     drawn = draw_dialogues(config.seed, TOKENIZER_DIALOGUES, has_ghost_attention)
     return [one.text_and_answers()[0] for one in drawn]
 
@@ -137,7 +137,7 @@ def _dialogues(
     folder: Path,
     split: str,
     tokenizer: Tokenizer,
-    config: TrainConfig,
+    config: SystemConfig,
     model_config: ModelConfig,
     *,
     has_ghost_attention: bool,

@@ -42,6 +42,8 @@ from model.training.task import Evaluation, Task
 # Decisions after an update; a greater number is the signal that arrived plus SIGNAL.
 CONTINUE, SAVE, OUT_OF_TIME, SIGNAL = range(4)
 
+SAVED_BEFORE_VALIDATION_S = 60.0  # age of the last state from which it is saved again before a validation
+
 
 def inverse_sqrt_rate(step: int, peak: float, warmup_steps: int) -> float:
     """Return the learning rate of a step (Vaswani et al. 2017, equation 3).
@@ -165,9 +167,10 @@ class Trainer:
         Raises:
             UsageError: it has others.
         """
-        changed = changed_settings(read_train_config(self.folder.settings), self.config).keys() - CHANGEABLE
+        earlier = read_train_config(self.folder.settings, type(self.config))
+        changed = changed_settings(earlier, self.config).keys() - CHANGEABLE
         if changed:
-            names = [self._flag(field.name) for field in dataclasses.fields(TrainConfig) if field.name in changed]
+            names = [self._flag(field.name) for field in dataclasses.fields(self.config) if field.name in changed]
             raise UsageError(
                 f"{self.folder} contains a run with other values of {', '.join(names)}; choose another folder"
             )
@@ -300,16 +303,18 @@ class Trainer:
         self.optimizer.step()
         return total, count
 
-    def measure_updates(self, count: int = 6) -> tuple[int, float]:
+    def measure_updates(self, count: int = 6, clock: Callable[[], float] = time.process_time) -> tuple[int, float]:
         """Measure updates with batches of all sizes of the first epoch.
 
         Weights, random numbers and progress change, so that this trainer cannot train afterwards.
 
         Args:
             count: number of updates. One more comes before them and is not measured.
+            clock: returns seconds; by default, those of the process.
 
         Returns:
-            Number of updates of an epoch, and mean time of the process for an update in seconds.
+            Number of updates of an epoch, and mean time of an update in seconds, with one batch in
+            each process.
         """
         buckets = sorted(self._buckets(self.train_examples, 1), key=len)
         chosen = [buckets[round(index)] for index in np.linspace(0, len(buckets) - 1, 2 * count + 1)[1::2]]
@@ -317,10 +322,10 @@ class Trainer:
         self.model.train()
         self.progress.step = 1
         self.update(batches[:1])
-        started = time.process_time()
+        started = clock()
         for batch in batches:
             self.update([batch])
-        return math.ceil(len(buckets) / self._per_update), (time.process_time() - started) / len(batches)
+        return math.ceil(len(buckets) / self._per_update), (clock() - started) / len(batches)
 
     def _may_continue(self) -> bool:
         """Save a checkpoint within the epoch if it is time.
@@ -413,7 +418,7 @@ class Trainer:
                 raise ValueError(
                     f"another process has continued the run in {self.folder}; run the command again to resume it"
                 )
-            changes = changed_settings(read_train_config(self.folder.settings), self.config)
+            changes = changed_settings(read_train_config(self.folder.settings, type(self.config)), self.config)
             if self.world.is_first:
                 # Record the actual length of the run, which may differ from that at its start.
                 length = max(self.config.max_epochs, progress.epoch)
@@ -471,7 +476,7 @@ class Trainer:
     def _reason_to_stop(self) -> str:
         config, progress = self.config, self.progress
         if progress.epoch >= config.max_epochs:
-            return f"{plural(config.max_epochs, 'epoch')} done"
+            return f"{plural(progress.epoch, 'epoch')} done"
         waited = progress.epoch - progress.best_epoch
         if progress.validated_step == progress.step and waited >= config.patience_epochs:
             return f"the dev loss has not decreased for {plural(waited, 'epoch')}"
@@ -489,6 +494,9 @@ class Trainer:
         loss, evaluation, started = None, None, time.monotonic()
         is_last = not is_whole or epoch == self.config.max_epochs or self.world.first(self._is_out_of_time())
         if is_last or epoch % self.config.evaluate_epochs == 0:
+            is_due = self.config.checkpoint_minutes > 0 and time.monotonic() - self._saved > SAVED_BEFORE_VALIDATION_S
+            if self.world.first(is_due):  # the validation and the metrics can take minutes
+                self._save_state()
             with self._interrupts.at_once() if self.world.size == 1 else nullcontext():
                 loss, evaluation = self.validate(), self.evaluate()
             progress.validated_step = progress.step

@@ -1,6 +1,5 @@
 """Translation task: pairs of texts, and the cross-entropy of target tokens."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,7 @@ from torch import Tensor
 
 from model.architectures.factory import TranslationModel
 from model.architectures.recurrent import RecurrentModel
-from model.config import ModelConfig
 from model.data.batches import Batch, make_batch
-from model.data.examples import Example
 from model.evaluation.bleu import evaluate_translation
 from model.training.hard_attention import marginal_loss, reinforce_loss
 from model.training.loss import projected_cross_entropy
@@ -21,10 +18,6 @@ from model.training.task import Task
 def _sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
     """Return the lengths of target and source: examples are sorted by the target first."""
     return lengths[:, ::-1]
-
-
-def _make_batch(pairs: Sequence[Example], config: ModelConfig) -> Batch:
-    return make_batch(pairs, config.pad_id, config.bos_id)
 
 
 def count_targets(batch: Batch, pad_id: int) -> int:
@@ -52,7 +45,7 @@ def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Te
 
 TRANSLATION: Task[Batch, TranslationModel] = Task(
     name="translation",
-    make_batch=_make_batch,
+    make_batch=make_batch,
     count=count_targets,
     training_loss=training_loss,
     evaluate=evaluate_translation,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from model.architectures.factory import TranslationModel
 from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import log_softmax
+from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
 from model.rounding import Reference, reference
 from service.engine.request import GenerateRequest, Target
 from service.parameters import GenerateParameters
+from service.runtime.protocol import Runner
+from tests.equality.running import BEAMS, GREEDY, MAX_NEW_TOKENS, make_request, run
 
 ALLOWED = 1 / 200  # of the requests may part at a tie
 
@@ -48,6 +51,21 @@ def assert_same(
             f"{request}: expected {reference_targets}, got {got}"
         )
     assert len(different) <= ALLOWED * len(requests), f"{len(different)} of {len(requests)} part at a near tie"
+
+
+def assert_searches_equal_pytorch(model: TranslationModel, runner: Runner, sources: Sequence[Ids]) -> None:
+    """Check that greedy and beam search of a runner give the targets of PyTorch, in any batch."""
+    config = model.config
+    requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
+    expected = []
+    for request in requests:
+        arguments = pytorch_steps(model, request.source_ids), config.bos_id, config.eos_id, MAX_NEW_TOKENS
+        found = [greedy(*arguments)] if request.parameters is GREEDY else beam(*arguments, num_beams=4, num_return=2)
+        expected.append([hypothesis.ids for hypothesis in found])
+    for shuffle in (None, Random(1)):
+        results = run(runner, requests, shuffle)
+        given = [generated_ids(request, one.targets) for request, one in zip(requests, results, strict=True)]
+        assert_same(model, requests, expected, given)
 
 
 def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:

@@ -4,9 +4,11 @@ The shipped bundle may be quantised; equality is tested on what its weights stan
 float32.
 """
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from tokenizers import Tokenizer
 
@@ -18,6 +20,7 @@ from model.checkpoint import save_checkpoint
 from model.data.tokenizer import encode_lines, read_tokenizer
 from service.bundle import read_bundle, read_manifest
 from service.runtime.ort import OnnxRunner
+from tests.equality.serving import client_of
 from tests.support.training_runs import export_bundle
 
 SHIPPED = Path("bundles/multi30k-en-de")
@@ -51,6 +54,13 @@ def float_bundle(model: Transformer, sentences: list[str], tmp_path_factory: pyt
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
     export_bundle(folder / "checkpoint", folder / "bundle", BundleMetadata("equality"), sentences[:2], check=False)
     return folder / "bundle"
+
+
+@pytest.fixture
+async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A service of the bundles that the fixture `folder` of a module has written."""
+    async with client_of(folder / "bundles") as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

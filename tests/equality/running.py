@@ -3,11 +3,17 @@
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
+
 from service.engine.engine import Engine
 from service.engine.request import Event, Generated, GenerateRequest
+from service.parameters import GenerateParameters
 from service.runtime.protocol import Runner
 
 FAR = 1e9  # a deadline, and a time to wait in the queue, that no test comes near
+MAX_NEW_TOKENS = 12
+GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
+BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
 def make_request(source: Sequence[int], **fields: object) -> GenerateRequest:
@@ -39,3 +45,15 @@ def final(events: Sequence[Event]) -> Generated:
 def run(runner: Runner, requests: Sequence[GenerateRequest], shuffle: Random | None = None) -> list[Generated]:
     """Run requests as `run_events` does and return their results."""
     return [final(events) for events in run_events(runner, requests, shuffle)]
+
+
+def assert_alone_equals_batched(runner: Runner, sources: Sequence[Sequence[int]], kinds: frozenset[str]) -> None:
+    """Check that greedy decoding gives the same bits alone and in a batch."""
+    requests = [make_request(source, parameters=GREEDY, attention=kinds) for source in sources]
+    for request, together in zip(requests, run(runner, requests), strict=True):
+        (alone,) = run(runner, [request])
+        (one,), (other,) = alone.targets, together.targets
+        assert one.tokens == other.tokens
+        assert one.attention.keys() == other.attention.keys()
+        for kind, maps in one.attention.items():
+            np.testing.assert_array_equal(other.attention[kind], maps)

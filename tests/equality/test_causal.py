@@ -31,7 +31,7 @@ from service.parameters import GenerateParameters
 from service.runtime.memory import prefix_block_bytes
 from service.runtime.ort import OnnxRunner, _ArrayGroup
 from tests.equality.company import assert_bits_do_not_depend_on_company
-from tests.equality.running import FAR, make_request, run, run_events
+from tests.equality.running import BEAMS, FAR, GREEDY, MAX_NEW_TOKENS, make_request, run, run_events
 from tests.equality.serving import client_of
 from tests.equality.systems import random_models, small_systems
 from tests.rounding import assert_within_rounding
@@ -39,9 +39,6 @@ from tests.support.training_runs import export_bundle, verify_bundle
 
 MAX_POSITIONS = 200
 SYSTEMS = small_systems(CausalConfig, max_positions=MAX_POSITIONS)
-MAX_NEW_TOKENS = 12
-GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
-BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 Ids = tuple[int, ...]
 

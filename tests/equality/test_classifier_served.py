@@ -1,6 +1,5 @@
 """The classifier: PyTorch, ONNX Runtime and the service agree, alone and in a batch."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from service.engine.request import Encoded, EncodeRequest, Event
 from service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR
-from tests.equality.serving import client_of, write_bundles
+from tests.equality.serving import write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 from tests.rounding import assert_within_rounding
 
@@ -102,12 +101,6 @@ def test_the_engine_gives_pytorchs_labels_and_maps_alone_and_in_a_batch(
 async def test_every_output_has_the_same_bits_alone_and_in_any_batch(name: str, folder: Path) -> None:
     bundle = folder / "bundles" / name
     assert_bits_do_not_depend_on_company(OnnxRunner(bundle, read_bundle(bundle), num_threads=1))
-
-
-@pytest.fixture
-async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(folder / "bundles") as client:
-        yield client
 
 
 async def test_the_service_returns_the_probabilities_of_pytorch(

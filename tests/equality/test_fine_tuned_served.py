@@ -4,7 +4,7 @@ The checkpoints are those of transformers with random weights.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from model.architectures.llama import Llama
 from model.checkpoint import load_model
 from model.decoding.batched import continue_greedily
 from service.bundle import read_manifest
-from tests.equality.serving import ask, client_of
+from tests.equality.serving import ask
 from tests.model.pretrained_folders import TEMPLATE, write_decoder, write_encoder
 
 pytestmark = pytest.mark.anyio
@@ -63,12 +63,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with patch.object(pipeline, "check_in_child", pipeline.check):
             assert export.__main__.main([str(run), "--out", str(bundle)]) == 0
     return folder
-
-
-@pytest.fixture
-async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(folder / "bundles") as client:
-        yield client
 
 
 def loaded(folder: Path, name: str) -> tuple[Any, Tokenizer]:

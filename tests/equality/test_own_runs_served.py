@@ -5,7 +5,7 @@ The classifiers and the encoder have random weights. The chat model is overfitte
 
 import json
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from export import pipeline
 from export.__main__ import main
 from export.card import CARD
 from export.pipeline import Checked
+from model.__main__ import main as train
 from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.encoder import TextEncoder
@@ -27,8 +28,10 @@ from model.architectures.factory import Model, build_model
 from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
 from model.data.chat_format import IM_END, IM_START
+from model.data.customer_messages import LABELS as MESSAGE_LABELS
 from model.data.encoding import encode, encode_prompt
 from model.data.records import DialogueRecord, Message, Role
+from model.data.samples import write_sample
 from model.data.tokenizer import decode_ids, prompt_tokenizer, train_tokenizer
 from model.decoding.reference import greedy, pytorch_steps
 from model.training.language_model import LANGUAGE_MODEL
@@ -131,12 +134,6 @@ def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-@pytest.fixture
-async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(folder / "bundles") as client:
-        yield client
-
-
 def loaded(folder: Path, name: str) -> tuple[Any, Tokenizer]:
     return load_model(folder / "runs" / name / "averaged")
 
@@ -169,6 +166,37 @@ async def test_labels_have_their_names_and_scores_in_each_api(
         assert math.isclose(sum(one["score"] for one in labels), 1, abs_tol=1e-5) == (name == "five")
     info = (await client.get(f"/info?model={name}")).json()
     assert info["model_type"]["classifier"]["id2label"] == {str(id_): label for id_, label in enumerate(LABELS)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the bundle of a run of `sightline train classification`."""
+    folder = tmp_path_factory.mktemp("trained")
+    run, out = str(folder / "run"), str(folder / "bundles" / "messages")
+    write_sample("classification", folder / "data", 60)
+    options = ["--epochs", "2", "--threads", "1", "--vocab-size", "400"]
+    assert train(["train", "classification", str(folder / "data"), "--run", run, *options]) == 0
+    with patch.object(pipeline, "check_in_child", lambda *_: Checked(UNCHECKED, None, 1)):
+        assert main([run, "--out", out]) == 0
+    return folder
+
+
+async def test_five_labels_of_a_trained_classifier_have_their_names_in_each_api(trained: Path) -> None:
+    async with client_of(trained / "bundles") as client:
+        (output,) = (await ask(client, "/v1/classify", model="messages", inputs="Where is my parcel?"))["outputs"]
+        tei = await ask(client, "/predict", inputs="Where is my parcel?")
+        hugging_face = await ask(client, "/", inputs="Where is my parcel?")
+        info = (await client.get("/info")).json()
+    assert len(MESSAGE_LABELS) == 5
+    for labels in (output["labels"], tei, hugging_face):
+        assert sorted(one["label"] for one in labels) == sorted(MESSAGE_LABELS)
+        assert labels == output["labels"]
+    assert list(info["model_type"]["classifier"]["id2label"].values()) == sorted(MESSAGE_LABELS)
+    model, tokenizer = load_model(trained / "run" / "averaged")
+    ids = tokenizer.encode("Where is my parcel?").ids
+    with torch.inference_mode():
+        best = int(model(torch.tensor([ids]), torch.tensor([len(ids)]))[0].argmax())
+    assert output["labels"][0]["label"] == sorted(MESSAGE_LABELS)[best]
 
 
 async def test_top_k_of_hugging_face_returns_the_first_labels(client: httpx.AsyncClient) -> None:

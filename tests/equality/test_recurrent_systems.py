@@ -14,13 +14,12 @@ from export.graphs.nodes import SOURCE_BLOCK
 from model.architectures.recurrent import RecurrentModel
 from model.checkpoint import load_checkpoint
 from model.config import RecurrentConfig
-from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
+from model.decoding.reference import log_softmax
 from model.rounding import Reference, reference
-from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
-from tests.equality.comparing import assert_same, generated_ids
-from tests.equality.running import make_request, run
+from tests.equality.comparing import assert_searches_equal_pytorch
+from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
@@ -35,9 +34,6 @@ SYSTEMS: dict[str, MakeConfig] = {
     "hard-reinforce-previous": small("hard-reinforce", attention="additive", query="previous"),
     **small_systems(RecurrentConfig),
 }
-MAX_NEW_TOKENS = 12
-GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
-BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +75,7 @@ def forced(model: RecurrentModel, source: tuple[int, ...], written: list[int]) -
 
 
 def test_served_outputs_equal_pytorch(system: System) -> None:
-    model, runner, sources = system
-    config = model.config
-    requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
-    expected = []
-    for request in requests:
-        steps = pytorch_steps(model, request.source_ids)
-        arguments = steps, config.bos_id, config.eos_id, MAX_NEW_TOKENS
-        found = [greedy(*arguments)] if request.parameters is GREEDY else beam(*arguments, num_beams=4, num_return=2)
-        expected.append([hypothesis.ids for hypothesis in found])
-    for shuffle in (None, Random(1)):
-        results = run(runner, requests, shuffle)
-        given = [generated_ids(request, one.targets) for request, one in zip(requests, results, strict=True)]
-        assert_same(model, requests, expected, given)
+    assert_searches_equal_pytorch(*system)
 
 
 def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(
@@ -140,14 +124,7 @@ def test_a_step_reads_the_source_up_to_the_block_of_the_longest_in_the_batch(sys
 
 def test_alone_equals_batched_bit_for_bit(system: System) -> None:
     model, runner, sources = system
-    requests = [make_request(source, parameters=GREEDY, attention=kinds_of(model)) for source in sources]
-    for request, together in zip(requests, run(runner, requests), strict=True):
-        (alone,) = run(runner, [request])
-        (one,), (other,) = alone.targets, together.targets
-        assert one.tokens == other.tokens
-        assert one.attention.keys() == other.attention.keys()
-        for kind, maps in one.attention.items():
-            np.testing.assert_array_equal(other.attention[kind], maps)
+    assert_alone_equals_batched(runner, sources, kinds_of(model))
 
 
 def test_every_output_has_the_same_bits_alone_and_in_any_batch(system: System) -> None:
@@ -175,7 +152,6 @@ async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_senten
             tokens = response.json()["outputs"][0]["tokens"]
             assert [token["id"] for token in tokens] == written
             found = {"logprobs": np.array([token["logprob"] for token in tokens])}
-            body = {"model": name, "inputs": sentence, "targets": TARGET}
             response = await client.post("/v1/attention", json=body)
             if kinds_of(model):
                 (given,) = response.json()["outputs"][0]["maps"]

@@ -1,7 +1,6 @@
 """Nearest tokens and analogies of each architecture equal those of the embeddings in PyTorch."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from model.architectures.factory import Model, PretrainedModel
 from model.checkpoint import load_model
 from model.rounding import reference
-from tests.equality.serving import client_of, write_bundles
+from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
 from tests.rounding import assert_within_rounding
 
@@ -30,12 +29,6 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.1)
     return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer, ["A dog."])
-
-
-@pytest.fixture
-async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(folder / "bundles") as client:
-        yield client
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

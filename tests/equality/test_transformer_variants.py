@@ -19,14 +19,12 @@ from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint, save_checkpoint
 from model.config import TransformerConfig
 from model.data.tokenizer import read_tokenizer
-from model.decoding.reference import beam, greedy, pytorch_steps
 from model.rounding import Reference, reference
 from service.bundle import read_bundle
-from service.parameters import GenerateParameters
 from service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
-from tests.equality.comparing import assert_same, generated_ids
-from tests.equality.running import make_request, run
+from tests.equality.comparing import assert_searches_equal_pytorch
+from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request, run
 from tests.equality.serving import client_of, load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
@@ -41,9 +39,6 @@ SYSTEMS: dict[str, MakeConfig] = {
     "linformer-pre-norm": small("linformer", **FEW_SLOTS, pre_norm=True),
     **small_systems(TransformerConfig),
 }
-MAX_NEW_TOKENS = 12
-GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
-BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +77,7 @@ def expected_logprobs(model: Transformer, source: tuple[int, ...], written: list
 
 
 def test_served_outputs_equal_pytorch(system: System) -> None:
-    model, runner, sources = system
-    config = model.config
-    requests = [make_request(source, parameters=asked) for source in sources for asked in (GREEDY, BEAMS)]
-    expected = []
-    for request in requests:
-        arguments = pytorch_steps(model, request.source_ids), config.bos_id, config.eos_id, MAX_NEW_TOKENS
-        found = [greedy(*arguments)] if request.parameters is GREEDY else beam(*arguments, num_beams=4, num_return=2)
-        expected.append([hypothesis.ids for hypothesis in found])
-    for shuffle in (None, Random(1)):
-        results = run(runner, requests, shuffle)
-        given = [generated_ids(request, one.targets) for request, one in zip(requests, results, strict=True)]
-        assert_same(model, requests, expected, given)
+    assert_searches_equal_pytorch(*system)
 
 
 def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(system: System) -> None:
@@ -132,12 +116,7 @@ def test_every_output_has_the_same_bits_alone_and_in_any_batch(system: System) -
 def test_alone_equals_batched_to_the_last_bit(system: System) -> None:
     _, runner, sources = system
     kinds = frozenset(one.kind for one in runner.manifest.attention)
-    requests = [make_request(source, parameters=GREEDY, attention=kinds) for source in sources]
-    for request, together in zip(requests, run(runner, requests), strict=True):
-        (alone,) = run(runner, [request])
-        assert together.targets[0].tokens == alone.targets[0].tokens
-        for kind, maps in alone.targets[0].attention.items():
-            np.testing.assert_array_equal(together.targets[0].attention[kind], maps)
+    assert_alone_equals_batched(runner, sources, kinds)
 
 
 @pytest.mark.parametrize(

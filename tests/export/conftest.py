@@ -4,11 +4,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from export import pipeline
 from export.check.sessions import Sessions, open_sessions
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
 from model.rounding import Reference, reference
 from service.bundle import read_bundle
+from tests.support.training_runs import UNCHECKED
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +49,15 @@ def sources(tokenizer: Tokenizer, toy_sentences: list[str]) -> list[list[int]]:
 @pytest.fixture
 def copied(bundle: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bundle, tmp_path / "copied"))
+
+
+@pytest.fixture
+def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Omit the verification, which takes seconds."""
+    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
+
+
+@pytest.fixture
+def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check bundles in this process, which takes a tenth of the time."""
+    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)

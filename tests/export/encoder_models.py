@@ -220,6 +220,14 @@ FAMILIES |= {
     "nomic_bert with another base": Case(
         "NomicBert", ROTARY | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "hidden_act": "gelu"}
     ),
+    "jina_embeddings_v3": Case("JinaEmbeddingsV3", ROTARY),
+    "jina_embeddings_v3 with another base": Case(
+        "JinaEmbeddingsV3",
+        ROTARY | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "num_attention_heads": 5},
+    ),
+    "jina_embeddings_v3 with two types": Case(
+        "JinaEmbeddingsV3", ROTARY | {"type_vocab_size": 2, "hidden_act": "relu"}
+    ),
     "gte": Case("Gte", ROTARY),
     "gte without types": Case("Gte", ROTARY | {"type_vocab_size": 0, "num_attention_heads": 5, "hidden_act": "relu"}),
     "gte with two types": Case(
@@ -267,7 +275,6 @@ class Imported:
 
     def row(self, results: Mapping[str, NDArray[Any]], row: int, length: int) -> dict[str, NDArray[Any]]:
         """Return the hidden states, attention maps and labels of one row without padding."""
-        assert self.model.encoder is not None
         maps = [results[f"encoder_attention.{layer}"][row, :, :length, :length] for layer in range(self.num_layers)]
         found = {"hidden": results["hidden"][row, :length], "maps": np.stack(maps)}
         if self.model.head is not None:
@@ -280,8 +287,7 @@ class Imported:
 
     @property
     def num_layers(self) -> int:
-        assert self.model.encoder is not None
-        return self.model.encoder.layers
+        return self.model.encoder_stack.layers
 
 
 def import_folder(

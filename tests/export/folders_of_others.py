@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 VOCABULARY = 40
-WIDTH, LAYERS, HEADS, POSITIONS = 16, 2, 2, 24
+WIDTH, INNER, LAYERS, HEADS, POSITIONS = 16, 32, 2, 2, 24
 
 CONFIG: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -18,7 +18,7 @@ CONFIG: dict[str, Any] = {
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
-    "intermediate_size": 32,
+    "intermediate_size": INNER,
     "max_position_embeddings": POSITIONS,
     "type_vocab_size": 2,
     "hidden_act": "gelu",
@@ -30,31 +30,30 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def bert_tensors(layers: int = LAYERS, width: int = WIDTH, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+def bert_tensors() -> dict[str, Any]:
     """Return random weights of a BERT encoder."""
     generator = np.random.default_rng(1)
-    inner = 2 * width
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (vocabulary, width),
-        "embeddings.position_embeddings.weight": (POSITIONS, width),
-        "embeddings.token_type_embeddings.weight": (2, width),
-        "embeddings.LayerNorm.weight": (width,),
-        "embeddings.LayerNorm.bias": (width,),
+        "embeddings.word_embeddings.weight": (VOCABULARY, WIDTH),
+        "embeddings.position_embeddings.weight": (POSITIONS, WIDTH),
+        "embeddings.token_type_embeddings.weight": (2, WIDTH),
+        "embeddings.LayerNorm.weight": (WIDTH,),
+        "embeddings.LayerNorm.bias": (WIDTH,),
     }
-    for layer in range(layers):
+    for layer in range(LAYERS):
         for module, outputs, inputs in (
-            ("attention.self.query", width, width),
-            ("attention.self.key", width, width),
-            ("attention.self.value", width, width),
-            ("attention.output.dense", width, width),
-            ("intermediate.dense", inner, width),
-            ("output.dense", width, inner),
+            ("attention.self.query", WIDTH, WIDTH),
+            ("attention.self.key", WIDTH, WIDTH),
+            ("attention.self.value", WIDTH, WIDTH),
+            ("attention.output.dense", WIDTH, WIDTH),
+            ("intermediate.dense", INNER, WIDTH),
+            ("output.dense", WIDTH, INNER),
         ):
             shapes[f"encoder.layer.{layer}.{module}.weight"] = (outputs, inputs)
             shapes[f"encoder.layer.{layer}.{module}.bias"] = (outputs,)
         for norm in ("attention.output.LayerNorm", "output.LayerNorm"):
-            shapes[f"encoder.layer.{layer}.{norm}.weight"] = (width,)
-            shapes[f"encoder.layer.{layer}.{norm}.bias"] = (width,)
+            shapes[f"encoder.layer.{layer}.{norm}.weight"] = (WIDTH,)
+            shapes[f"encoder.layer.{layer}.{norm}.bias"] = (WIDTH,)
     return {name: generator.standard_normal(shape).astype(np.float32) / 4 for name, shape in shapes.items()}
 
 

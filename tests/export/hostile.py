@@ -4,16 +4,26 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from export.tokenizers.sentencepiece import SentencePieceModel
+from tests.export.packed_models import Packing, quantize
+from tests.export.test_causal_encoders import IDENTITY, LANGUAGE_MODEL, MESSAGES, TEMPLATE, modules
+from tests.export.test_encoder_families import ORIGINAL_GTE
+from tests.export.test_jina import write_model
+from tests.export.test_packed_weights import AWQ, GPTQ
+from tests.export.test_predictions import sparse_files
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
-WORDS = ("<s>", "<pad>", "</s>", "<unk>", "[CLS]", "[SEP]", "en_XX", "de_DE", "__en__", "__de__")
+WORDS = (
+    *("<s>", "<pad>", "</s>", "<unk>", "[CLS]", "[SEP]", "en_XX", "de_DE", "__en__", "__de__"),
+    *("<|im_start|>", "<|im_end|>", "yes", "no"),  # of a reranker
+)
 VOCABULARY = 30
 ENCODER: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2,
@@ -31,6 +41,7 @@ T5: dict[str, Any] = {
     "num_decoder_layers": 1, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 0, "n_positions": 20,
     "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
 }  # fmt: skip
+PACKED = DECODER | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 16}  # 8 codes are one number
 ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 1000.0}
 CHECKPOINTS: dict[str, tuple[str, Mapping[str, Any]]] = {
     "bert": ("BertForSequenceClassification", ENCODER | {"num_labels": 3}),
@@ -73,6 +84,7 @@ CHECKPOINTS |= {
     ),
     "nomic_bert": ("NomicBertModel", ENCODER),
     "gte": ("GteModel", ENCODER),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3Model", ENCODER),
     "gemma": ("GemmaForCausalLM", DECODER),
     "gemma2": ("Gemma2ForCausalLM", DECODER | {"sliding_window": 5, "query_pre_attn_scalar": 4}),
     "gemma3_text": ("Gemma3ForCausalLM", DECODER | {"sliding_window": 5, "query_pre_attn_scalar": 4}),
@@ -92,6 +104,7 @@ CHECKPOINTS |= {
     "olmo2": ("Olmo2ForCausalLM", DECODER),
     "granite": ("GraniteForCausalLM", DECODER | {"residual_multiplier": 0.5, "logits_scaling": 2.0}),
     "gpt_neox": ("GPTNeoXForCausalLM", ENCODER | {"bos_token_id": 0, "eos_token_id": 2, "rotary_pct": 0.5}),
+    "jina_bert": ("", {}),  # Transformers has no class of it
     "opt": (
         "OPTForCausalLM",
         {"vocab_size": VOCABULARY, "hidden_size": 8, "ffn_dim": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -99,6 +112,39 @@ CHECKPOINTS |= {
         | {"bos_token_id": 0, "eos_token_id": 2},
     ),
     "masked bert": ("BertForMaskedLM", ENCODER),
+    "new": ("GteModel", ENCODER | {"pad_token_id": 0}),
+    "bart classifier": ("BartForSequenceClassification", BOTH | {"num_labels": 3}),
+    "sentence-transformers": ("BertModel", ENCODER),
+    "splade": ("BertForMaskedLM", ENCODER),
+    "logit score": ("Qwen3ForCausalLM", DECODER | {"max_position_embeddings": 200}),
+    "reranker": ("Qwen3ForCausalLM", DECODER | {"max_position_embeddings": 200}),
+    "gptq": ("LlamaForCausalLM", PACKED),
+    "awq": ("Qwen2ForCausalLM", PACKED),
+}
+TASKS: dict[str, Literal["rerank"]] = {"reranker": "rerank"}  # that the user names
+PACKINGS = {"gptq": Packing(GPTQ | {"group_size": 8}, is_symmetric=True), "awq": Packing(AWQ | {"group_size": 8})}
+FOLDERS = {"sentence-transformers": "0_Transformer/"}  # of the Transformer, in older folders
+FILES: dict[str, dict[str, Any]] = {
+    "sentence-transformers": {
+        "modules.json": [
+            {"idx": 0, "path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+            *modules("Transformer", "Pooling", "Dense", "Normalize")[1:],
+        ],
+        "0_Transformer/sentence_bert_config.json": {"max_seq_length": 16, "do_lower_case": False},
+        "1_Pooling/config.json": {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True}
+        | {"pooling_mode_cls_token": False, "include_prompt": True},
+        "2_Dense/config.json": {"in_features": 8, "out_features": 6, "bias": True, "activation_function": IDENTITY},
+        "config_sentence_transformers.json": {"prompts": {"query": "a b ", "document": ""}}
+        | {"default_prompt_name": None, "similarity_fn_name": "cosine"},
+    },
+    "splade": sparse_files(),
+    "logit score": {
+        "modules.json": modules("Transformer", "LogitScore"),
+        "1_LogitScore/config.json": {"true_token_id": 12, "false_token_id": 13},
+        "sentence_bert_config.json": LANGUAGE_MODEL | {"modality_config": {"text": MESSAGES, "message": MESSAGES}},
+        "config_sentence_transformers.json": {"prompts": {"web": "a b"}, "default_prompt_name": "web"},
+    },
+    "new": {"config.json": ORIGINAL_GTE},
 }
 DEPTH = 4  # of nested values
 SIZES: tuple[Any, ...] = (0, -1, 10**9, 10**400 - 1, 1e300, "text", None, [], [1, -5, "x"], {}, True)
@@ -118,6 +164,42 @@ def tokenizer_of(size: int = VOCABULARY) -> Tokenizer:
 
 def write_checkpoint(family: str, folder: Path, **changes: Any) -> Path:
     """Write a random checkpoint of a family, with changes of its configuration."""
+    main = folder / FOLDERS.get(family, "")
+    main.mkdir(parents=True, exist_ok=True)
+    if family == "jina_bert":
+        write_model(main, "small", vocab_size=VOCABULARY, max_position_embeddings=20, model_max_length=20)
+    else:
+        _write_weights(family, main, changes)
+    letters = unigram_pieces("▁", *"abcdefghijklmnop")
+    if family == "marian":
+        pieces = [*special_pieces("<unk>", "</s>"), *letters]
+        for side in ("source", "target"):
+            (folder / f"{side}.spm").write_bytes(write_sentencepiece(SentencePieceModel(tuple(pieces))))
+        tokens = ["<s>", "<pad>", "</s>", *(piece.text for piece in pieces if piece.text != "</s>")]
+        write_json(folder / "vocab.json", {token: id_ for id_, token in enumerate(tokens)})
+    elif family == "opt":
+        write_json(folder / "vocab.json", tokenizer_of().get_vocab())
+        (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+    elif family == "deberta-v2":
+        pieces = [*special_pieces("[PAD]", "<unk>", "[CLS]", "[SEP]"), *letters]
+        (folder / "spm.model").write_bytes(write_sentencepiece(SentencePieceModel(tuple(pieces))))
+    else:
+        tokenizer_of().save(str(main / "tokenizer.json"))
+    is_pair = family in ("logit score", "reranker")
+    options = {"model_max_length": 150, "chat_template": TEMPLATE} if is_pair else {"model_max_length": 16}
+    write_json(main / "tokenizer_config.json", options | {"bos_token": "<s>", "eos_token": "</s>"})
+    for name, content in FILES.get(family, {}).items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        write_json(path, known | content if known else content)
+    if family == "sentence-transformers":
+        layer = {"linear.weight": torch.full((6, 8), 0.5), "linear.bias": torch.zeros(6)}
+        save_file(layer, folder / "2_Dense" / "model.safetensors")
+    return folder
+
+
+def _write_weights(family: str, folder: Path, changes: dict[str, Any]) -> None:
     name, options = CHECKPOINTS[family]
     architecture = getattr(transformers, name)
     config = architecture.config_class(**{**options, **changes})
@@ -125,17 +207,10 @@ def write_checkpoint(family: str, folder: Path, **changes: Any) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = architecture(config)
-    model.save_pretrained(folder)
-    if family == "marian":
-        pieces = [*special_pieces("<unk>", "</s>"), *unigram_pieces("▁", *"abcdefghijklmnop")]
-        for side in ("source", "target"):
-            (folder / f"{side}.spm").write_bytes(write_sentencepiece(SentencePieceModel(tuple(pieces))))
-        tokens = ["<s>", "<pad>", "</s>", *(piece.text for piece in pieces if piece.text != "</s>")]
-        write_json(folder / "vocab.json", {token: id_ for id_, token in enumerate(tokens)})
+    if family in PACKINGS:
+        quantize(model, folder, PACKINGS[family])
     else:
-        tokenizer_of().save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"model_max_length": 16, "bos_token": "<s>", "eos_token": "</s>"})
-    return folder
+        model.save_pretrained(folder)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -165,11 +240,11 @@ class Change:
 
 def changes_of(folder: Path) -> Iterator[Change]:
     """Yield all changes of the JSON files of a checkpoint: each value by each of `SIZES`."""
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.rglob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
         for keys in ((), *_paths(document)):
             for value in SIZES:
-                yield Change(path.name, keys, value)
+                yield Change(path.relative_to(folder).as_posix(), keys, value)
 
 
 def _paths(value: Any, depth: int = DEPTH) -> Iterator[tuple[str | int, ...]]:

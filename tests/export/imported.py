@@ -49,11 +49,11 @@ class Run:
     decoder: Array | None  # (layers, H, T, T), None for recurrent units
 
 
-def import_folder(folder: Path, family: Family, pad_id: int = 0) -> Imported:
+def import_folder(folder: Path, family: Family, pad_id: int = 0, max_tokens: int | None = None) -> Imported:
     """Build the graphs of a checkpoint that Transformers saved, beside its files."""
     with open_folder(folder) as opened:
         config = opened.config
-        model, weights = describe(family, config, opened.tensors)
+        model, weights = describe(family, config, opened.tensors, max_tokens=max_tokens)
         settings = opened.json("generation_config.json")
         generation = read_generation(config, None if settings is None else Config(settings, "generation_config.json"))
         sessions = load(model, weights, folder, pad_id)

@@ -3,19 +3,36 @@
 import os
 import signal
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
 from export import limits
 
 
+def loop(*_: Any) -> None:
+    while True:
+        pass
+
+
 def main(work: str) -> int:
     """Exceed a limit, or return a number."""
-    limits.SECONDS = 1
+    limits.SECONDS, limits.ELAPSED_FACTOR = 1, 1 if work == "wait" else 60
     limits.begin_step(f"the work {work}", 0)
     try:
         if work == "loop":
-            while True:
-                pass
-        if work == "panic":
+            loop()
+        if work == "check":
+            from export import pipeline
+            from export.options import ExportOptions
+
+            pipeline.check = loop  # type: ignore[assignment]
+            manifest: Any = None
+            pipeline.check_in_child((Path(), "huggingface", (), False), Path(), manifest, ExportOptions(), None)
+        if work == "wait":
+            time.sleep(60)
+        if work == "abort":
+            os.write(2, b"\nmemory allocation failed\nnote: a note\n")
             os.abort()
         if work == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

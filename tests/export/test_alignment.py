@@ -95,7 +95,7 @@ def test_a_guided_head_is_kept_and_measured() -> None:
     assert found == Alignment(layer=0, heads=(1,), criterion="guided", agreement=0.5, baseline=1.0, sentences=1)
 
 
-def test_the_command_keeps_a_guided_head(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_keeps_a_guided_head(copied: Path) -> None:
     guided = Alignment(layer=0, heads=(3,), criterion="guided", agreement=0.0, baseline=0.0, sentences=1)
     record_alignment(copied, guided)
     assert main(["align", str(copied)]) == 0

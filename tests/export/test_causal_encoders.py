@@ -29,7 +29,6 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from export import pipeline
 from export.check.sessions import encode, open_sessions
 from export.convert.text_quality import text_ids
 from export.errors import ImportFailedError
@@ -48,6 +47,7 @@ from service.text.pairs import encode_with_template
 from service.text.tokenizer import read_tokenizer
 from tests.export.encoder_models import FAMILIES, import_folder, make_model
 
+pytestmark = pytest.mark.usefixtures("no_child")
 SIZES: dict[str, Any] = {
     "vocab_size": 270,
     "hidden_size": 36,
@@ -68,11 +68,6 @@ TEMPLATE = (
     "<{{ one.role }}>: {{ one.content }}{{ '\n' if one.role == 'query' else '' }}{% endif %}{% endfor %}"
     "<|im_end|>\n<|im_start|>assistant\n"
 )
-
-
-@pytest.fixture(autouse=True)
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
 
 
 def make_tokenizer(*, has_end: bool = True) -> Tokenizer:
@@ -99,8 +94,8 @@ def randomize(model: Any, scale: float = 0.3) -> Any:
     return model.eval()
 
 
-def qwen3(scale: float = 0.2) -> Any:
-    return randomize(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=14)), scale)
+def qwen3() -> Any:
+    return randomize(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=14)), scale=0.2)
 
 
 def write(folder: Path, model: Any, *, has_end: bool = True, files: Mapping[str, Any] = {}) -> None:

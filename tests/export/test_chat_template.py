@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime, tzinfo
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,120 +16,29 @@ from service.bundle import ChatTemplate, Thinking
 from service.text import chat
 from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
+from tests.export.chat_templates import (
+    CHANNELS,
+    CHAT_MODELS,
+    CHATML,
+    ENDED,
+    KEEPS_LAST_THINKING,
+    LLAMA2,
+    LLAMA3,
+    MISTRAL,
+    NO_SYSTEM,
+    NO_THINKING,
+    PREFIXED,
+    SPECIAL,
+    SWITCHED,
+    SYSTEM_LAST,
+    TEMPLATES,
+    UNBROKEN_END,
+    WITH_DATE,
+    WITH_DEFAULT,
+)
 from tests.service.text.kinds import byte_fallback, byte_level
 from tests.support.dialogues import in_turn
 
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
-CHATML = (
-    "{% for message in messages %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-WITH_DEFAULT = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' "
-    "+ message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-NO_SYSTEM = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
-    "{% endif %}{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
-    "{% endif %}{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else 'user') + '\n' "
-    "+ message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
-)
-
-# Of Llama 2: the system message is in the first user message, and each user message starts with the
-# start token.
-LLAMA2 = (
-    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = messages[0]['content'] %}{% else %}{% set loop_messages = messages %}"
-    "{% set system_message = false %}{% endif %}{% for message in loop_messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
-    "{% endif %}{% if loop.index0 == 0 and system_message != false %}"
-    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}"
-    "{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
-    "{{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
-)
-# Of Mistral: only the replies are trimmed.
-MISTRAL = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}"
-    "{% endif %}{% if message['role'] == 'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
-)
-PLAIN = (
-    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
-)
-# In the form of Qwen 3: replies before the last question lose their thinking, and later ones get it
-# in a fixed form.
-KEEPS_LAST_THINKING = """{%- set at = namespace(question=messages|length - 1, found=false) %}
-{%- for m in messages|reverse %}
-    {%- set is_response = m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>') %}
-    {%- if m.role == 'user' and not at.found and not is_response %}
-        {%- set at.found = true %}{%- set at.question = messages|length - loop.index %}
-    {%- endif %}
-{%- endfor %}
-{%- for m in messages %}
-    {%- set text = m.content %}{%- set thought = '' %}
-    {%- if m.role == 'assistant' and '</think>' in m.content %}
-        {%- set text = m.content.split('</think>')[-1].lstrip('\n') %}
-        {%- set thought = m.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
-    {%- endif %}
-    {{- '<|im_start|>' + m.role + '\n' }}
-    {%- if m.role == 'assistant' and loop.index0 > at.question and (loop.last or thought) %}
-        {{- '<think>\n' + thought + '\n</think>\n\n' + text.lstrip('\n') }}
-    {%- else %}{{- text }}{%- endif %}
-    {{- '<|im_end|>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
-# In the form of DeepSeek R1: no reply has its thinking, and system messages are joined.
-NO_THINKING = """{{ bos_token }}{% for m in messages if m.role == 'system' %}
-{{- ('' if loop.first else '\n\n') + m.content }}{% endfor %}
-{%- for m in messages %}{% if m.role == 'user' %}{{ '<|User|>' + m.content }}
-{%- elif m.role == 'assistant' %}{{ '<|Assistant|>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"""
-# In the form of Llama 3.2: the first message has the date, later system messages have none.
-WITH_DATE = """{{- bos_token }}
-{%- set today = strftime_now('%d %b %Y') if strftime_now is defined else '26 Jul 2024' %}
-{%- set has_system = messages[0].role == 'system' %}
-{{- '<|start_header_id|>system<|end_header_id|>\n\nToday Date: ' + today + '\n\n' }}
-{{- messages[0].content | trim if has_system else '' }}{{- '<|eot_id|>' }}
-{%- if tools is not none %}{{ raise_exception('no tools') }}{%- endif %}
-{%- for m in messages[1 if has_system else 0:] %}
-{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
-# In the form of gpt-oss: a date in the first message, and another end of the last reply.
-CHANNELS = """{{- '<|start|>system<|message|>Current date: ' + strftime_now('%Y-%m-%d') + '<|end|>' }}
-{%- for m in messages %}
-    {%- if m.role == 'system' %}{{- '<|start|>developer<|message|># Instructions\n\n' + m.content + '<|end|>' }}
-    {%- elif m.role == 'user' %}{{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
-    {%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
-        {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
-# In the form of Gemma 3: the system message precedes the first user message, and only that is
-# trimmed.
-PREFIXED = """{{ bos_token }}
-{%- set has_system = messages[0].role == 'system' %}
-{%- for m in (messages[1:] if has_system else messages) %}
-    {%- if (m.role == 'user') == (loop.index0 % 2 == 1) %}{{ raise_exception('roles must alternate') }}{% endif %}
-    {{- '<start_of_turn>' + ('user' if m.role == 'user' else 'model') + '\n' }}
-    {{- messages[0].content + '\n\n' if has_system and loop.first else '' }}
-    {{- m.content | trim + '<end_of_turn>\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
 DIALOGUES: list[tuple[list[str], list[str]]] = [
     ([], ["A man in a blue shirt"]),
     ([], [" \nHi!  ", "\n\nThe dog.\t", "  "]),
@@ -137,8 +47,15 @@ DIALOGUES: list[tuple[list[str], list[str]]] = [
     (["x"], ["a", "<think>b</think>c", "<tool_response>5</tool_response>", "d", "<tool_response>\n</tool_response>"]),
     (["one", "two"], ["a"]),
     ([], ["a", "b", "c", "ok"]),
+    (["Be brief."], ["a", "", "c", " ok"]),
+    (["x y\n" * 2000], ["long " * 5000, "<think>" + "t" * 5000 + "</think>r", "\n"]),
     ([], ["a", "<think>\nFirst\n</think>\n\nBecause."]),
 ]
+
+
+@cache
+def converted(text: str) -> ChatTemplate:
+    return convert(text, SPECIAL)
 
 
 def test_a_format_becomes_one_text_for_each_role() -> None:
@@ -150,42 +67,42 @@ def test_a_format_becomes_one_text_for_each_role() -> None:
         "system": f"{start}system\n{{}}{end}",
         "add_special_tokens": False,
     }
-    assert convert(CHATML, SPECIAL) == ChatTemplate(**parts)
-    assert convert(WITH_DEFAULT, SPECIAL) == ChatTemplate(**parts, default_system="You are helpful.")
+    assert converted(CHATML) == ChatTemplate(**parts)
+    assert converted(WITH_DEFAULT) == ChatTemplate(**parts, default_system="You are helpful.")
 
 
 def test_the_first_text_and_trimmed_messages_are_supported() -> None:
-    template = convert(LLAMA3, SPECIAL)
+    template = converted(LLAMA3)
     assert template.begin == "<s>" and template.user == "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
     assert template.system == "<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>"
     assert template.trim == ("system", "user", "assistant")
-    assert convert(MISTRAL, SPECIAL).trim == ("assistant",)
-    assert convert(CHATML, SPECIAL).trim == ()
+    assert converted(MISTRAL).trim == ("assistant",)
+    assert converted(CHATML).trim == ()
 
 
 def test_thinking_and_dates_are_fields_of_the_template() -> None:
-    template = convert(KEEPS_LAST_THINKING, SPECIAL)
+    template = converted(KEEPS_LAST_THINKING)
     assert template.thinking == Thinking(
         strip="\n", is_kept=True, tool_response=("<tool_response>", "</tool_response>")
     )
     assert template.continued == "<|im_start|>assistant\n<think>\n\n</think>\n\n{}<|im_end|>\n"
-    assert convert(NO_THINKING, SPECIAL).thinking == Thinking()
-    assert convert(NO_THINKING, SPECIAL).later_system == "\n\n{}"
-    dated = convert(WITH_DATE, SPECIAL)
+    assert converted(NO_THINKING).thinking == Thinking()
+    assert converted(NO_THINKING).later_system == "\n\n{}"
+    dated = converted(WITH_DATE)
     assert dated.system is not None and "Today Date: {now:%d %b %Y}\n\n{}" in dated.system
     assert dated.later_system == "<|start_header_id|>system<|end_header_id|>\n\n{}<|eot_id|>"
-    assert convert(CHANNELS, SPECIAL).begin == "<|start|>system<|message|>Current date: {now:%Y-%m-%d}<|end|>"
-    assert not convert(PREFIXED, SPECIAL).trim_system_in_user
+    assert converted(CHANNELS).begin == "<|start|>system<|message|>Current date: {now:%Y-%m-%d}<|end|>"
+    assert not converted(PREFIXED).trim_system_in_user
 
 
 def test_a_template_that_drops_system_messages_supports_one() -> None:
     drops_first = "{% if messages[1:] and messages[1].role == 'system' %}{% set messages = messages[1:] %}{% endif %}"
     text = drops_first + CHATML
-    assert convert(text, SPECIAL).one_system
+    assert converted(text).one_system
 
 
 def test_a_system_message_can_be_part_of_the_first_user_message() -> None:
-    template = convert(LLAMA2, SPECIAL)
+    template = converted(LLAMA2)
     assert (template.begin, template.system) == ("", None)
     assert template.user == "<s>[INST] {} [/INST]"
     assert template.system_in_user == "<<SYS>>\n{}\n<</SYS>>\n\n"
@@ -201,17 +118,15 @@ def metaspace_first() -> Tokenizer:
 
 
 def with_special_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    names = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>")
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    names = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"]
+    names += ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "[INST]", "[/INST]"]
+    # Those of Phi-3.5 absorb the line break after them.
+    added = [AddedToken(name, special=True, normalized=False, rstrip=name == "<|end|>") for name in names]
+    tokenizer.add_special_tokens(added)
     return tokenizer
 
 
 TOKENIZERS = {"metaspace first": metaspace_first, "byte fallback": byte_fallback, "byte level": byte_level}
-TEMPLATES = {
-    "ChatML": CHATML, "Llama 2": LLAMA2, "Llama 3": LLAMA3, "Mistral": MISTRAL, "no system": NO_SYSTEM, "plain": PLAIN,
-    "keeps last thinking": KEEPS_LAST_THINKING, "no thinking": NO_THINKING, "date": WITH_DATE, "channels": CHANNELS,
-    "prefixed": PREFIXED,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -227,7 +142,7 @@ def test_served_prompts_are_those_of_transformers(kind: str, name: str, monkeypa
     )
     for module in (chat_template_utils, chat):
         monkeypatch.setattr(module, "datetime", FixedClock)
-    template, compared = convert(text, SPECIAL), 0
+    template, compared = converted(text), 0
     for system, turns in DIALOGUES:
         if system and name in ("Mistral", "no system"):
             continue
@@ -249,14 +164,40 @@ def test_served_prompts_are_those_of_transformers(kind: str, name: str, monkeypa
     assert compared >= 4
 
 
+def test_the_templates_of_well_known_repositories_are_compared_or_refused() -> None:
+    """The table of repositories has these answers."""
+    repositories = {path.stem.replace("--", "/") for path in Path("tests/data/configs").iterdir()}
+    assert set(CHAT_MODELS) <= repositories
+    refused = {name: text for name, text in CHAT_MODELS.items() if text not in TEMPLATES.values()}
+    assert refused == {"HuggingFaceTB/SmolLM3-3B": SWITCHED}
+    with pytest.raises(ChatTemplateError, match="changes the whitespace around a message of the role 'system'"):
+        convert(SWITCHED, SPECIAL)
+
+
 class FixedClock(datetime):
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> "FixedClock":
         return cls(2026, 3, 5, 7, 8, 9, tzinfo=tz)
 
 
+def test_a_dialogue_without_a_generation_prompt_may_end_differently() -> None:
+    template = converted(ENDED)
+    assert (template.begin, template.reply) == ("", "<|assistant|>\n")
+    assert (template.user, template.assistant) == ("<|user|>\n{}<|end|>\n", "<|assistant|>\n{}<|end|>\n")
+    template = converted(UNBROKEN_END)
+    assert (template.begin, template.user) == ("<s>", "<|user|>\n{}\n")
+    assert template.assistant == "<|assistant|>\n{}</s>\n"
+
+
+def test_a_system_message_can_be_part_of_the_last_user_message() -> None:
+    template = converted(SYSTEM_LAST)
+    assert (template.system_in_user, template.system_in_last) == ("{}\n\n", True)
+    assert (template.begin, template.user, template.trim) == ("<s>", "[INST] {}[/INST]", ("assistant",))
+    assert not converted(LLAMA2).system_in_last
+
+
 def test_a_format_without_system_messages_has_none() -> None:
-    template = convert(NO_SYSTEM, SPECIAL)
+    template = converted(NO_SYSTEM)
     assert (template.begin, template.system) == ("<s>", None)
     assert template.reply == "<start_of_turn>model\n"
 
@@ -276,6 +217,12 @@ def test_a_format_without_system_messages_has_none() -> None:
         ("{% for m in messages %}{{ m['content'].split('</think>')[-1] ~ ';' }}{% endfor %}", "not a sequence of one"),
         ("{% for m in messages %}{{ m['content'].split('/no_think')[0] ~ ';' }}{% endfor %}", "not a sequence of one"),
         ("{% for m in messages %}{{ m['content'] | replace('<b>', '') }};{% endfor %}", "not a sequence of one text"),
+        # The dialogue that would tell both ends of a message apart is rejected.
+        (
+            MISTRAL.replace("trim + eos_token", "trim + (eos_token if loop.last else '\n')"),
+            "text after a reply depends",
+        ),
+        (MISTRAL + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}", "text after a user message depends"),
         ("{% for m in messages", "not valid Jinja"),
         ("{% for m in messages %}{{ m['content'] | replace('\n', '') }};{% endfor %}", "whitespace .* role 'system'"),
         ("{% for m in messages %}{{ m['content'].lstrip() }};{% endfor %}", "changes the whitespace around a message"),
@@ -294,6 +241,23 @@ def test_a_template_that_is_not_made_of_parts_is_an_error_with_the_reason(text: 
         convert(text, SPECIAL)
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "'</think>' in messages[1].content",
+        "not messages[1].content",
+        "messages[0].role == 'system' and messages | length > 5",
+        "messages[0].role == 'system' and messages[-1].role == 'assistant'",
+        "'<tool_response>' in messages[-1].content",
+        "messages[-1].content | length > 90000",
+    ],
+)
+def test_a_difference_in_one_kind_of_dialogue_is_found(condition: str) -> None:
+    text = f"{{% if messages[1:] and {condition} %}}{{{{ '!' }}}}{{% endif %}}{SYSTEM_LAST}"
+    with pytest.raises(ChatTemplateError, match="not a sequence of one text"):
+        convert(text, SPECIAL)
+
+
 def test_the_template_is_found_in_either_file(tmp_path: Path) -> None:
     folder = FolderFiles(tmp_path)
     assert read_chat_template(folder) is None
@@ -302,7 +266,7 @@ def test_the_template_is_found_in_either_file(tmp_path: Path) -> None:
     assert read_chat_template(folder) == convert(CHATML, {})
     named = [{"name": "tool_use", "template": ""}, {"name": "default", "template": LLAMA3}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": named}))
-    assert read_chat_template(folder) == convert(LLAMA3, SPECIAL)
+    assert read_chat_template(folder) == converted(LLAMA3)
     (tmp_path / "chat_template.jinja").write_text(CHATML)
     assert read_chat_template(folder) == convert(CHATML, {})
     assert "chat_template.jinja" in folder.files

@@ -208,6 +208,7 @@ def test_names_of_repositories_are_checked() -> None:
             ["1_Pooling/config.json", "source.spm", "target.spm", "vocab.json", "model.safetensors"],
         ),
         (["0_Transformer/config.json", "0_Transformer/model.safetensors", "modules.json"], None),
+        (["merges.txt", "model.safetensors", "spm.model"], None),
         (
             [
                 "2_Dense/config.json",

@@ -25,12 +25,7 @@ from service.bundle import ChatTemplate, Languages, read_bundle, read_manifest, 
 from tests.export.products import everywhere
 
 check_in_child = pipeline.check_in_child
-
-
-@pytest.fixture(autouse=True)
-def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check bundles in this process, which takes a tenth of the time."""
-    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
+pytestmark = pytest.mark.usefixtures("no_child")
 
 
 @pytest.fixture
@@ -366,12 +361,7 @@ def test_the_loss_is_measured_on_the_sentences_of_the_repository_by_default(
 
 @pytest.mark.parametrize("reason", ["no file", "another language"])
 def test_quantize_without_text_asks_for_it(
-    bundle: Path,
-    copied: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    reason: str,
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     if reason == "no file":
         monkeypatch.setattr(commands, "DEFAULT_SENTENCES", None)
@@ -589,3 +579,8 @@ def test_a_bundle_never_replaces_its_checkpoint(
     assert main([str(tmp_path / "run" / "averaged"), "--out", str(tmp_path / out)]) == 2
     assert f"error: --out {tmp_path / out} would replace the checkpoint" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_only_systems_for_longer_texts_are_trained_on_texts() -> None:
+    units = [commands.zoo_metadata(name).training_unit for name in ("joined-bahdanau", "small-general")]
+    assert units == ["text", None]  # None for that of the task, sentences

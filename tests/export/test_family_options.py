@@ -172,6 +172,9 @@ CASES: Mapping[str, FamilyCases] = {
     "nomic_bert": FamilyCases(
         "NomicBert", "ForSequenceClassification", encoder_models.ROTARY, (*BERT_CASES, *ROTARY_CASES)
     ),
+    "jina_embeddings_v3": FamilyCases(
+        "JinaEmbeddingsV3", "ForSequenceClassification", encoder_models.ROTARY, (*BERT_CASES, *ROTARY_CASES)
+    ),
     "gte": FamilyCases("Gte", "ForSequenceClassification", encoder_models.ROTARY, (*BERT_CASES, *ROTARY_CASES)),
     "new": FamilyCases(
         "Gte",

@@ -188,9 +188,10 @@ def test_quantized_weights_approximate_the_original(encoding: GGMLQuantizationTy
         assert_allclose(tensors[name], parameter.numpy(), rtol=0, atol=largest / 7, err_msg=name)
 
 
-def blocks(encoding: GGMLQuantizationType, rows: int = 3, count: int = 2) -> NDArray[np.uint8]:
+def blocks(encoding: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """Return the bytes of three rows of two random blocks."""
     _, size = gguf.GGML_QUANT_SIZES[encoding]
-    return np.random.default_rng(0).integers(0, 60, (rows, count * size), np.uint8)
+    return np.random.default_rng(0).integers(0, 60, (3, 2 * size), np.uint8)
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"])

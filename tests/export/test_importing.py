@@ -42,12 +42,6 @@ def folder(tmp_path: Path) -> Path:
     return write_bert(tmp_path / "checkpoint")
 
 
-@pytest.fixture
-def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
-
-
 def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> None:
     provenance = Provenance("owner/name", "0" * 40)
     imported = export_checkpoint(folder, tmp_path / "bundle", METADATA, provenance=provenance)
@@ -78,10 +72,10 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
     assert digests[0] == digests[1]
 
 
+@pytest.mark.usefixtures("no_child")
 def test_sightline_verify_compares_an_imported_bundle_with_its_checkpoint(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
     bundle = tmp_path / "bundle"
     record = export_checkpoint(folder, bundle, METADATA).manifest.verification
     arguments = ["verify", str(bundle), "--checkpoint", str(folder)]

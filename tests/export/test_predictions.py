@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from export import pipeline
 from export.check import verify as verification
 from export.convert.bundles import quantize_bundle
 from export.errors import ImportFailedError, VerificationError
@@ -49,9 +48,8 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
 
 
 @pytest.fixture
-def export(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def export(no_child: None, tmp_path: Path) -> Any:
     """Return a function that exports a folder in this process, with the verification."""
-    monkeypatch.setattr(pipeline, "check_in_child", pipeline.check)
 
     def run(folder: Path) -> tuple[Path, Manifest]:
         bundle = tmp_path / f"bundle-{folder.name}"

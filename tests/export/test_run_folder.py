@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from export import commands, pipeline
+from export import commands
 from export.__main__ import main
 from export.card import CARD, MARK
 from export.describe import described
 from export.options import ExportOptions
-from export.pipeline import Checked
 from export.sources.opening import open_source
 from export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from model.architectures.causal import CausalModel
@@ -35,16 +34,12 @@ RECORD: dict[str, Any] = {
     "metrics": {"dev": {"BLEU": 31.234567, "chrF": 55.0}, "test": {"BLEU": 30.0}},
     "signature": "nrefs:1|case:mixed|tok:13a",
     "data": {"train.jsonl": "ab" * 32},
-    "config": {"max_epochs": 3, "note": "```"},
-    "versions": {"python": "3.11.2", "threads": 2},
+    "starts": [{"threads": 2}, {"versions": {"python": "3.11.2", "torch": None}}],
     "has_dialogues": False,
 }
 
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Omit the verification, which other tests have."""
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: Checked(UNCHECKED, None, 1))
+SETTINGS = {"max_epochs": 3, "note": "```"}
+pytestmark = pytest.mark.usefixtures("unverified")
 
 
 @pytest.fixture
@@ -60,6 +55,7 @@ def run(checkpoint: Path, tmp_path: Path) -> Path:
         weights = {name: factor * tensor for name, tensor in load_tensors(checkpoint / WEIGHTS).items()}
         save_tensors(folder / "epochs" / f"{epoch:04}.safetensors", weights)
     write_record(folder, RECORD)
+    (folder / "train.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
     return folder
 
 
@@ -86,7 +82,7 @@ def test_the_epochs_of_a_run_without_an_averaged_checkpoint_are_averaged(run: Pa
         expected = load_tensors(checkpoint / WEIGHTS)
         for name, tensor in model.state_dict().items():
             torch.testing.assert_close(tensor, 3 * expected[name], rtol=1e-6, atol=0)
-        assert read_record(folder) == RunRecord(**RECORD)
+        assert read_record(folder) == RunRecord(**RECORD, config=SETTINGS)
     assert not folder.exists()
     (run / "config.json").unlink()
     with run_checkpoint(run) as (folder, _):
@@ -150,7 +146,7 @@ def test_a_card_repeats_the_record(run: Path, tmp_path: Path) -> None:
         "| dev BLEU | 31.23 |\n| dev chrF | 55 |\n| test BLEU | 30 |",
         "Signature: `nrefs:1|case:mixed|tok:13a`",
         "```sh\nsightline train translation pairs --run run --license 'CC BY 4.0'\n```",
-        "Versions: python 3.11.2, threads 2",
+        "Versions: python 3.11.2, torch null",
         f"| train.jsonl | `{'ab' * 32}` |",
         '````json\n{\n  "max_epochs": 3,\n  "note": "```"\n}\n````',
     ):
@@ -182,6 +178,7 @@ def test_a_license_without_an_identifier_is_named_in_the_card(license_: str, run
 
 def test_a_record_may_lack_everything(run: Path, tmp_path: Path) -> None:
     write_record(run, {"future": [1]})
+    (run / "train.json").unlink()
     assert main([str(run), "--out", str(tmp_path / "toy")]) == 0
     manifest = read_bundle(tmp_path / "toy")
     assert (manifest.languages, manifest.license, manifest.description) == (None, "", "")
@@ -196,6 +193,17 @@ def test_numbers_of_a_record_may_be_null(run: Path, tmp_path: Path) -> None:
     card = (tmp_path / "toy" / CARD).read_text(encoding="utf-8")
     assert "| examples | train 5 |" in card
     assert "| metric | value |\n| --- | --- |\n| dev BLEU | 1.5 |\n\nSignature of BLEU: `a|b`\n\n## Training" in card
+
+
+def test_a_card_has_the_settings_of_a_run_of_any_version(run: Path, tmp_path: Path) -> None:
+    """Earlier ones stated languages and a size of the vocabulary for every task."""
+    write_record(run, {"config": {"max_epochs": 7, "source": "en", "target": "de", "vocab_size": 6000}})
+    for is_last in (False, True):
+        assert main([str(run), "--out", str(tmp_path / "toy")]) == 0
+        card = (tmp_path / "toy" / CARD).read_text(encoding="utf-8")
+        assert f'"max_epochs": {7 if is_last else 3}' in card
+        assert "source" not in card and "6000" not in card
+        (run / "train.json").unlink(missing_ok=True)
 
 
 def test_a_run_without_a_record_has_no_card(run: Path, tmp_path: Path) -> None:
@@ -318,7 +326,7 @@ def test_dialogues_need_the_tokens_of_messages(checkpoint: Path, tmp_path: Path)
 
 def test_the_record_of_the_working_directory_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run / "best")
-    assert read_record(Path()) == read_record(Path("../averaged")) == RunRecord(**RECORD)
+    assert read_record(Path()) == read_record(Path("../averaged")) == RunRecord(**RECORD, config=SETTINGS)
 
 
 def test_a_bundle_of_another_task_loses_its_languages(run: Path, classifier_checkpoint: Path, tmp_path: Path) -> None:
@@ -332,7 +340,7 @@ def test_a_bundle_of_another_task_loses_its_languages(run: Path, classifier_chec
 def test_the_record_of_another_folder_is_not_read(run: Path) -> None:
     shutil.move(run / "averaged", run / "other")
     assert read_record(run / "other") is None
-    assert read_record(run / "best") == RunRecord(**RECORD)
+    assert read_record(run / "best") == RunRecord(**RECORD, config=SETTINGS)
 
 
 def test_other_folders_are_no_runs(checkpoint: Path, tmp_path: Path) -> None:

@@ -130,7 +130,11 @@ def test_prompts_and_transformer_in_a_folder() -> None:
         ({"1_Pooling/config.json": MEAN | {"new_key": 1}}, "1_Pooling/config.json has 1 keys .* new_key"),
         ({"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case true is not supported"),
         ({"sentence_bert_config.json": {"max_seq_length": 0}}, "max_seq_length must be at least 1, got 0"),
+        ({"sentence_bert_config.json": {"max_seq_length": True}}, "max_seq_length must be at least 1, got True"),
         ({"sentence_bert_config.json": {"model_args": {"a": 1}}}, "model_args is"),
+        ({"1_Pooling/config.json": {"pooling_mode": True}}, "the pooling True is not supported"),
+        ({"1_Pooling/config.json": {"pooling_mode": [["mean"]]}}, "the pooling .* is not supported"),
+        ({"config_sentence_transformers.json": {"default_prompt_name": {}}}, "default_prompt_name must be one of"),
         (
             {"config_sentence_transformers.json": {"prompts": {"q": "Q: "}, "default_prompt_name": "d"}},
             "default_prompt_name must be one of the prompts \\(q\\), got 'd'",

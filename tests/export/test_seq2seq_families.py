@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +390,38 @@ def test_position_tables_of_a_checkpoint_are_used(marian_folder: Path) -> None:
     model = transformers.MarianMTModel.from_pretrained(marian_folder, attn_implementation="eager").eval()
     runs, _ = run_rows(import_folder(marian_folder, MARIAN).sessions, [[5, 6, 7]], [[96, 8, 9]])
     assert_close(runs[0], transformers_run(model, [5, 6, 7], [96, 8, 9]))
+
+
+def test_a_t5_generates_beyond_the_positions_of_its_training(tmp_path: Path) -> None:
+    """Relative positions have no limit; those beyond the largest distance share a bucket."""
+    case, longest = case_named("t5"), 3 * POSITIONS
+    model = save(case, tmp_path)
+    imported = import_folder(tmp_path, case.family, max_tokens=longest)
+    assert imported.model.max_positions == longest
+    source = [3 + 7 * index % 90 for index in range(longest)]
+    runs, _ = run_rows(imported.sessions, [source], [[0, *source[1:]]])
+    assert_close(runs[0], transformers_run(model, source, [0, *source[1:]]))
+    pair = Pair(case, tmp_path, model, imported, [], [], [], [])
+    found, _ = transformers_search(pair, source, max_new_tokens=longest - 1, min_new_tokens=longest - 1)
+    assert len(found) == longest - 1
+    assert searched(imported, source, longest - 1, min_new_tokens=longest - 1).ids == found
+
+
+def test_the_activation_gelu_10_has_the_limits_of_transformers(tmp_path: Path) -> None:
+    import transformers
+
+    bart = case_named("bart")
+    save(replace(bart, config={**bart.config, "activation_function": "gelu_10"}), tmp_path)
+    name = "model.encoder.layers.0.fc1.weight"  # large enough for outputs beyond the limit
+    rewrite_tensors(tmp_path, {name: lambda tensors: 30 * tensors[name]})
+    source, target, outputs = [5, 6, 7], [2, 8, 9], []
+    for function in ("gelu_10", "gelu"):
+        edit(tmp_path, "config.json", activation_function=function)
+        model = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager").eval()
+        runs, _ = run_rows(import_folder(tmp_path, BART).sessions, [source], [target])
+        assert_close(runs[0], transformers_run(model, source, target))
+        outputs.append(runs[0].hidden)
+    assert np.abs(outputs[0] - outputs[1]).max() > 0.1
 
 
 def test_unknown_tensors_are_rejected(marian_folder: Path) -> None:

@@ -1,10 +1,11 @@
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from model.config import read_model_config
-from model.training.config import read_train_config
+from model.training.config import TrainConfig, read_train_config
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,6 @@ from model.training.config import read_train_config
 def test_an_invalid_file_is_rejected_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.json"
     path.write_text(text, encoding="utf-8")
-    for read in (read_train_config, read_model_config):
+    for read in (partial(read_train_config, kind=TrainConfig), read_model_config):
         with pytest.raises(ValueError, match=f"{re.escape(str(path))} {message}"):
             read(path)

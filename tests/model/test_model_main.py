@@ -24,6 +24,8 @@ from model.data.tokenizer import train_tokenizer
 from model.evaluation.defaults import TEST_SPLIT
 from model.training.trainer import Trainer
 
+SMALL = ("--model", "d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
+
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Runner":
@@ -301,8 +303,7 @@ def test_a_vocabulary_that_the_data_cannot_fill_is_reported_as_smaller(
     run: Runner, corpus: Path, tmp_path: Path
 ) -> None:
     settings = ("--batch-tokens", 256, "--max-epochs", 1, "--vocab-size", 9000)
-    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
-    code, _, err = run("system", "transformer", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    code, _, err = run("system", "transformer", corpus, "--run", tmp_path / "run", *settings, *SMALL)
     model, _ = load_model(tmp_path / "run" / "averaged")
     assert code == 0 and model.config.vocab_size < 9000
     assert f"note: the vocabulary has {model.config.vocab_size} tokens instead of vocab_size (9000)" in err
@@ -330,8 +331,7 @@ def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
 def test_a_damaged_run_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
 ) -> None:
-    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
-    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", "--vocab-size", 300, "--model", *sizes)
+    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", "--vocab-size", 300, *SMALL)
     assert run(*arguments, "--max-epochs", 1)[0] == 0
     path = tmp_path / "run" / name
     path.write_bytes(change(path.read_bytes()))
@@ -340,9 +340,8 @@ def test_a_damaged_run_is_an_error_of_one_line(
 
 def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: Path, tmp_path: Path) -> None:
     """Two processes in one folder must not remove each other's files."""
-    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
     settings = ("--vocab-size", 300, "--batch-tokens", 256, "--patience-epochs", 100_000)
-    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", *settings, "--model", *sizes)
+    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", *settings, *SMALL)
     command = [sys.executable, "-m", "model", *map(str, arguments), "--max-epochs", "100000"]
     with subprocess.Popen(
         command,
@@ -370,20 +369,8 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
 def test_an_interrupt_is_one_line_and_the_run_can_be_resumed(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    sizes = ("d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
-    arguments = (
-        "system",
-        "transformer",
-        corpus,
-        "--run",
-        tmp_path / "run",
-        "--vocab-size",
-        300,
-        "--max-epochs",
-        1,
-        "--model",
-        *sizes,
-    )
+    settings = ("--vocab-size", 300, "--max-epochs", 1)
+    arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", *settings, *SMALL)
     update = Trainer.update
 
     def interrupted(trainer: Trainer, batches: list[object]) -> tuple[float, int]:

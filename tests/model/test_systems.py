@@ -10,7 +10,7 @@ from model.commands import planned_runs, run_processes, train_and_score, train_z
 from model.config import ClassifierConfig, RecurrentConfig
 from model.evaluation.defaults import TEST_SPLIT
 from model.systems import COMPARED, GROUPS, PLAN, SMALL_GROUPS, SYSTEMS, System
-from model.training.config import TrainConfig
+from model.training.config import SystemConfig
 
 VOCABULARY = 6000
 ZOO = {"groups": None, "only_seed": None, "processes": 1, "plan": False}  # options of train_zoo by default
@@ -23,7 +23,7 @@ def num_parameters(name: str) -> int:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_system_can_start_training(name: str) -> None:
     assert SYSTEMS[name].make_config(VOCABULARY).vocab_size == VOCABULARY
-    TrainConfig(**SYSTEMS[name].training)
+    SystemConfig(**SYSTEMS[name].training)
 
 
 @pytest.mark.parametrize("name", sorted(COMPARED.keys() - {"post-norm"}))
@@ -51,7 +51,7 @@ def test_a_run_is_trained_and_scored_once(corpus: Path, tmp_path: Path) -> None:
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     for path in data.glob("test.*"):
         path.rename(path.with_name(path.name.replace("test", TEST_SPLIT, 1)))
-    config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400, seed=2)
+    config = SystemConfig(vocab_size=280, max_epochs=1, batch_tokens=400, seed=2)
     system, run = System("a toy", toy), tmp_path / "run"
     train_and_score(system, config, data, run)
     written = json.loads((run / "scores.json").read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
     for split in ("train", "dev"):
         lines = [f"{number % 2}\t{text}\n" for number, text in enumerate(toy_sentences)]
         (tmp_path / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
-    config = TrainConfig(vocab_size=280, max_epochs=1, batch_tokens=400)
+    config = SystemConfig(vocab_size=280, max_epochs=1, batch_tokens=400)
     system = System(
         "a toy", lambda size: ClassifierConfig(size, d_model=16, num_heads=2, d_ff=16), task_name="classification"
     )
@@ -79,7 +79,7 @@ def test_a_classifier_is_scored_by_its_accuracy(tmp_path: Path, toy_sentences: l
 def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = {}
 
-    def remember(system: System, config: TrainConfig, data: Path, run: Path) -> None:
+    def remember(system: System, config: SystemConfig, data: Path, run: Path) -> None:
         begun[run.name] = config.precision
 
     monkeypatch.setattr("model.commands.train_and_score", remember)

@@ -1,6 +1,8 @@
 """`train TASK` and `evaluate` from the command line, on small data."""
 
+import dataclasses
 import json
+import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -12,7 +14,7 @@ from model.config import TransformerConfig, read_model_config
 from model.data.records import TASK_NAMES, TaskName
 from model.data.samples import write_sample
 from model.data.tokenizer import train_tokenizer
-from model.training.config import read_train_config
+from model.training.config import TrainConfig, read_train_config
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
 LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]
@@ -53,9 +55,12 @@ def test_a_run_has_a_checkpoint_its_options_and_a_record(task: TaskName, runs: P
     record = json.loads((run / "record.json").read_text(encoding="utf-8"))
     assert record["task"] == task
     assert set(record["data"]) == {"train.jsonl", "dev.jsonl", "test.jsonl"}
-    assert record["options"]["vocab_size"] == 300
+    settings = json.loads((run / "train.json").read_text(encoding="utf-8"))
+    assert settings["max_epochs"] == 1 and settings.keys().isdisjoint({"source", "target", "vocab_size"})
+    languages = {name: record[name] for name in ("source", "target") if name in record}
+    assert languages == ({"source": "en", "target": "de-CH"} if task == "translation" else {})
+    assert ("labels" in record, "has_dialogues" in record) == (task == "classification", task == "language-model")
     assert record["metrics"]["dev"]
-    assert (record["source"], record["target"]) == (("en", "de-CH") if task == "translation" else (None, None))
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
@@ -109,8 +114,44 @@ def test_the_summary_and_the_reasons_are_printed_before_the_training(
     ]
     assert positions == sorted(positions)
     assert f"export it: sightline export {run}" in printed
-    assert main(["train", "classification", str(data / "classification"), "--run", str(run), *SMALL]) == 0
+    license_ = ("--license", "CC0-1.0")
+    assert main(["train", "classification", str(data / "classification"), "--run", str(run), *SMALL, *license_]) == 0
     assert "has already finished" in capsys.readouterr().err
+    assert json.loads((run / "record.json").read_text(encoding="utf-8"))["license"] == "CC0-1.0"
+
+
+def test_a_limit_of_minutes_shortens_the_warm_up_by_measured_updates(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--threads", "1"]
+    assert main([*arguments, "--minutes", "0.0003", "--accumulate", "2"]) == 0
+    printed = capsys.readouterr().err
+    assert re.search(r"for about \d+ updates: .* do not fit into 0.0003 minutes\n\d+ updates of", printed)
+    assert "before the end of the warm-up" not in printed
+    before = read_train_config(run / "train.json", TrainConfig)
+    assert main([*arguments, "--minutes", "0.0006", "--accumulate", "2"]) == 0  # the schedule is kept
+    assert "a measurement" not in capsys.readouterr().err
+    assert read_train_config(run / "train.json", TrainConfig) == dataclasses.replace(before, max_minutes=0.0006)
+
+
+def test_notes_of_pairs_and_a_missing_library_come_before_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [{"source": f"word {index}", "target": f"Wort {index}"} for index in range(20)]
+    dev = [{"source": "word 3", "target": "anderes Wort"}, {"source": "new", "target": "neu"}]
+    write(tmp_path / "train.jsonl", *pairs)
+    write(tmp_path / "dev.jsonl", *dev)
+    arguments = ["translation", str(tmp_path), "--run", str(tmp_path / "run"), *SMALL]
+    assert main(["train", *arguments]) == 0
+    printed = capsys.readouterr().err
+    assert "note: train also has the sources of 1 more of 2 examples of dev, with other targets" in printed
+    assert "note: the languages are not known" in printed and "--source en --target de\n" in printed
+    monkeypatch.setattr("model.training.display.find_spec", lambda name: None)
+    (tmp_path / "train.jsonl").write_text("not read")
+    assert main(["train", *arguments, "--run", str(tmp_path / "other"), "--tensorboard"]) == 2
+    assert capsys.readouterr().err.startswith("error: --tensorboard needs the library tensorboard: run ")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
@@ -118,16 +159,42 @@ def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "encoder", run)
-    before = read_train_config(run / "train.json")
+    before = read_train_config(run / "train.json", TrainConfig)
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    assert record["examples"] == {"train": 40, "dev": 20, "test": 20}
+    (run / "record.json").write_text(json.dumps(record | {"command": "sightline train a b"}), encoding="utf-8")
     # The tokenizer and all settings that the first command chose are those of the folder.
     assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "2"]) == 0
     assert "note: --epochs is 2 instead of 1\n" in capsys.readouterr().err
-    after = read_train_config(run / "train.json")
-    assert (after.max_epochs, after.vocab_size) == (2, 300)
+    after = read_train_config(run / "train.json", TrainConfig)
+    assert after.max_epochs == 2
+    commands = json.loads((run / "record.json").read_text(encoding="utf-8"))["command"].splitlines()
+    assert len(commands) == 2 and commands[0] == "sightline train a b"  # the card of the model shows both
+    assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "1"]) == 0
+    assert "has already finished: 2 epochs done" in capsys.readouterr().err
     assert (after.batch_tokens, after.warmup_steps) == (before.batch_tokens, before.warmup_steps)
     for option in (("--seed", "5"), ("--size", "small"), ("--dropout", "0.5"), ("--vocab-size", "400")):
         assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), *option]) == 2
         assert f"contains a run with other values of {option[0]}; choose another folder" in capsys.readouterr().err
+
+
+def test_the_evaluation_of_a_divided_file_leaves_out_the_records_of_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = write(tmp_path / "all.jsonl", *LABELLED), tmp_path / "run"
+    assert main(["train", "classification", str(file), "--run", str(run), *SMALL, "--warmup-steps", "50"]) == 0
+    assert "before the end of the warm-up of 50, and has learned little" in capsys.readouterr().err
+    for arguments in (["evaluate", str(run)], ["evaluate", str(run), str(file)]):
+        assert main(arguments) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["split"] == "dev" and report["sentences"] < len(LABELLED) / 2
+    assert "test" not in json.loads((run / "record.json").read_text(encoding="utf-8"))["metrics"]
+    write(file, *LABELLED, *HELD_OUT)
+    assert main(["evaluate", str(run)]) == 2
+    assert f"{file} has changed since the training" in capsys.readouterr().err
+    other = write(tmp_path / "other.jsonl", *HELD_OUT)
+    assert main(["evaluate", str(run), str(other)]) == 0
+    assert json.loads(capsys.readouterr().out)["split"] == "test"
 
 
 def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,7 +202,7 @@ def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pyt
     arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--from", str(source)]
     assert main([*arguments, "--epochs", "1", "--threads", "1"]) == 0
     assert "starts from the weights of" in capsys.readouterr().err
-    assert read_train_config(run / "train.json").peak_learning_rate == 3e-4
+    assert read_train_config(run / "train.json", TrainConfig).peak_learning_rate == 3e-4
     assert main([*arguments, "--run", str(tmp_path / "other"), "--size", "base"]) == 2
     assert "--size cannot be combined with --from" in capsys.readouterr().err
 
@@ -149,11 +216,33 @@ def test_a_file_of_options_is_overridden_and_stored(
     run = tmp_path / "run"
     arguments = ["train", "translation", str(data / "translation"), "--run", str(run), "--config", str(path)]
     assert main([*arguments, *SMALL, "--precision", "bfloat16"]) == 0
-    assert read_train_config(run / "train.json").precision == "bfloat16"
+    assert read_train_config(run / "train.json", TrainConfig).precision == "bfloat16"
     model = read_model_config(run / "config.json")
     assert isinstance(model, TransformerConfig) and model.dropout == 0.5
     text = (run / "options.toml").read_text(encoding="utf-8")
     assert "dropout = 0.5\n" in text and "epochs = 1\n" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "formats"),
+    [
+        ("classification", "(.jsonl, .csv, .tsv)"),
+        ("language-model", "(.jsonl, .csv, .tsv, .txt)"),
+        ("translation", "(.jsonl, .csv, .tsv, or two files such as train.en and train.de)"),
+    ],
+)
+def test_the_help_names_the_formats_of_a_task(
+    task: str, formats: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit):
+        main(["train", task, "--help"])
+    assert f"folder with train and, optionally, dev and test {formats}" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_checkpoint_cannot_be_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "it has no config.json; name the folder of a run, or of one of its checkpoints\n" in capsys.readouterr().err
 
 
 Disk = namedtuple("Disk", "total used free")
@@ -165,6 +254,7 @@ Disk = namedtuple("Disk", "total used free")
         ([*LABELLED, '{"text": "x", '], "train.jsonl, line 21, column"),
         ([*LABELLED, {"words": "x", "label": "a"}], "train.jsonl, line 21"),
         ([*LABELLED, {"text": "x"}], "train.jsonl, line 21"),
+        ([{"text": "x", "labels": ["a"]}], "; add --multi-label to train with several"),
         ([*LABELLED, {"text": "x", "label": 1}], "train.jsonl, line 21"),
         ([{"text": f"x {index}", "label": "a"} for index in range(5)], "needs at least two"),
         ([], "is empty"),
@@ -215,6 +305,8 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "--vocab-size must be at least" in refused("language-model", chat, "--run", new, "--vocab-size", "100")
     assert "missing file or folder" in refused("language-model", str(tmp_path / "none"), "--run", new)
     assert "no write access to /proc" in refused("language-model", chat, "--run", "/proc/run")
+    several = write(tmp_path / "several.tsv", "text\tlabels", "some words\ta|b")
+    assert "and no other; add --multi-label" in refused("classification", str(several), "--run", new)
     table = write(tmp_path / "table.csv", "text,lable", "some words,a")
     assert f"{table}: unknown column 'lable'" in refused("classification", str(table), "--run", new)
     assert main(["train", "encoder", str(data / "translation"), "--run", str(runs / "encoder")]) == 2

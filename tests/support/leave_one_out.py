@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.architectures.factory import TranslationModel
-from model.architectures.recurrent import Memory, RecurrentModel
+from model.architectures.recurrent import Memory
 from model.decoding.reference import greedy, pytorch_steps
 
 MAX_NEW_TOKENS = 64
@@ -60,27 +60,12 @@ def hidden(model: TranslationModel, source: Sequence[int]) -> Any:
 REMOVALS: Mapping[str, Callable[[TranslationModel, Sequence[int]], Any]] = {"deleted": deleted, "hidden": hidden}
 
 
-def check(model: TranslationModel) -> None:
-    """Check that the removals are meaningful for a model.
-
-    Raises:
-        ValueError: The model has no attention, or its weights depend on the positions of tokens.
-    """
-    if isinstance(model, RecurrentModel):
-        config = model.config
-        if config.attention in ("none", "location") or config.window != "global":
-            raise ValueError(
-                f"attention {config.attention} with window {config.window} is not supported: the weights must exist "
-                "and must not depend on positions"
-            )
-
-
 @torch.inference_mode()
 def explain(model: TranslationModel, source: Sequence[int], target: Sequence[int] = ()) -> Explained:
     """Score a target with each source token removed in turn.
 
     Args:
-        model: A model in evaluation mode that passes `check`.
+        model: A model in evaluation mode whose attention weights do not depend on positions.
         source: At least two token ids; the last is the end token.
         target: Token ids; the greedy translation if there are none.
     """

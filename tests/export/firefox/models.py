@@ -41,8 +41,6 @@ def write_marian(
     tensors: Mapping[str, NDArray[np.float32]],
     options: Mapping[str, str] = OPTIONS,
     quantized: Sequence[str] = (),
-    padding: int = 136,
-    version: int = 1,
 ) -> bytes:
     """Return a model file; matrices of `quantized` become int8 with multiplier 127 / max |w|."""
     entries: list[tuple[str, int, tuple[int, ...], bytes]] = []
@@ -58,7 +56,7 @@ def write_marian(
             entries.append((name, FLOAT32, values.shape, values.astype("<f4").tobytes()))
     text = yaml_of(options).encode() + b"\0"
     entries.append((CONFIG, INT8, (len(text),), text))
-    return write_entries(entries, padding, version)
+    return write_entries(entries, padding=136)
 
 
 def write_entries(

@@ -34,7 +34,6 @@ from tests.export.firefox.models import (
     write_vocabulary,
 )
 from tests.export.firefox.reference import END_ID, FirefoxReference
-from tests.support.training_runs import UNCHECKED
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")
@@ -42,12 +41,6 @@ WITH_SHORTLIST = ExportOptions(shortlist=True)
 MODEL, SHORTLIST = "model.ende.intgemm8.bin", "lex.50.50.ende.s2t.bin"
 TEXTS = ["a b", "c", "d e f a", "g h i j k l", "m é"]
 NEW_TOKENS = 8
-
-
-@pytest.fixture
-def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Omit the verification, which takes seconds."""
-    monkeypatch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
 
 
 @pytest.fixture(params=[False, True], ids=["one vocabulary", "two vocabularies"])

@@ -1,14 +1,18 @@
 """Tokenizers of checkpoints, compared with those of transformers."""
 
+import io
 import json
+import random
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
+from export.check.serving import TEXTS as ODD_TEXTS
 from export.errors import ImportFailedError
 from export.tokenizers import (
     CONVERSIONS,
@@ -21,7 +25,7 @@ from export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
 from service.text.tokenizer import TextTokenizer
 from tests.export.tokenizers.test_sentencepiece import BPE, UNIGRAM
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
-from tests.service.text.kinds import byte_level
+from tests.service.text.kinds import SENTENCES, byte_level
 
 TEXTS = ["a dog", " A   Dog, abs é中文!", "", "dogs\n\ta b.", "The “dog” isn't [here]"]
 
@@ -166,6 +170,90 @@ def test_byte_level_vocabularies_have_the_ids_of_transformers(tmp_path: Path, mo
     for text in TEXTS:
         assert ids(converted.source, text) == expected(text)["input_ids"]
         assert ids(converted.source, text, "a dog") == expected(text, "a dog")["input_ids"]
+
+
+SHORT_TEXTS = [text for text in ODD_TEXTS if len(text) < 100]
+OPT = {
+    "tokenizer_class": "GPT2Tokenizer", "add_bos_token": True,
+    "bos_token": {"__type": "AddedToken", "content": "</s>", "normalized": True},
+    "eos_token": "</s>", "unk_token": "</s>", "pad_token": "<pad>",
+}  # fmt: skip
+
+
+def random_merges(draw: random.Random) -> tuple[dict[str, int], str]:
+    """Return a random vocabulary with special tokens, and its merges as a text."""
+    tokens, merges = sorted(pre_tokenizers.ByteLevel.alphabet()), ""
+    while len(tokens) < 600:
+        left, right = (draw.choice(tokens[draw.choice([65, 0]) :]) for _ in range(2))
+        if left + right not in tokens:
+            tokens.append(left + right)
+            merges += f"{left} {right}\n"
+    return {token: id_ for id_, token in enumerate(["<s>", "<pad>", "</s>", *tokens, "<mask>"])}, merges
+
+
+@pytest.mark.parametrize(
+    "options",
+    [OPT, OPT | {"add_eos_token": True, "add_prefix_space": True}, OPT | {"add_bos_token": False, "bos_token": "<s>"}],
+    ids=["published", "with an end", "without a start"],
+)
+@pytest.mark.parametrize("is_map", [False, True], ids=["tokenizer_config.json", "special_tokens_map.json"])
+def test_opt_has_the_ids_of_transformers(tmp_path: Path, options: dict[str, Any], is_map: bool) -> None:
+    from transformers import AutoTokenizer
+
+    draw = random.Random(str(options))
+    vocabulary, merges = random_merges(draw)
+    files: dict[str, Any] = {"vocab.json": vocabulary, "merges.txt": f"#version: 0.2\n{merges}"}
+    files |= {"config.json": {"model_type": "opt"}, "tokenizer_config.json": options}
+    if is_map:
+        files["special_tokens_map.json"] = {"bos_token": {"content": "<pad>"}, "eos_token": "</s>"}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    expected = AutoTokenizer.from_pretrained(tmp_path)
+    converted = read_or_convert_tokenizers(FakeFolder("opt", files)).source
+    for text in [*TEXTS, *SHORT_TEXTS, *("".join(draw.choices("aeint äß\n\t.'s 中🙂", k=20)) for _ in range(200))]:
+        assert ids(converted, text) == expected(text)["input_ids"], text
+        assert ids(converted, text, "a dog") == expected(text, "a dog")["input_ids"], text
+    assert {token.content for token in converted.get_added_tokens_decoder().values()} == set(
+        expected.all_special_tokens
+    )
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_deberta_has_the_ids_of_sentencepiece_and_of_transformers(tmp_path: Path, lowercase: bool) -> None:
+    """Transformers 5 normalizes texts in its own way, so that only other texts are compared."""
+    sentencepiece = pytest.importorskip("sentencepiece", reason="the package sentencepiece is not installed")
+    from transformers import AutoTokenizer
+
+    trained = io.BytesIO()
+    names = {"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 4), model_writer=trained, model_type="unigram", vocab_size=120,
+        hard_vocab_limit=False, minloglevel=2, normalization_rule_name="nmt_nfkc",
+        pad_id=0, bos_id=1, eos_id=2, unk_id=3, **names,
+    )  # fmt: skip
+    data = trained.getvalue()
+    options = {"do_lower_case": lowercase, "vocab_type": "spm"}  # as in the repositories, with the first key
+    (tmp_path / "spm.model").write_bytes(data)
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    expected = AutoTokenizer.from_pretrained(tmp_path)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=data)
+    converted = convert("deberta-v2", spm__model=data, tokenizer_config__json=options).source
+    assert converted.token_to_id("[MASK]") == expected.mask_token_id == processor.get_piece_size()
+    served = TextTokenizer(converted)
+    draw = random.Random(7)
+    texts = [*SENTENCES, *TEXTS, *SHORT_TEXTS, *("".join(draw.choices("aeint äß\n.ﬁ…", k=12)) for _ in range(300))]
+    compared = 0
+    for text in texts:
+        given = text.lower() if lowercase else text
+        if not any(map(unicodedata.combining, unicodedata.normalize("NFC", text))) and "[CLS]" not in text:
+            assert served.encode(text) == [1, *processor.encode(given), 2], text
+        if unicodedata.is_normalized("NFKC", text) and text.isprintable() and "▁" not in text and "\ufffd" not in text:
+            assert ids(converted, text) == expected(text)["input_ids"], text
+            assert ids(converted, text, "a dog") == expected(text, "a dog")["input_ids"], text
+            compared += 1
+    assert compared > 20
+    assert converted.encode("a", "b").type_ids == expected("a", "b")["token_type_ids"]
 
 
 QWEN_TEXTS = ["It's 123  A\n\n dog's", "cafe\u0301 ÉTÉ", "x\t\ty  \n z?!\n", "<|im_start|>user\n<tool_call>a</s>"]
@@ -386,6 +474,22 @@ def test_each_conversion_names_the_file_that_is_missing(model_type: str) -> None
             {"vocab.txt": "\n".join(WORDS), "tokenizer_config.json": {"do_lower_case": 1}},
             "must be true or false",
         ),
+        (
+            "opt",
+            {"vocab.json": {"a": 0}, "merges.txt": "", "tokenizer_config.json": {"bos_token": [1]}},
+            "tokenizer_config.json and special_tokens_map.json: bos_token must be a token",
+        ),
+        (
+            "opt",
+            {"vocab.json": {"a": 0}, "merges.txt": "", "tokenizer_config.json": OPT},
+            "the vocabulary has no token '</s>', which the tokenizer needs",
+        ),
+        (
+            "deberta-v2",
+            {"spm.model": FAIRSEQ, "tokenizer_config.json": {"split_by_punct": True}},
+            r"split_by_punct true is not supported without tokenizer\.json; save the tokenizer with transformers: Auto",
+        ),
+        ("deberta-v2", {"spm.model": FAIRSEQ}, r"the vocabulary has no token '\[PAD\]', which the tokenizer needs"),
         (
             "t5",
             {"spiece.model": FAIRSEQ, "tokenizer_config.json": {"extra_ids": -1}},

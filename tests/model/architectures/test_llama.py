@@ -39,7 +39,7 @@ def test_logits_and_gradients_equal_transformers(name: str, tmp_path: Path) -> N
         assert_close(model(IDS), expected, rtol=0, atol=5e-5)  # logits reach 10
     torch.nn.functional.cross_entropy(expected.flatten(0, 1), targets.flatten(), reduction="sum").backward()  # type: ignore[no-untyped-call]
     hidden, _ = model.hidden_states(IDS)
-    projected_cross_entropy(hidden.flatten(0, 1), model.embedding.weight, targets.flatten(), 0.0, -1).backward()  # type: ignore[no-untyped-call]
+    projected_cross_entropy(hidden.flatten(0, 1), model.output_weight, targets.flatten(), 0.0, -1).backward()  # type: ignore[no-untyped-call]
     gradients = dict(reference.named_parameters())
     for parameter_name, parameter in model.named_parameters():
         found = gradients[parameter_name].grad

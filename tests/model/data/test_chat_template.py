@@ -32,6 +32,20 @@ THINKING = """\
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
+# As SmolLM3: a tag of Transformers around each reply, with a scope of its own.
+MARKED = """\
+{%- set end = "<|im_end|>" %}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+    {% if message.role == "assistant" %}
+    {% generation %}{% set end = end + "\n" %}
+        {{- message.content -}}
+{{ end }}
+    {%- endgeneration %}
+    {%- else %}{{ message.content + end }}{% endif %}
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+    {% endif %}"""
 LLAMA_2 = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token }}[INST] {{ m.content }} [/INST]"
     "{% elif m.role == 'assistant' %} {{ m.content }} {{ eos_token }}{% else %}{{ raise_exception('no system') }}"
@@ -75,7 +89,7 @@ def test_ids_are_those_of_transformers(tokenizer: Tokenizer, tmp_path: Path) -> 
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>"
     )
-    for template in (TEMPLATE, THINKING, LLAMA_2):
+    for template in (TEMPLATE, THINKING, MARKED, LLAMA_2):
         dialogue = DIALOGUE[1:]
         listed = [{"role": one.role, "content": one.content} for one in dialogue]
         own = encoder(template, tokenizer)

@@ -83,6 +83,14 @@ def test_languages_come_from_names_of_files_or_options(
     assert next(iter(corpus.train)) == PairRecord(*expected)
 
 
+def test_files_of_private_languages_are_found_and_other_endings_are_none(tmp_path: Path) -> None:
+    endings = ("x-elvish", "en-x-mine", "bak", "EN", "deutsch")
+    corpus = open_corpus(write(tmp_path, {f"train.{one}": "a\nb\n" for one in endings[:2]}), "translation")
+    assert corpus.languages == ("en-x-mine", "x-elvish")
+    with pytest.raises(CorpusError, match=r"missing file train in .*train\.EN, train\.deutsch"):
+        open_corpus(write(tmp_path / "other", {f"train.{one}": "a\nb\n" for one in endings[3:]}), "translation")
+
+
 def test_options_choose_among_several_languages_and_other_endings(tmp_path: Path) -> None:
     endings = ("cs", "de", "en", "question")
     folder = write(tmp_path, {f"{split}.{one}": f"{one}\n" for split in ("train", "val") for one in endings})
@@ -274,3 +282,10 @@ def test_locations_of_a_divided_file_are_lines_of_the_file(tmp_path: Path) -> No
         for index, record in enumerate(split):
             (text,) = texts_of(record)
             assert split.location(index) == f"all.txt, line {int(text.removeprefix('text ')) + 2}"
+
+
+def test_one_language_of_pairs_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("source\ttarget\na\tb\nc\td\n", encoding="utf-8")
+    with pytest.raises(CorpusError, match=r"one language of .* is given, en; give both"):
+        open_corpus(path, "translation", source="en")

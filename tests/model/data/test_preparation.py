@@ -7,6 +7,7 @@ import tracemalloc
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from model.data.corpus import Corpus, open_corpus
+from model.data.encoding import encode as encode_records
 from model.data.examples import Example, MemoryExamples
 from model.data.formats import CorpusError
 from model.data.preparation import (
@@ -31,7 +33,7 @@ from model.data.preparation import (
     prepare,
     summary,
 )
-from model.data.records import LabelledRecord, PairRecord, Record, TaskName, TextRecord
+from model.data.records import PairRecord, Record, TaskName, TextRecord
 from model.data.tokenizer import encode_lines, train_tokenizer
 from model.errors import EXIT_USAGE, UsageError, exit_status
 
@@ -70,21 +72,6 @@ def error_of(corpus: Corpus) -> str:
     return str(caught.value)
 
 
-def encode_pairs(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-    pairs = [record for record in records if isinstance(record, PairRecord)]
-    sources = encode_lines(tokenizer, [pair.source for pair in pairs])
-    return list(zip(sources, encode_lines(tokenizer, [pair.target for pair in pairs]), strict=True))
-
-
-def encode_labelled(labels: Sequence[str]) -> Encode:
-    def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-        texts = [record for record in records if isinstance(record, LabelledRecord)]
-        ids = encode_lines(tokenizer, [record.text for record in texts])
-        return [(one, [labels.index(label) for label in text.labels]) for one, text in zip(ids, texts, strict=True)]
-
-    return encode
-
-
 def encode_windows(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
     """Encode texts as windows of at most two tokens."""
     ids = encode_lines(tokenizer, [record.text for record in records if isinstance(record, TextRecord)])
@@ -101,7 +88,7 @@ def run_prepare(
     run: Path,
     corpus: Corpus,
     tokenizer: Tokenizer,
-    encode: Encode = encode_pairs,
+    encode: Encode = encode_records,
     max_length_tokens: int = 100,
 ) -> Prepared:
     return prepare(run, corpus, check_corpus(corpus), tokenizer, encode, max_length_tokens)
@@ -122,6 +109,7 @@ def test_facts_of_pairs(tmp_path: Path) -> None:
     assert facts.dropped == {"train": {"empty": 1}, "dev": {"empty": 0}, "test": {"empty": 0}}
     assert facts.repeated == {"train": 1, "dev": 0, "test": 1}
     assert facts.overlap == {"dev": 1, "test": 2}
+    assert facts.source_overlap == {"dev": 1, "test": 0}
     assert facts.labels == {} and facts.labels_missing_in_dev == () and facts.num_contradictions == 0
     assert facts.characters["dev"] == Lengths(total=10, median=5, percentile_95=5, longest=5)
     assert not facts.has_dialogues
@@ -136,6 +124,7 @@ def test_facts_of_labelled_texts(tmp_path: Path) -> None:
     assert facts.num_contradictions == 1
     assert facts.repeated == {"train": 1, "dev": 0}
     assert facts.overlap == {"dev": 1}  # the text counts, not the label
+    assert facts.source_overlap == {}
 
 
 def test_labels_are_in_alphabetical_order_if_one_is_no_integer(tmp_path: Path) -> None:
@@ -216,7 +205,7 @@ def test_prepared_examples_equal_examples_in_memory(tmp_path: Path, toy: Tokeniz
     corpus = write_pairs(tmp_path / "data", {"train": PAIRS[:40] + PAIRS[:1], "dev": PAIRS[40:50], "test": PAIRS[50:]})
     prepared = run_prepare(tmp_path / "run", corpus, toy)
     for split, examples in ((corpus.train, prepared.train), (corpus.dev, prepared.dev)):
-        in_memory = MemoryExamples(encode_pairs(toy, list(split)))
+        in_memory = MemoryExamples(encode_records(toy, list(split)))
         assert [examples[index] for index in range(len(examples))] == [
             in_memory[index] for index in range(len(in_memory))
         ]
@@ -225,7 +214,7 @@ def test_prepared_examples_equal_examples_in_memory(tmp_path: Path, toy: Tokeniz
     assert prepared.facts.labels == {}
     assert prepared.facts.examples == {"train": 41, "dev": 10, "test": 10}
     assert prepared.facts.tokens["test"].longest == max(
-        map(len, (ids for one in encode_pairs(toy, list(corpus.test or ())) for ids in one))
+        map(len, (ids for one in encode_records(toy, list(corpus.test or ())) for ids in one))
     )
     assert {path.name for path in (tmp_path / "run" / "data").iterdir()} == {
         *(f"{split}.{part}.npy" for split in ("train", "dev") for part in ("first", "second", "offsets")),
@@ -237,7 +226,7 @@ def test_prepared_examples_equal_examples_in_memory(tmp_path: Path, toy: Tokeniz
 def test_prepared_labels_are_indices(tmp_path: Path, toy: Tokenizer) -> None:
     rows: list[tuple[str, object]] = [("Hund", ["x", "y"]), ("Katze", []), ("Maus", ["y"])]
     corpus = write_labelled(tmp_path / "data", {"train": rows, "dev": [("Hunde", ["x"])]}, multi_label=True)
-    prepared = run_prepare(tmp_path / "run", corpus, toy, encode_labelled(["x", "y"]))
+    prepared = run_prepare(tmp_path / "run", corpus, toy, partial(encode_records, labels=["x", "y"]))
     assert list(prepared.facts.labels) == ["x", "y"]
     assert [prepared.train[index][1] for index in range(3)] == [[0, 1], [], [1]]
 
@@ -260,7 +249,7 @@ def test_the_same_preparation_is_used_again(tmp_path: Path, toy: Tokenizer) -> N
 
     def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
         calls.append(len(records))
-        return encode_pairs(tokenizer, records)
+        return encode_records(tokenizer, records)
 
     second = run_prepare(tmp_path / "run", corpus, toy, encode)
     assert calls == [20]  # only those of dev, to compare them
@@ -302,7 +291,7 @@ def test_other_files_tokenizers_and_settings_are_prepared_again(tmp_path: Path, 
     changed, tokenizer, limit = change(corpus, toy)
     prepared = run_prepare(tmp_path / "run", changed, tokenizer, max_length_tokens=limit)
     assert result.stat().st_ino != before
-    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
+    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_records(
         tokenizer, list(changed.train)
     )
 
@@ -320,7 +309,7 @@ def test_damaged_files_are_written_again(tmp_path: Path, toy: Tokenizer, file: s
     (tmp_path / "run" / "data.tmp").mkdir()  # left by a process that was killed
     prepared = run_prepare(tmp_path / "run", corpus, toy)
     assert prepared.digest == digest
-    assert prepared.train[39] == encode_pairs(toy, [PairRecord(*PAIRS[39])])[0]
+    assert prepared.train[39] == encode_records(toy, [PairRecord(*PAIRS[39])])[0]
     assert not (tmp_path / "run" / "data.tmp").exists()
 
 
@@ -329,7 +318,7 @@ def test_examples_of_another_encoding_are_written_again(tmp_path: Path, toy: Tok
     run_prepare(tmp_path / "run", corpus, toy)
 
     def encode(tokenizer: Tokenizer, records: Sequence[Record]) -> list[Example]:
-        return [(second, first) for first, second in encode_pairs(tokenizer, records)]
+        return [(second, first) for first, second in encode_records(tokenizer, records)]
 
     assert run_prepare(tmp_path / "run", corpus, toy, encode).train[0] == encode(toy, [PairRecord(*PAIRS[0])])[0]
 
@@ -340,7 +329,7 @@ LONG = ("Hund " * 50, "1")
 def test_long_examples_of_train_are_dropped(tmp_path: Path, toy: Tokenizer) -> None:
     corpus = write_pairs(tmp_path / "data", {"train": [*PAIRS[:5], LONG, *PAIRS[5:40], LONG[::-1]], "dev": PAIRS[40:]})
     prepared = run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
-    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
+    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_records(
         toy, [PairRecord(*pair) for pair in PAIRS[:40]]
     )
     assert prepared.facts.dropped["train"] == {"empty": 0, "too long": 2}
@@ -358,7 +347,7 @@ def test_a_long_example_of_dev_or_test_is_an_error(
     corpus = write_pairs(tmp_path / "data", {**pairs, split: [*pairs[split], (" ", " "), pair, pair]})
     with pytest.raises(CorpusError) as caught:
         run_prepare(tmp_path / "run", corpus, toy, max_length_tokens=20)
-    length = max(len(ids) for ids in encode_pairs(toy, [PairRecord(*pair)])[0])
+    length = max(len(ids) for ids in encode_records(toy, [PairRecord(*pair)])[0])
     assert length > 20
     assert str(caught.value) == (
         f"{split}.jsonl, line 12: the example has {length} tokens, but at most 20 are allowed; shorten or remove "
@@ -382,7 +371,7 @@ def test_a_file_that_changes_in_between_is_an_error(tmp_path: Path, toy: Tokeniz
     facts = check_corpus(corpus)
     write_pairs(tmp_path / "data", {"train": PAIRS[:39]})
     with pytest.raises(CorpusError) as caught:
-        prepare(tmp_path / "run", corpus, facts, toy, encode_pairs, 100)
+        prepare(tmp_path / "run", corpus, facts, toy, encode_records, 100)
     assert str(caught.value) == "train.jsonl changed while it was read; start again when it is complete"
 
 
@@ -390,7 +379,7 @@ def test_repeated_pairs_of_an_encoder_are_dropped(tmp_path: Path, toy: Tokenizer
     write_pairs(tmp_path / "data", {"train": [*PAIRS[:3], *PAIRS[:2], *PAIRS[3:6]], "dev": PAIRS[40:42] * 2})
     corpus = open_corpus(tmp_path / "data", "encoder")
     prepared = run_prepare(tmp_path / "run", corpus, toy)
-    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_pairs(
+    assert [prepared.train[index] for index in range(len(prepared.train))] == encode_records(
         toy, [PairRecord(*pair) for pair in PAIRS[:6]]
     )
     assert prepared.facts.dropped["train"] == {"empty": 0, "repeated": 2, "too long": 0}
@@ -447,11 +436,12 @@ def test_the_summary_warns(tmp_path: Path, toy: Tokenizer) -> None:
     rows: list[tuple[str, object]] = [(f"Hund {index}", "x") for index in range(30)]
     rows += [("Katze", "y"), ("Hund 1", "y"), ("Maus", "z"), *[(f"{index} Maus " * 30, "x") for index in range(2)]]
     corpus = write_labelled(tmp_path / "data", {"train": rows, "dev": [("Hund 1", "x"), ("Katze 1", "y")]})
-    facts = run_prepare(tmp_path / "run", corpus, toy, encode_labelled("xyz"), max_length_tokens=20).facts
-    lines = summary(facts)
+    prepared = run_prepare(tmp_path / "run", corpus, toy, partial(encode_records, labels="xyz"), max_length_tokens=20)
+    lines = summary(prepared.facts)
     assert [line for line in lines if line.startswith("warning: ")] == [
         "warning: train also has the texts of 1 of 2 examples of dev, which makes results on dev too good; remove them "
         "from train",
+        "warning: fewer than 10 examples in dev, whose loss decides when the training ends; add some",
         "warning: texts of train that occur again with other labels: 1; correct them",
         "warning: fewer than 10 examples in train: y, z; add some",
         "warning: dev has no example of z, so that results do not show them; add some",

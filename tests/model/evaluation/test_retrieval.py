@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -7,7 +5,6 @@ from tokenizers import Tokenizer
 from model.architectures.encoder import TextEncoder
 from model.config import EncoderConfig
 from model.data.records import PairRecord
-from model.data.tokenizer import read_tokenizer
 from model.evaluation.retrieval import evaluate_encoder, ranks, retrieval_fields, text_vectors
 
 
@@ -15,11 +12,6 @@ from model.evaluation.retrieval import evaluate_encoder, ranks, retrieval_fields
 def model() -> TextEncoder:
     torch.manual_seed(0)
     return TextEncoder(EncoderConfig(400, d_model=16, num_heads=2, d_ff=32, max_positions=32)).eval()
-
-
-@pytest.fixture
-def tokenizer(tokenizer_path: Path) -> Tokenizer:
-    return read_tokenizer(tokenizer_path)
 
 
 def test_the_vectors_keep_the_order_of_the_texts(

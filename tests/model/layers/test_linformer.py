@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model.architectures.transformer import Transformer
-from model.config import Sharing, TransformerConfig
+from model.config import Sharing, TransformerConfig, matrix_indices
 from model.layers.attention import MultiHeadAttention, length_mask
 from model.layers.linformer import LinformerAttention, Projections, project, token_weights
 
@@ -125,7 +125,7 @@ def test_with_one_projected_key_per_token_it_is_multi_head_attention() -> None:
 def test_twelve_layers_have_the_papers_numbers_of_matrices(sharing: Sharing, count: int) -> None:
     projections = Projections(replace(CONFIG, encoder_layers=12, linformer_sharing=sharing))
     assert projections.matrices.shape == (count, 4, 9)
-    used = {index for layer in range(12) for index in projections.matrix_indices(layer)}
+    used = {index for layer in range(12) for index in matrix_indices(sharing, layer)}
     assert used == set(range(count))
     key_matrix, value_matrix = projections.for_layer(5)
     assert torch.equal(key_matrix, value_matrix) == (sharing != "headwise")

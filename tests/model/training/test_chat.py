@@ -13,12 +13,12 @@ from model.data.batches import bucket
 from model.data.dialogues import draw_dialogues
 from model.data.examples import Example, MemoryExamples, TrainingData
 from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
-from model.training.config import TrainConfig
+from model.training.config import SystemConfig
 from model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
 from model.training.tasks import counted_tokens, read_system_data
 from model.training.trainer import Trainer
 
-CONFIG = TrainConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
+CONFIG = SystemConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) ->
 
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model.training.tasks.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
-    config = TrainConfig(
+    config = SystemConfig(
         vocab_size=500, max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1
     )
 

@@ -16,11 +16,11 @@ from model.data.examples import Example, MemoryExamples
 from model.data.text import read_labelled
 from model.evaluation.accuracy import accuracy
 from model.training.classification import CLASSIFICATION, label_loss
-from model.training.config import TrainConfig
+from model.training.config import SystemConfig
 from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
 
-TOY = TrainConfig(
+TOY = SystemConfig(
     vocab_size=300, max_epochs=12, batch_tokens=128, warmup_steps=10, peak_learning_rate=5e-3, average_last=3
 )
 CPU = torch.device("cpu")
@@ -31,12 +31,12 @@ def toy_classifier(vocab_size: int) -> ModelConfig:
     return ClassifierConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, word_dropout=0.1)
 
 
-def make_trainer(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
+def make_trainer(run: Path, data: Path, config: SystemConfig = TOY) -> Trainer:
     prepared, model_config = read_system_data("classification", data, run, config, toy_classifier)
     return Trainer(run, config, CLASSIFICATION, prepared, model_config, CPU)
 
 
-def train(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
+def train(run: Path, data: Path, config: SystemConfig = TOY) -> Trainer:
     trainer = make_trainer(run, data, config)
     trainer.fit()
     return trainer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.training.config import TrainConfig, read_train_config
+from model.training.config import SystemConfig, TrainConfig, read_train_config
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,9 @@ from model.training.config import TrainConfig, read_train_config
         ({"label_smoothing": math.nan}, "label_smoothing must be a finite number, got nan"),
         ({"label_smoothing": 0.95}, "label_smoothing must be at least 0 and at most 0.9, got 0.95"),
         ({"max_length_tokens": 0}, "max_length_tokens must be at least 1, got 0"),
+        ({"max_length_tokens": 4097}, r"max_length_tokens must be at most batch_tokens \(4096\), got 4097"),
+        ({"average_last": 0}, "average_last must be at least 1, got 0"),
+        ({"precision": "float16"}, "precision must be one of float32, bfloat16, got float16"),
         ({"seed": -1}, "seed must be between 0 and 4294967295, got -1"),
         ({"seed": 2**32}, "seed must be between 0 and 4294967295, got 4294967296"),
         ({"seed": True}, "seed must be of type int, got True"),
@@ -40,8 +43,17 @@ def test_settings_that_cannot_train_are_rejected_in_python_and_in_files(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TrainConfig(), **changes)
+        dataclasses.replace(SystemConfig(), **changes)
     path = tmp_path / "train.json"
-    path.write_text(json.dumps({**dataclasses.asdict(TrainConfig()), **changes}), encoding="utf-8")
+    path.write_text(json.dumps({**dataclasses.asdict(SystemConfig()), **changes}), encoding="utf-8")
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: {message}"):
-        read_train_config(path)
+        read_train_config(path, SystemConfig)
+
+
+def test_settings_of_systems_in_the_files_of_earlier_versions_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(dataclasses.asdict(SystemConfig(max_epochs=3))), encoding="utf-8")
+    assert read_train_config(path, TrainConfig) == TrainConfig(max_epochs=3)
+    path.write_text(json.dumps({"vocabulary": 3}), encoding="utf-8")
+    with pytest.raises(ValueError, match="unknown fields: vocabulary"):
+        read_train_config(path, TrainConfig)

@@ -23,7 +23,7 @@ PAIRS = [([5, 6, 7, 2], [8, 9, 2]), ([5, 9, 2], [8, 2])]
 
 
 def batches() -> Sequence[Batch]:
-    return [make_batch([pair], 0, 1) for pair in PAIRS]
+    return [make_batch([pair], ModelConfig(20)) for pair in PAIRS]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,8 +2,8 @@
 
 import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 from multiprocessing.context import ForkServerContext
@@ -14,19 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bench.server import free_port
+from model.__main__ import main
 from model.checkpoint import load_metadata
+from model.data.samples import write_sample
 from model.training.distributed import World, default_device
 from tests.model.training.toys import toy_trainer, train_toy
 
 # Largest difference of a weight after two epochs: sums of gradients have another order.
 TOLERANCE = 1e-6
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def start_two(context: ForkServerContext, name: str, run: Path, **changes: Any) -> list[Any]:
@@ -57,7 +53,7 @@ def assert_close(first: Path, second: Path) -> None:
                 torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["translation", "classification"])
+@pytest.mark.parametrize("name", ["translation", "classification", "language-model"])
 def test_two_processes_give_the_weights_of_one_with_twice_the_batches(
     processes: ForkServerContext, tmp_path: Path, name: str
 ) -> None:
@@ -116,16 +112,24 @@ def test_each_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow  # torchrun and its processes import PyTorch
 def test_torchrun_starts_the_processes(tmp_path: Path) -> None:
-    code = (
-        "from pathlib import Path; from tests.model.training.toys import train_toy; "
-        f"train_toy('translation', Path({str(tmp_path / 'run')!r}), dropout=0.0, checkpoint_steps=0)"
+    """Run the command of docs/research/training.md, and one process with twice the batches."""
+    write_sample("translation", tmp_path / "pairs", 60)
+    text = Path("docs/research/training.md").read_text(encoding="utf-8").replace("\\\n", "")
+    (command,) = re.findall(r"^\.venv/bin/torchrun (.+)$", text, re.MULTILINE)
+    options = [*command.split(), "--epochs", "1", "--threads", "1", "--dropout", "0"]
+    places = {"data/pairs": tmp_path / "pairs", "runs/pairs": tmp_path / "run"}
+    words = [str(places.get(word, word)) for word in options]
+    response = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
-    script = tmp_path / "script.py"
-    script.write_text(f"if __name__ == '__main__':\n    {code}\n", encoding="utf-8")
-    root = Path(__file__).parents[3]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    response = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
     assert response.returncode == 0, response.stderr
-    toy_trainer("translation", tmp_path / "one", dropout=0.0, checkpoint_steps=0, accumulate=2).fit()
+    record = json.loads((tmp_path / "run" / "record.json").read_text(encoding="utf-8"))
+    assert [start["processes"] for start in record["starts"]] == [2]
+    alone = [*words[words.index("sightline") + 1 :], "--accumulate", "2", "--run", str(tmp_path / "one")]
+    assert main(alone) == 0
     assert_close(tmp_path / "one", tmp_path / "run")

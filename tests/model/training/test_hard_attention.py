@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model.architectures.recurrent import RecurrentModel
-from model.config import RecurrentConfig
+from model.config import ModelConfig, RecurrentConfig
 from model.data.batches import Batch, make_batch
 from model.layers.recurrent_attention import GeneralScore
 from model.training.hard_attention import (
@@ -43,7 +43,7 @@ def made(selection: Any) -> RecurrentModel:
 
 @pytest.fixture
 def batch() -> Batch:
-    return make_batch(PAIRS, pad_id=0, bos_id=1)
+    return make_batch(PAIRS, ModelConfig(15))
 
 
 def chosen(
@@ -119,7 +119,7 @@ def test_reinforce_is_its_equation_for_the_sampled_positions(
 def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch) -> None:
     """The mean over many samples equals the sum over all paths."""
     model, copies = made("reinforce"), 30
-    many = make_batch(PAIRS * copies, pad_id=0, bos_id=1)  # each copy is a sample of its own
+    many = make_batch(PAIRS * copies, ModelConfig(15))  # each copy is a sample of its own
     assert isinstance(model.score, GeneralScore)
     parameter = model.score.annotation.weight
     torch.manual_seed(0)

@@ -20,6 +20,7 @@ from model.training.options import (
     read_task,
     training_fields,
 )
+from service.bundle import Languages
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
@@ -56,7 +57,9 @@ def test_every_option_is_explained_in_one_line_above_it() -> None:
         ("multi_label = true", "unknown key multi_label"),
         ('task = "encoder"', 'is for the task "encoder", not translation; use a file of this task'),
         ("epochs = ", "is not a TOML file"),
-        ('source = "e n"', "source must be a BCP 47 tag such as en, de-CH or zh-Hans"),
+        ('source = "e n"', "source must be a BCP 47 tag such as en, de-CH, zh-Hans or x-mine"),
+        ('source = "x"', "source must be a BCP 47 tag"),
+        ('source = "deutsch"', "source must be a BCP 47 tag"),  # which the export would refuse
     ],
 )
 def test_a_wrong_file_is_refused_with_its_name_and_the_allowed_values(text: str, message: str, tmp_path: Path) -> None:
@@ -66,6 +69,22 @@ def test_a_wrong_file_is_refused_with_its_name_and_the_allowed_values(text: str,
         read_options(path, "translation")
     assert str(path) in str(refused.value)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("tag", ["", "en", "gsw", "zh-Hans", "sl-rozaj-1994", "x-elvish", "en-x-mine"])
+def test_languages_are_tags_that_a_bundle_can_have(tag: str, tmp_path: Path) -> None:
+    path = tmp_path / "options.toml"
+    path.write_text(f'source = "{tag}"\n', encoding="utf-8")
+    assert read_options(path, "translation") == {"source": tag}
+    assert not tag or Languages(sources=(tag,), targets=("de",))
+    path.write_text('source = "question"\n', encoding="utf-8")
+    assert read_options(path, "encoder") == {"source": "question"}  # only an ending
+
+
+def test_a_translation_starts_only_from_a_run() -> None:
+    texts = {task: options_of(task)["from"].text for task in TASK_NAMES}
+    assert texts.pop("translation") == "start from the weights of a run"
+    assert set(texts.values()) == {"start from the weights of a run, or of a checkpoint of others in a folder"}
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ def make_facts(task: TaskName, num_examples: int, mean_tokens: int = 15, longest
         dropped={"train": {}, "dev": {}},
         repeated={},
         overlap={},
+        source_overlap={},
         labels={"a": 1, "b": 1, "c": 1} if task == "classification" else {},
         labels_missing_in_dev=(),
         num_contradictions=0,
@@ -66,6 +67,21 @@ def test_more_data_have_larger_vocabularies_models_and_batches_and_fewer_epochs(
     assert epochs == sorted(epochs, reverse=True)
     widths = [recipe.model.d_model for recipe in recipes if isinstance(recipe.model, TransformerConfig)]
     assert widths == [128, 128, 128, 256]
+
+
+def test_a_run_of_few_epochs_or_minutes_has_a_schedule_that_fits() -> None:
+    whole, one_epoch = chosen("translation", 5_000).config, chosen("translation", 5_000, {"max_epochs": 1}).config
+    limited = chosen("translation", 5_000, {"max_minutes": 5.0}, updates_in_time=200)
+    assert (whole.warmup_steps, one_epoch.warmup_steps, limited.config.warmup_steps) == (186, 10, 20)
+    assert (whole.evaluate_epochs, limited.config.evaluate_epochs) == (3, 1)
+    assert limited.config.max_epochs == whole.max_epochs
+    assert (
+        "a schedule for about 200 updates: a measurement shows that more do not fit into 5 minutes" in limited.reasons
+    )
+    assert "20 updates of warm-up, for about 200 updates in all" in limited.reasons
+    unlimited = chosen("translation", 5_000, {"max_minutes": 5.0}, updates_in_time=9_999)
+    assert unlimited.config == replace(whole, max_minutes=5.0)
+    assert chosen("translation", 2, {"max_epochs": 3}).config.warmup_steps == 2  # of 3 updates
 
 
 def test_new_classifiers_have_small_batches_and_steps_and_average_most_epochs() -> None:

@@ -258,3 +258,25 @@ def test_a_trainer_that_was_interrupted_can_go_on_in_the_same_process(
     trainer.fit()
     toy_trainer("classification", tmp_path / "whole", checkpoint_steps=0).fit()
     assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_run_that_is_killed_in_its_validation_loses_no_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def killed(trainer: Trainer) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.training.trainer.SAVED_BEFORE_VALIDATION_S", 0.0)
+    trainer = toy_trainer("classification", run, checkpoint_steps=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "validate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+    assert load_metadata(run / "state.safetensors")["step"] == trainer.progress.step > 0
+    resumed = toy_trainer("classification", run, checkpoint_steps=0)
+    assert resumed.progress.step == trainer.progress.step
+    resumed.fit()
+    toy_trainer("classification", tmp_path / "whole", checkpoint_steps=0).fit()
+    assert_same_run(tmp_path / "whole", run)

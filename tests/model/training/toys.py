@@ -28,7 +28,6 @@ from model.training.translation import TRANSLATION
 
 VOCABULARY, LONGEST = 300, 12
 CONFIG = TrainConfig(
-    vocab_size=VOCABULARY,
     max_epochs=2,
     batch_tokens=64,
     max_length_tokens=32,
