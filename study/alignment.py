@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from bench.record import Result, Row
 from service.bundle import ALIGNMENT_STEPS, AlignmentStep, Manifest
-from service.discovery import find_bundles
 from service.inference.align import strongest_links
 from service.text.words import merge_weights, rows_that_read, words_of
 from study.alignment_report import alignment_tables, draw_alignment
 from study.bleu import interval, resamples
-from study.runs import translates
+from study.runs import models_at_start, translates
 from study.served import Served, serve
 from study.word_links import (
     PAIRS,
@@ -54,7 +53,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     pairs = read_pairs(arguments.pairs)
     rows: list[Row] = [_facts(pairs), *_baselines(pairs)]
     with serve(arguments.bundles) as served:
-        for manifest in find_bundles(arguments.bundles).values():
+        for manifest in models_at_start(arguments.bundles):
             if translates(manifest) and any(one.kind == "cross" for one in manifest.attention):
                 rows += measure_model(served, manifest, pairs)
     return Result(rows=rows)

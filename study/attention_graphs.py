@@ -17,6 +17,7 @@ from export.graphs.builder import GraphBuilder, WeightFile
 from export.graphs.encoder import EncoderAttention
 from export.graphs.layers import LayerBuilder
 from export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
+from model.config import matrix_indices
 from model.layers.attention import MultiHeadAttention
 from model.layers.linformer import LinformerAttention, Projections
 
@@ -110,7 +111,7 @@ def _layer_builder(
     modules: dict[str, Source] = {f"{MODULE}.{part}": part for part in ("query", "key", "value", "output")}
     projected = None
     if projections is not None:
-        projected = ProjectedKeys(projections.size, *projections.matrix_indices(0))
+        projected = ProjectedKeys(projections.size, *matrix_indices(projections.sharing, 0))
         for number, matrix in enumerate(projections.matrices.detach().numpy()):
             modules[f"encoder.projection.{number}"] = lambda matrix=matrix: matrix  # type: ignore[misc]
     attention = Attention(heads, heads, width // heads, (width // heads) ** -0.5, projected_keys=projected)

@@ -9,11 +9,10 @@ import numpy as np
 
 from bench.record import Result
 from bench.report import table
-from model.evaluation.bleu import moses_lines, read_test_set
-from model.evaluation.defaults import TEST_SPLIT
+from model.evaluation.bleu import moses_lines
 from model.systems import MULTI30K
 from study.bleu import Estimate, Statistics, estimate, interval, resamples, statistics_of, with_interval
-from study.runs import SOURCE, TARGET
+from study.runs import TARGET, sources_and_references
 from study.served import Served, serve
 from study.step import no_pictures
 
@@ -35,14 +34,12 @@ def measure(arguments: argparse.Namespace) -> Result:
     Raises:
         FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
     """
-    test_set = read_test_set(arguments.data, TEST_SPLIT, SOURCE, TARGET, arguments.sentences)
-    if test_set.tokenised_references is None:
-        raise FileNotFoundError(f"{arguments.data} has no tokenized {TEST_SPLIT}")
+    sources, references = sources_and_references(arguments.data, arguments.sentences)
     settings: list[Setting] = [(1, None), *((width, penalty) for width in WIDTHS for penalty in PENALTIES)]
     with serve(arguments.bundles) as served:
-        outputs = {setting: _translate(served, setting, test_set.sources) for setting in settings}
+        outputs = {setting: _translate(served, setting, sources) for setting in settings}
     rows = {
-        setting: statistics_of(moses_lines([one["text"] for one in found], TARGET), test_set.tokenised_references)
+        setting: statistics_of(moses_lines([one["text"] for one in found], TARGET), references)
         for setting, found in outputs.items()
     }
     return Result(rows=[_row(setting, rows, outputs) for setting in settings])

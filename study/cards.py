@@ -38,7 +38,7 @@ PROSE: dict[Corpus, Prose] = {
         "Multi30k, `data/task1/raw`: 29,000 training pairs of image captions, English and German",
         "Demonstrating {this} on short descriptions of everyday scenes, and comparing it with the other "
         "models of the zoo.",
-        "All other uses. The training data are 29,000 image captions. For other text, the model generates fluent "
+        "All other uses. The training data are image captions. For other text, the model generates fluent "
         "German that has little to do with the source. Like the captions, it describes people by looks, gender and "
         "origin. Do not use it if the quality of a translation matters.",
         '**For non-commercial research and education only.** Multi30k derives from Flickr30K, whose images come "for '
@@ -85,7 +85,7 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
         ["tokens", f"byte-level BPE of {manifest.limits.vocabulary:,}, cased"],
         ["data", prose.data],
         ["training", f"`{_command(name, results)}` ([docs/research/training.md](../../docs/research/training.md))"],
-        ["weights", "float16, computed in float32" if manifest.half_weights else manifest.dtype],
+        ["weights", quality.describe_weights(manifest.stored_dtype, manifest.dtype)],
         ["tasks", ", ".join(manifest.tasks)],
         ["limits", _limits(manifest)],
         ["trained on", "single sentences" if manifest.training_unit == "sentence" else "texts"],
@@ -148,7 +148,7 @@ def _figures(name: str, model: str, results: Results) -> str:
     """Return the measured results as a list; "" without results."""
     lines = [
         *(_trained(row) for row in _first_runs(name, results)),
-        *(_served(row) for row in _rows(results, quality.NAME) if row["model"] == model),
+        *(_served(row, name) for row in _rows(results, quality.NAME) if row["model"] == model),
         *(
             f"Instruction with an unseen value kept at turn {row['turn']}: {row['kept']} of {row['total']}"
             for row in _rows(results, recall.NAME)
@@ -175,14 +175,16 @@ def _trained(row: Mapping[str, Any]) -> str:
     )
 
 
-def _served(row: Mapping[str, Any]) -> str:
+def _served(row: Mapping[str, Any], system: str) -> str:
     if "accuracy" in row:
         low, high = row["interval_95"]
         return (
             f"As served: {row['correct']} of {row['sentences']} correct on {row['split']}, {row['accuracy']:.2f} % "
             f"(95 %: {low:.1f} to {high:.1f})"
         )
+    joined = " joined to texts of 20 to 60 words" if SYSTEMS[system].corpus == JOINED else ""
     return (
-        f"As served, {row['split']}, beam {row['num_beams']}: {row['tok_lc']:.2f} BLEU (lowercased, normalised, "
-        f"Moses-tokenised), {row['bleu']:.2f} (13a, cased), chrF {row['chrf']:.2f}"
+        f"As served, {row['split']}{joined}, beam {row['num_beams']}: "
+        f"{row['tok_lc']:.2f} BLEU (lowercased, normalised, Moses-tokenised), {row['bleu']:.2f} (13a, cased), "
+        f"chrF {row['chrf']:.2f}"
     )

@@ -12,23 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.record import Result, Row
 from bench.report import table
+from bench.style import BLACK, BLUE, GREEN, LIGHT_BLUE, LIGHT_ORANGE, ORANGE
 from model.commands import corpus_folder
-from model.evaluation.bleu import read_test_set
-from model.evaluation.defaults import TEST_SPLIT
 from model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
 from model.training.folder import RunFolder
-from study.bleu import Counts, Estimate, Statistics, estimate, resamples
+from study.bleu import Counts, Statistics, estimate, resamples
 from study.collect import read_scores, system_and_seed
-from study.runs import SOURCE, TARGET
-from study.step import no_pictures
+from study.gradients import Diagnostics, draw_gradients, ratio, total
+from study.lengths import Bucket, buckets_of, draw_buckets
+from study.runs import sources_and_references
+from study.step import add_keep, keep_last_rows
 
 NAME = "claims"
 # First and last number of source words of the joined captions.
 BUCKETS = ((20, 34), (35, 47), (48, 60))
+
+
+LONG_LINES = {  # by system: label, colour, marker
+    "joined-fixed-context": ("fixed context", ORANGE, "s"),
+    "joined-initial-state": ("fixed context, initial state only", LIGHT_ORANGE, "v"),
+    "joined-bahdanau": ("Bahdanau", BLUE, "o"),
+    "joined-luong-local-p": ("local-p", LIGHT_BLUE, "D"),
+    "joined-post-norm": ("Transformer", GREEN, "^"),
+    "joined-linformer": ("Linformer", BLACK, "P"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class Line:
 
 
 _SCALED = "small-positions-sinusoidal"  # the Transformer that changes of the small setting start from
+# Systems with residual connections by their number of layers.
+DEPTHS: Mapping[int, str] = {1: "small-depth-1", 2: _SCALED, 4: "small-depth-4", 6: "small-depth-6"}
 # Every system of `SMALL_GROUPS` by group, after its baseline.
 TABLES: Mapping[str, Sequence[Line]] = {
     "context": (
@@ -68,7 +80,7 @@ TABLES: Mapping[str, Sequence[Line]] = {
     ),
     "depth": tuple(
         line
-        for depth, system in ((1, "small-depth-1"), (2, _SCALED), (4, "small-depth-4"), (6, "small-depth-6"))
+        for depth, system in DEPTHS.items()
         for line in (
             Line(system, name=f"`depth-{depth}`"),
             Line(f"small-depth-{depth}-no-residual", system),
@@ -105,26 +117,24 @@ TABLES: Mapping[str, Sequence[Line]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores are skipped")
     parser.add_argument("data", type=Path, help="folder with the subfolder multi30k")
+    add_keep(parser, "runs")
 
 
 def measure(arguments: argparse.Namespace) -> Result:
     """Read the scores and the diagnostics of all finished runs of the small setting.
 
     Raises:
-        FileNotFoundError: there is no test set.
+        FileNotFoundError: there is no test set, or no earlier result to keep runs of.
         ValueError: the outputs of a run do not give the stated BLEU on its test set.
     """
     rows: list[Row] = []
     for corpus in (SMALL, JOINED):
-        test_set = read_test_set(corpus_folder(corpus, arguments.data, arguments.runs), TEST_SPLIT, SOURCE, TARGET)
-        references = test_set.tokenised_references
-        if references is None:
-            raise FileNotFoundError(f"{arguments.data / corpus.folder} has no tokenized {TEST_SPLIT}")
+        sources, references = sources_and_references(corpus_folder(corpus, arguments.data, arguments.runs))
         rows.append(
             {
                 "kind": "test set",
                 "corpus": corpus.data_name,
-                "source_words": [len(source.split()) for source in test_set.sources],
+                "source_words": [len(source.split()) for source in sources],
                 "reference_lengths": [len(reference.split()) for reference in references],
             }
         )
@@ -134,7 +144,13 @@ def measure(arguments: argparse.Namespace) -> Result:
                 scores = read_scores(path, references)
                 facts = {"kind": "system", "corpus": corpus.data_name, "system": system, "seed": seed}
                 rows.append({**facts, **scores, "diagnostics": _diagnostics(path.parent)})
+    if arguments.keep:
+        rows = keep_last_rows(arguments.results, NAME, rows, _key)
     return Result(rows=tuple(rows))
+
+
+def _key(row: Row) -> tuple[object, ...]:
+    return row["corpus"], row.get("system"), row.get("seed")
 
 
 def _diagnostics(run: Path) -> list[dict[str, Any]]:
@@ -154,7 +170,19 @@ def tables(result: Result) -> Mapping[str, str]:
     }
 
 
-draw = no_pictures
+def draw(result: Result, folder: Path) -> None:
+    """Write `gradients.svg` and `long.svg`, if their systems have been trained."""
+    runs: dict[str, list[Any]] = {}
+    for row in result.rows:
+        if row["kind"] == "system":
+            runs.setdefault(row["system"], []).append(row["diagnostics"])
+    found = {depth: runs[system] for depth, system in DEPTHS.items() if system in runs}
+    without = {depth: runs[name] for depth in DEPTHS if (name := f"small-depth-{depth}-no-residual") in runs}
+    if found or without:
+        draw_gradients(found, without, folder / "gradients.svg")
+    buckets = _buckets(result)
+    if buckets[0].bleu:
+        draw_buckets(buckets, LONG_LINES, folder / "long.svg")
 
 
 def statistics_by_system(result: Result, systems: Sequence[str]) -> dict[str, list[Counts]]:
@@ -190,25 +218,10 @@ def _by_system(result: Result, group: str) -> str:
     return table(head, body)
 
 
-Diagnostics = Sequence[Sequence[Mapping[str, Any]]]  # of each seed, by epoch
-
-
 def _spread(diagnostics: Diagnostics, epoch: int) -> str:
     """Return the standard deviation of scores over keys, mean of all attentions and seeds."""
     spreads = [one["spread"] for run in diagnostics for one in run[epoch]["scores"].values()]
     return f"{np.mean(spreads):.2f}" if spreads else ""
-
-
-def _gradient_ratio(diagnostics: Diagnostics) -> str:
-    """Return the gradient norm of the first encoder layer divided by that of the last before the
-    training, mean of all seeds.
-    """
-    ratios = []
-    for run in diagnostics:
-        gradients = {name: norm for name, norm in run[0]["gradients"].items() if name.startswith("encoder.")}
-        if gradients:
-            ratios.append(gradients[min(gradients)] / max(gradients[max(gradients)], 1e-30))
-    return f"{np.mean(ratios):.2g}" if ratios else ""
 
 
 # Columns of the tables whose question is about the size of scores or of gradients.
@@ -216,9 +229,22 @@ SIZES: Mapping[str, Sequence[tuple[str, Callable[[Diagnostics], str]]]] = {
     "scale": (
         ("spread of scores before", lambda diagnostics: _spread(diagnostics, 0)),
         ("after training", lambda diagnostics: _spread(diagnostics, -1)),
+        ("gradient before", lambda diagnostics: total(diagnostics, 0)),
+        ("after", lambda diagnostics: total(diagnostics, -1)),
     ),
-    "depth": (("gradient of first / last layer", _gradient_ratio),),
+    "depth": (
+        ("first / last decoder layer, before", lambda diagnostics: ratio(diagnostics, 0, "decoder")),
+        ("first / last encoder layer, after", lambda diagnostics: ratio(diagnostics, -1, "encoder")),
+    ),
 }
+
+
+def _buckets(result: Result) -> list[Bucket]:
+    """Return the systems on joined captions by the words of the source."""
+    (words,) = [
+        row["source_words"] for row in result.rows if row["kind"] == "test set" and row["corpus"] == JOINED.data_name
+    ]
+    return buckets_of(np.array(words), BUCKETS, statistics_by_system(result, list(LONG_LINES)))
 
 
 def _by_length(result: Result) -> str:
@@ -226,24 +252,13 @@ def _by_length(result: Result) -> str:
     between each system and the first one grows from the shortest to the longest sources.
     """
     lines = {line.system: line for line in TABLES["long"]}
-    runs = statistics_by_system(result, tuple(lines))
-    sets = [row for row in result.rows if row["kind"] == "test set" and row["corpus"] == JOINED.data_name]
-    words = np.array(sets[0]["source_words"])
-    places = [(first <= words) & (words <= last) for first, last in BUCKETS]
+    seeds = {name: len(rows) for name, rows in statistics_by_system(result, list(lines)).items()}
+    buckets = _buckets(result)
+    first, last = buckets[0].bleu, buckets[-1].bleu
     body = []
-    found = {
-        name: [_estimate(rows, inside, number) for number, inside in enumerate(places)] for name, rows in runs.items()
-    }
-    for name, bleu in found.items():
-        growth = ""
-        if base := found.get(lines[name].baseline or ""):
-            growth = str((bleu[-1] - base[-1]) - (bleu[0] - base[0]))
-        body.append([str(lines[name]), str(len(runs[name])), *map(str, bleu), growth])
-    columns = [
-        f"{first} to {last} words ({int(inside.sum())})" for (first, last), inside in zip(BUCKETS, places, strict=True)
-    ]
+    for name in first:
+        base = lines[name].baseline or ""
+        growth = str((last[name] - last[base]) - (first[name] - first[base])) if base in first else ""
+        body.append([str(lines[name]), str(seeds[name]), *(str(bucket.bleu[name]) for bucket in buckets), growth])
+    columns = [f"{bucket.name} words ({bucket.num_sentences})" for bucket in buckets]
     return table(["system", "seeds", *columns, f"growth of the gap to {TABLES['long'][0]}"], body)
-
-
-def _estimate(rows: Sequence[Counts], inside: NDArray[np.bool_], stream: int) -> Estimate:
-    return estimate([run[inside] for run in rows], resamples(int(inside.sum()), stream=stream))

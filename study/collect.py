@@ -11,16 +11,16 @@ from typing import Any
 
 from bench.record import Result, Row
 from model.checkpoint import load_model
-from model.evaluation.bleu import moses_lines, read_test_set
+from model.evaluation.bleu import moses_lines
 from model.evaluation.defaults import TEST_SPLIT
 from model.systems import PLAN
-from model.training.config import read_train_config
+from model.training.config import TrainConfig, read_train_config
 from model.training.folder import read_log
 from study.bleu import corpus_bleu, statistics_of
 from study.changes import changes_table
 from study.headline import headline
 from study.lengths import draw_lengths, lengths_table
-from study.runs import SOURCE, TARGET, TRANSLATING
+from study.runs import TARGET, TRANSLATING, sources_and_references
 from study.step import add_keep, keep_last_rows
 
 NAME = "collect"
@@ -42,13 +42,10 @@ def measure(arguments: argparse.Namespace) -> Result:
         ValueError: A folder is not named after a system; the outputs in a scores.json do not give
             the stated BLEU on this test set; or the earlier result is of another test set.
     """
-    test_set = read_test_set(arguments.data, TEST_SPLIT, SOURCE, TARGET)
-    if test_set.tokenised_references is None:
-        raise FileNotFoundError(f"{arguments.data} has no tokenized {TEST_SPLIT}")
-    references = test_set.tokenised_references
+    sources, references = sources_and_references(arguments.data)
     systems = [_read_run(folder, references) for folder in _finished_runs(arguments.runs)]
     lengths = [len(reference.split()) for reference in references]
-    words = [len(source.split()) for source in test_set.sources]
+    words = [len(source.split()) for source in sources]
     sentences = {"kind": "test set", "split": TEST_SPLIT, "source_words": words, "reference_lengths": lengths}
     if not arguments.keep:
         return Result(rows=(sentences, *systems))
@@ -85,7 +82,7 @@ def _read_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     epochs = read_log(folder)
     if scored["epochs"] not in epochs:
         raise ValueError(f"{folder}/log.jsonl has no entry for epoch {scored['epochs']}, which was scored")
-    settings = read_train_config(folder / "train.json")
+    settings = read_train_config(folder / "train.json", TrainConfig)
     return {
         "kind": "system",
         "system": system,

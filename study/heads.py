@@ -18,10 +18,9 @@ from model.data.text import read_lines
 from model.evaluation.defaults import SEED, TEST_SPLIT
 from model.systems import MULTI30K
 from service.bundle import Manifest
-from service.discovery import find_bundles
 from study.bleu import interval, percent, resamples
 from study.maps import Weights, array_of, cumulative, draw_cells, entropies, rollout, share_of_rank
-from study.runs import SOURCE, system_of
+from study.runs import SOURCE, models_at_start, system_of
 from study.served import Served, serve
 
 NAME = "heads"
@@ -55,7 +54,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     rows: list[Row] = []
     for folder in arguments.bundles:
         with serve(folder) as served:
-            for manifest in find_bundles(folder).values():
+            for manifest in models_at_start(folder):
                 kinds = [one.kind for one in manifest.attention if one.kind in KINDS and one.normalized]
                 if kinds:
                     print(manifest.name, flush=True)
@@ -180,7 +179,11 @@ def _rounded(values: Weights) -> Any:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    return {"heads": _statistics_table(result.rows), "singular-values": _ranks_table(result.rows)}
+    return {
+        "heads": _statistics_table(result.rows),
+        "heads-end": _end_table(result.rows),
+        "singular-values": _ranks_table(result.rows),
+    }
 
 
 def _statistics_table(rows: Sequence[Row]) -> str:
@@ -193,6 +196,23 @@ def _statistics_table(rows: Sequence[Row]) -> str:
         cells = [_spread(row, has_rollout) for row in (found[model, kind, "entropy"], end)]
         body.append([f"`{system_of(model)}`", KINDS[kind], *cells, _rollout_cell(end) if has_rollout else ""])
     return table(head, body)
+
+
+def _end_table(rows: Sequence[Row]) -> str:
+    """Return the weight on the end by layer and head, of all models but the shipped one, which has
+    a picture.
+    """
+    body = []
+    with_encoder = {row["model"] for row in rows if row["kind"] == "encoder"}
+    for row in rows:
+        wanted = "special" if row["kind"] == "decoder" else "end"
+        if row["model"] != MULTI30K.name and row["quantity"] == wanted:
+            for layer, values in enumerate(row["value"]):
+                has_rollout = row["kind"] != "cross" or row["model"] in with_encoder
+                heads = values[:-1] if has_rollout else values
+                cells = ", ".join(f"{100 * value:.0f}" for value in heads)
+                body.append([f"`{system_of(row['model'])}`", KINDS[row["kind"]], str(layer), cells])
+    return table(["system", "maps", "layer", "weight on the end by head, %"], body)
 
 
 def _spread(row: Row, has_rollout: bool) -> str:
@@ -215,7 +235,10 @@ def _ranks_table(rows: Sequence[Row]) -> str:
     layers = max(len(row["layers"]) for row in rows)
     body = []
     for row in rows:
-        cells = [f"{100 * value:.0f}" for value in row["layers"]]
+        cells = [
+            f"{100 * value:.0f}" + (f" ({100 * min(heads):.0f} to {100 * max(heads):.0f})" if len(heads) > 1 else "")
+            for value, heads in zip(row["layers"], row["heads"], strict=True)
+        ]
         cells += [""] * (layers - len(cells))
         ends = [f"{100 * end(row['shuffled']):.0f}" for end in (min, max)]
         shuffled = " to ".join(dict.fromkeys(ends))

@@ -1,4 +1,4 @@
-"""BLEU by source length, with and without attention, as in figure 2 of Bahdanau et al. (2015)."""
+"""BLEU by source length, as in figure 2 of Bahdanau et al. (2015)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,23 +36,37 @@ class Bucket:
     bleu: Mapping[str, Estimate]  # by system
 
 
-def buckets_of(result: Result) -> list[Bucket]:
-    """Return the buckets; within each, all systems and seeds use the same bootstrap samples."""
+def buckets_of(
+    words: NDArray[np.int64], limits: Sequence[tuple[int, int]], runs: Mapping[str, Sequence[Counts]]
+) -> list[Bucket]:
+    """Return the buckets that have sentences.
+
+    Within each, all systems and seeds use the same bootstrap samples.
+
+    Args:
+        words: number of source words of each sentence (N,).
+        limits: first and last number of words of each bucket.
+        runs: statistics of the runs of each system.
+    """
+    buckets = []
+    for number, (first, last) in enumerate(limits):
+        inside = (first <= words) & (words <= last)
+        if inside.any():
+            samples = resamples(int(inside.sum()), stream=number)
+            bleu = {name: estimate([run[inside] for run in rows], samples) for name, rows in runs.items()}
+            name = f"{first} or more" if last == MOST else f"{first} to {last}"
+            buckets.append(Bucket(name, int(inside.sum()), bleu))
+    return buckets
+
+
+def caption_buckets(result: Result) -> list[Bucket]:
     test_set, systems = test_set_of(result), runs_by_system(result)
     rows = {name: rows_of_statistics(systems[name], test_set) for name in LINES if name in systems}
-    inside = [(first <= test_set.source_words) & (test_set.source_words <= last) for first, last in BUCKETS]
-    return [_bucket(number, places, rows) for number, places in enumerate(inside) if places.any()]
-
-
-def _bucket(number: int, inside: NDArray[np.bool_], rows: Mapping[str, Sequence[Counts]]) -> Bucket:
-    samples = resamples(int(inside.sum()), stream=number)
-    bleu = {name: estimate([run[inside] for run in runs], samples) for name, runs in rows.items()}
-    first, last = BUCKETS[number]
-    return Bucket(f"{first} or more" if last == MOST else f"{first} to {last}", int(inside.sum()), bleu)
+    return buckets_of(test_set.source_words, BUCKETS, rows)
 
 
 def lengths_table(result: Result) -> Mapping[str, str]:
-    buckets = buckets_of(result)
+    buckets = caption_buckets(result)
     names = list(buckets[0].bleu)
     has_both = {WITHOUT, WITH} <= set(names)
     gaps = [bucket.bleu[WITH] - bucket.bleu[WITHOUT] for bucket in buckets] if has_both else []
@@ -71,13 +85,23 @@ def lengths_table(result: Result) -> Mapping[str, str]:
 
 def draw_lengths(result: Result, folder: Path) -> None:
     """Write `length.svg`."""
-    buckets = buckets_of(result)
+    draw_buckets(caption_buckets(result), LINES, folder / "length.svg")
+
+
+def draw_buckets(buckets: Sequence[Bucket], lines: Mapping[str, tuple[str, str, str]], path: Path) -> None:
+    """Draw the BLEU of systems by source length.
+
+    Args:
+        buckets: result of `buckets_of`.
+        lines: label, colour and marker of each system.
+        path: SVG file to write.
+    """
     names = list(buckets[0].bleu)
     with style():
         figure, axes = pyplot.subplots(figsize=(WIDTH, 3.9))
         labels = []
         for index, name in enumerate(names):
-            label, colour, marker = LINES[name]
+            label, colour, marker = lines[name]
             estimates = [bucket.bleu[name] for bucket in buckets]
             x = np.arange(len(buckets)) + 0.08 * (index - (len(names) - 1) / 2)
             values = np.array([estimate.value for estimate in estimates])
@@ -92,4 +116,4 @@ def draw_lengths(result: Result, folder: Path) -> None:
         note = "Points are means over the training runs of a system. Bars are 95 % bootstrap intervals."
         describe(figure, "Translation quality by the length of the source", note)
         label_lines(axes, labels)
-        save(figure, folder / "length.svg")
+        save(figure, path)

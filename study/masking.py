@@ -20,13 +20,12 @@ from model.data.text import read_labelled, read_lines
 from model.evaluation.defaults import SEED, TEST_SPLIT
 from model.systems import MULTI30K, SST2
 from service.bundle import Manifest
-from service.discovery import find_bundles
 from service.text.words import words_of
 from study.bleu import mean_with_interval, percent, with_interval
 from study.heads import MARKS, maps_with_rollout
 from study.maps import array_of
-from study.quality import DEV_SPLIT
-from study.runs import SOURCE, system_of, translates
+from study.quality import SPLITS
+from study.runs import SOURCE, models_at_start, system_of, translates
 from study.sentence import SENTENCE
 from study.served import Served, serve
 from study.step import no_pictures
@@ -34,7 +33,6 @@ from study.step import no_pictures
 NAME = "masking"
 FloatArray = NDArray[np.float64]
 WEIGHTS = {"mean": "", "rollout": ", rollout"}
-REMOVALS = {"deleted": "deleted", "hidden": "hidden"}
 ENDS = {"mark": "final mark", "end": "`</s>`", "both": "both", "words": "two random words"}
 
 
@@ -72,7 +70,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     prompts = [one.prompt for one in dialogues if len(one.turns) == 1][: len(sentences)]
     rows: list[Row] = []
     with serve(arguments.bundles) as served:
-        for manifest in find_bundles(arguments.bundles).values():
+        for manifest in models_at_start(arguments.bundles):
             if not manifest.attention:
                 continue
             print(manifest.name, flush=True)
@@ -81,7 +79,7 @@ def measure(arguments: argparse.Namespace) -> Result:
                 if manifest.name == MULTI30K.name:
                     rows.append(example(SENTENCE, explain_translation(served, manifest, SENTENCE)))
             elif manifest.labels:
-                reviews, _ = read_labelled(arguments.data / SST2.folder, DEV_SPLIT)
+                reviews, _ = read_labelled(arguments.data / SST2.folder, SPLITS[0])
                 explained = [explain_label(served, manifest.name, text) for text in reviews[: arguments.sentences]]
             else:
                 explained = [explain_answer(served, manifest.name, prompt) for prompt in prompts]
@@ -170,8 +168,8 @@ def explain_label(served: Served, model: str, text: str) -> Explained:
         labels = response["outputs"][0]["labels"]
         (score,) = (one["score"] for one in labels if one["label"] == label)
         effects.append([[log_prob - np.log(score)], [float(labels[0]["label"] != label)]])
-    explained = Explained([word.text for word in words], [label], np.array([log_prob]), {})
-    explained.weights = _merged(weights, [word.tokens for word in words])
+    merged = _merged(weights, [word.tokens for word in words])
+    explained = Explained([word.text for word in words], [label], np.array([log_prob]), merged)
     _add(explained, "deleted", np.array(effects))
     return explained
 
@@ -350,7 +348,7 @@ def _agreement_table(found: Found) -> str:
     for model, removal, weights in dict.fromkeys(key[:3] for key in found):
         if removal != "ends" and (weights, removal) != ("rollout", "hidden"):  # rollout: the same as with deleted words
             cells = [_cell(found[model, removal, weights, name], name) for name in names]
-            body.append([f"`{system_of(model)}`", REMOVALS[removal] + WEIGHTS[weights], *cells])
+            body.append([f"`{system_of(model)}`", removal + WEIGHTS[weights], *cells])
     return table(head, body)
 
 

@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from bench.record import Result, Row
 from bench.report import table
 from bench.style import WIDTH, describe, save, style
-from service.discovery import find_bundles
 from service.text.words import merge_weights, words_of
 from study.bleu import mean_with_interval, percent
 from study.maps import Weights, array_of, draw_cells, rollout
-from study.runs import system_of
+from study.runs import models_at_start, system_of
 from study.served import Served, serve
 
 NAME = "pronouns"
@@ -105,7 +104,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     rows: list[Row] = []
     for folder in arguments.bundles:
         with serve(folder) as served:
-            for manifest in find_bundles(folder).values():
+            for manifest in models_at_start(folder):
                 if any(maps.kind == "encoder" and maps.normalized for maps in manifest.attention):
                     rows += summary(manifest.name, preferences(served, manifest.name, pairs))
     return Result(rows=rows)

@@ -3,25 +3,28 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.record import Result
 from bench.report import table
+from model.commands import corpus_folder
 from model.data.text import read_labelled
 from model.evaluation.accuracy import accuracy_fields
 from model.evaluation.bleu import read_test_set, score
 from model.evaluation.defaults import TEST_SPLIT
 from model.evaluation.share import Share
-from model.systems import MULTI30K, SST2
+from model.systems import MULTI30K, SMALL_GROUPS, SST2, SYSTEMS, bundle_name
 from model.training.tasks import VALIDATION_SPLITS
 from service.bundle import Manifest, read_manifest
-from study.runs import SOURCE, TARGET, translates
+from study.runs import SOURCE, TARGET, system_of, translates
 from study.served import Served, serve
 from study.step import no_pictures
 
 NAME = "quality"
-DEV_SPLIT = VALIDATION_SPLITS["classification"]
+SPLITS = (VALIDATION_SPLITS["classification"], "test")  # of classifiers
 NUM_BEAMS = 5
+_SMALL = {bundle_name(name) for group in SMALL_GROUPS.values() for name in group}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,59 +39,64 @@ def measure(arguments: argparse.Namespace) -> Result:
         FileNotFoundError, ValueError: The bundles cannot be served, or data is missing.
     """
     manifests = [read_manifest(path.parent) for path in sorted(arguments.bundles.glob("*/manifest.json"))]
-    with serve(arguments.bundles) as served:
+    with serve(arguments.bundles) as served, TemporaryDirectory() as derived:
         rows = [
-            {"model": manifest.name, "half_weights": manifest.half_weights, "dtype": manifest.dtype, **scores}
+            {"model": manifest.name, "stored": manifest.stored_dtype, "dtype": manifest.dtype, **scores}
             for manifest in manifests
-            for scores in _scores(served, manifest, arguments.data)
+            for scores in _scores(served, manifest, arguments.data, Path(derived))
         ]
     return Result(rows=rows)
 
 
-def _scores(served: Served, manifest: Manifest, data: Path) -> Sequence[Mapping[str, Any]]:
-    """Return one row, or none for a model that neither translates nor classifies."""
+def _scores(served: Served, manifest: Manifest, data: Path, derived: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a model; none if it neither translates nor classifies.
+
+    `derived` is a folder for the test set of joined captions.
+    """
     if "classify" in manifest.tasks:
-        return [_accuracy(served, manifest, data / SST2.folder)]
+        return [_accuracy(served, manifest, data / SST2.folder, split) for split in SPLITS]
     if translates(manifest):
-        return [_bleu(served, manifest.name, data / MULTI30K.folder)]
+        system = SYSTEMS.get(system_of(manifest.name))
+        corpus = system.corpus if system and system.corpus.derived == "joined" else MULTI30K
+        num_beams = 1 if manifest.name in _SMALL else NUM_BEAMS  # as their runs were scored
+        return [_bleu(served, manifest.name, corpus_folder(corpus, data, derived), num_beams)]
     return []
 
 
-def _bleu(served: Served, name: str, data: Path) -> Mapping[str, Any]:
+def _bleu(served: Served, name: str, data: Path, num_beams: int) -> Mapping[str, Any]:
     test_set = read_test_set(data, TEST_SPLIT, SOURCE, TARGET)
-    body = {"model": name, "parameters": {"num_beams": NUM_BEAMS}}
+    body = {"model": name, "parameters": {"num_beams": num_beams}}
     outputs = [output["text"] for output in served.outputs("/v1/generate", body, test_set.sources)]
     scores = score(outputs, test_set, TARGET)
     if scores.tokenised_bleu is None:
         raise FileNotFoundError(f"{data} has no tokenized {TEST_SPLIT}")
-    facts = {"split": TEST_SPLIT, "sentences": len(outputs), "num_beams": NUM_BEAMS}
+    facts = {"split": TEST_SPLIT, "sentences": len(outputs), "num_beams": num_beams}
     values = {"tok_lc": scores.tokenised_bleu.value, "bleu": scores.bleu.value, "chrf": scores.chrf.value}
     return {**facts, **{metric: round(value, 2) for metric, value in values.items()}}
 
 
-def _accuracy(served: Served, manifest: Manifest, data: Path) -> Mapping[str, Any]:
-    texts, labels = read_labelled(data, DEV_SPLIT)
+def _accuracy(served: Served, manifest: Manifest, data: Path, split: str) -> Mapping[str, Any]:
+    texts, labels = read_labelled(data, split)
     outputs = served.outputs("/v1/classify", {"model": manifest.name}, texts)
     chosen = [output["labels"][0]["label"] for output in outputs]
     right = [manifest.labels[label] == one for label, one in zip(labels, chosen, strict=True)]
-    return {"split": DEV_SPLIT, **accuracy_fields(Share(sum(right), len(right)))}
+    return {"split": split, **accuracy_fields(Share(sum(right), len(right)))}
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the table of translation models and the table of classifiers."""
-    translating = [
-        [
-            f"`{row['model']}`",
-            "float16" if row["half_weights"] else row["dtype"],
-            *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu")),
-        ]
-        for row in result.rows
-        if "bleu" in row
+    """Return tables of translation models, of those of the small setting, and of classifiers."""
+    translating = [row for row in result.rows if "bleu" in row]
+    whole = [
+        [f"`{row['model']}`", row["stored"], *(f"{row[metric]:.2f}" for metric in ("tok_lc", "bleu"))]
+        for row in translating
+        if row["model"] not in _SMALL
     ]
+    small = [[f"`{system_of(row['model'])}`", f"{row['tok_lc']:.1f}"] for row in translating if row["model"] in _SMALL]
     classifying = [
         [
             f"`{row['model']}`",
-            _weights(row),
+            describe_weights(row["stored"], row["dtype"]),
+            row["split"],
             f"{row['correct']} of {row['sentences']}: {row['accuracy']:.2f} %",
             "{:.1f} to {:.1f} %".format(*row["interval_95"]),
         ]
@@ -96,13 +104,15 @@ def tables(result: Result) -> Mapping[str, str]:
         if "accuracy" in row
     ]
     return {
-        "served": table(["model", "weights", "tok-lc BLEU", "13a BLEU"], translating),
-        "sentiment": table(["model", "weights", f"correct on {DEV_SPLIT}", "95 % interval"], classifying),
+        "served": table(["model", "weights", "tok-lc BLEU", "13a BLEU"], whole),
+        "served-small": table(["system", "tok-lc BLEU as served"], small),
+        "sentiment": table(["model", "weights", "split", "correct", "95 % interval"], classifying),
     }
 
 
-def _weights(row: Mapping[str, Any]) -> str:
-    return "float16, computed in float32" if row["half_weights"] else row["dtype"]
+def describe_weights(stored: str, dtype: str) -> str:
+    """Describe the types of the weights in the files and in the computation."""
+    return dtype if stored == dtype else f"{stored}, computed in {dtype}"
 
 
 draw = no_pictures

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from bench.record import Result, Row
 from bench.report import table
-from bench.style import WIDTH, describe, save, style, use_log_scale
+from bench.style import WIDTH, describe, save, style
 from model.data.dialogues import CONDITIONS
 from model.data.instructions import KINDS
 from model.evaluation.defaults import SEED, TURNS
@@ -29,7 +29,7 @@ NAME = "recall"
 UNSEEN = "unseen values"
 PLAIN = f"{UNSEEN}, plain earlier responses"  # the responses before the last one ignore the instruction
 CASES = (*CONDITIONS, PLAIN)
-SPREAD = 1.05  # factor between the horizontal positions of the points of one turn, so that none hides another
+SPREAD = 0.2  # turns between the points of one turn, so that none hides another
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +122,7 @@ def draw(result: Result, folder: Path) -> None:
             _draw_condition(axes, [row for row in result.rows if row.get("condition") == condition])
             axes.set_title(condition.replace(", ", ",\n"))
         for axes in grid[-1]:
-            axes.set_xlabel("turn of the dialogue (logarithmic)")
+            axes.set_xlabel("turn of the dialogue")
         for axes in grid[:, 0]:
             axes.set_ylabel("dialogues, %")
         describe(
@@ -136,12 +136,11 @@ def draw(result: Result, folder: Path) -> None:
 
 def _draw_condition(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     turns = sorted({row["turn"] for row in rows})
-    use_log_scale(axes, "x")
     for index, (name, (label, colour, marker)) in enumerate(LINES.items()):
         series = [row for row in rows if row["system"] == name]
         if not series:
             continue
-        x = [row["turn"] * SPREAD ** (index - 1) for row in series]
+        x = [row["turn"] + SPREAD * (index - 1) for row in series]
         shares = [100 * row["kept"] / row["total"] for row in series]
         # Rounding may put the end of an interval slightly beyond a share of 0 or 100 %.
         ends = [

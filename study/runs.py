@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from bench.record import Result, Row
+from model.evaluation.bleu import read_test_set
+from model.evaluation.defaults import TEST_SPLIT
 from model.systems import MULTI30K, PLAN, SYSTEMS, bundle_name
 from model.training.translation import TRANSLATION
 from service.bundle import Manifest
+from service.discovery import find_bundles
 from study.bleu import Counts, Statistics
 
 assert MULTI30K.languages is not None
@@ -19,9 +23,30 @@ TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION a
 SHIPPED = "transformer"  # served under the name of its corpus
 
 
+def sources_and_references(folder: Path, limit: int | None = None) -> tuple[list[str], list[str]]:
+    """Read the sources of the test set and their tokenized references: all, or the first `limit`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+    """
+    test_set = read_test_set(folder, TEST_SPLIT, SOURCE, TARGET, limit)
+    if test_set.tokenised_references is None:
+        raise FileNotFoundError(f"{folder} has no tokenized {TEST_SPLIT}")
+    return test_set.sources, test_set.tokenised_references
+
+
 def translates(manifest: Manifest) -> bool:
     """Return True for encoder-decoder models, which turn a source into another text."""
     return "generate" in manifest.tasks and not manifest.is_decoder_only
+
+
+def models_at_start(bundles: Path) -> list[Manifest]:
+    """Return the models of a folder that the service loads when it starts.
+
+    These are the models that the study examines in detail. The others, such as those of the small
+    setting, are compared by their scores.
+    """
+    return [manifest for manifest in find_bundles(bundles).values() if not manifest.lazy]
 
 
 def system_of(model: str) -> str:

@@ -12,8 +12,7 @@ import numpy as np
 from bench.record import DIGITS, Result
 from model.systems import MULTI30K
 from service.bundle import Attention, Manifest
-from service.discovery import find_bundles
-from study.runs import translates
+from study.runs import models_at_start, translates
 from study.sentence_picture import draw_sentence
 from study.served import Served, serve
 from study.step import add_keep, keep_last_rows, no_tables
@@ -42,7 +41,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     for folder in arguments.bundles:
         names = {row["model"] for row in rows}
         with serve(folder) as served:
-            for manifest in find_bundles(folder).values():
+            for manifest in models_at_start(folder):
                 if (translates(manifest) or manifest.labels) and manifest.name not in names:
                     rows += _query(served, manifest, arguments.sentence)
     if arguments.keep:

@@ -25,7 +25,7 @@ from model.data.examples import MemoryExamples
 from model.data.text import read_lines
 from model.evaluation.defaults import TEST_SPLIT
 from model.systems import SYSTEMS, Corpus, bundle_name
-from model.training.config import PRECISIONS, Precision, read_train_config
+from model.training.config import PRECISIONS, Precision, SystemConfig, read_train_config
 from model.training.folder import read_log
 from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
@@ -153,7 +153,7 @@ def _log(run: Path) -> dict[str, Any]:
 
 
 def _resume(run: Path, name: str, data: Path) -> Training:
-    system, config = SYSTEMS[name], read_train_config(run / "train.json")
+    system, config = SYSTEMS[name], read_train_config(run / "train.json", SystemConfig)
     model_config = read_model_config(run / "config.json")
     folder = data / system.corpus.folder
     prepared, _ = read_system_data(system.task_name, folder, run, config, lambda _: model_config)

@@ -1,10 +1,11 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.record import Result
 from model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
-from study.claims import BUCKETS, TABLES, statistics_by_system, tables
+from study.claims import BUCKETS, LONG_LINES, TABLES, draw, statistics_by_system, tables
 
 LENGTHS = [20, 30, 40, 50, 60, 22] * 4
 
@@ -55,7 +56,8 @@ def test_systems_of_a_group_are_compared_with_their_baselines() -> None:
     assert set(given) == {"claims-long", "claims-scale"}  # groups with trained systems
     head, first, second = cells(given["claims-scale"])
     assert head[3:5] == ["compared with", "difference"]
-    assert (first[:2], first[3:]) == (["`dot`", "2"], ["", "", "0.75", "0.75"])  # mean spread of both seeds
+    # Mean spread of both seeds, and the norm of 3, 1.5 and 9.
+    assert (first[:2], first[3:]) == (["`dot`", "2"], ["", "", "0.75", "0.75", "9.6", "9.6"])
     assert second[3] == "`dot`" and " ± " in second[4]
     assert float(second[2].split()[0]) - float(first[2].split()[0]) == pytest.approx(
         float(second[4].split()[0]), abs=0.11
@@ -64,16 +66,17 @@ def test_systems_of_a_group_are_compared_with_their_baselines() -> None:
 
 def test_one_baseline_is_named_in_the_head_and_depths_have_ratios_of_gradients() -> None:
     before = result().rows
-    rows = (run("small-depth-1", 1, 8), run("small-fixed-context", 1, 8), run("small-bahdanau", 1, 10))
+    rows = (run("small-fixed-context", 1, 8), run("small-bahdanau", 1, 10))
     given = tables(Result(rows=(*before, *rows)))
     head, first, second = cells(given["claims-context"])
     assert head == ["system", "seeds", "BLEU", "minus `fixed-context`"]
     assert [first[0], second[0]] == ["`fixed-context`", "`bahdanau`"] and first[3] == ""
     assert float(second[3].split()[0]) > 0
-    assert cells(given["claims-depth"])[1][-1] == "2"
+    depths = tables(Result(rows=(*before, run("small-depth-4", 1, 8))))["claims-depth"]
+    assert cells(depths)[1][-2:] == ["", "2"]  # without a decoder
 
 
-def test_joined_captions_are_compared_by_length() -> None:
+def test_joined_captions_are_compared_by_length(tmp_path: Path) -> None:
     (row,) = statistics_by_system(result(), ["joined-bahdanau"]).values()
     assert len(row) == 2
     rows = (*result().rows, run("joined-fixed-context", 1, 5), run("joined-fixed-context", 2, 5))
@@ -83,3 +86,8 @@ def test_joined_captions_are_compared_by_length() -> None:
     head, fixed, attention = cells(text)
     assert head[-1] == "growth of the gap to `fixed-context`" and fixed[-1] == ""
     assert attention[2:5] == ["100.0 ± 0.0"] * 3 and attention[-1] == "0.0 ± 0.0"  # equal at every length
+    draw(Result(rows=rows), tmp_path)
+    picture = (tmp_path / "long.svg").read_text()
+    drawn = [label for label, *_ in LONG_LINES.values() if f">{label}</text>" in picture]
+    assert drawn == ["fixed context", "Bahdanau"]
+    assert not (tmp_path / "gradients.svg").exists()  # no system of several depths is trained

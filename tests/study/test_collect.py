@@ -15,7 +15,7 @@ from model.training.config import Precision, TrainConfig, train_config_to_json
 from study import collect
 from study.changes import CONTROLS, changes_table
 from study.headline import TEXTS, headline
-from study.lengths import buckets_of
+from study.lengths import caption_buckets
 from study.runs import TRANSLATING, runs_by_system
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
@@ -178,7 +178,7 @@ def test_the_table_says_if_the_target_is_reached(
 def test_the_score_of_a_bucket_equals_sacrebleus(make_run: MakeRun, collected: Callable[[], Result]) -> None:
     make_run("bahdanau-1", GOOD)
     make_run("fixed-context-1", BAD)
-    buckets = buckets_of(collected())
+    buckets = caption_buckets(collected())
     assert [(bucket.name, bucket.num_sentences) for bucket in buckets] == [("1 to 8", 15), ("9 to 10", 5)]
     long_ones = [index for index, source in enumerate(SOURCES) if len(source.split()) > 8]
     tokenised = [line.lower().replace(".", " .") for line in REFERENCES]
@@ -223,6 +223,6 @@ def test_the_table_of_lengths_has_the_gain_from_attention(make_run: MakeRun, col
     make_run("fixed-context-1", BAD)
     result = collected()
     rows = lines_of(collect.tables(result)["lengths"])
-    bucket = buckets_of(result)[1]
+    bucket = caption_buckets(result)[1]
     gap = bucket.bleu["bahdanau"].value - bucket.bleu["fixed-context"].value
     assert rows["9 to 10"][-1].startswith(f"{gap:.1f} ")

@@ -1,7 +1,5 @@
-import argparse
 from pathlib import Path
 from random import Random
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -25,14 +23,9 @@ from study.ghost_attention import (
     tables,
 )
 from study.served import serve
+from tests.support.steps import drawn_texts, parse
 
 GATT = bundle_name("chat-gatt")
-
-
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
 
 
 def test_figures_are_means_over_the_responses_tokens() -> None:
@@ -85,7 +78,7 @@ def test_figures_from_served_maps_equal_those_from_pytorchs(chats: Path) -> None
 
 
 def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, tmp_path: Path) -> None:
-    result = measure(parsed(str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
+    result = measure(parse(add_arguments, str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
     assert [(row["model"], row["instruction"]) for row in result.rows] == [
         (model, kind) for model in ("chat-gatt", "chat-baseline") for kind in KINDS
     ]
@@ -93,15 +86,10 @@ def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, t
     lines = tables(result)["ghost-attention"].splitlines()
     assert lines[0] == "| instruction | model | turn 1 | turn 2 |"
     assert len(lines) == 2 + 2 * len(KINDS)
-    pictures = []
-    for _ in range(2):
-        draw(result, tmp_path)
-        pictures.append((tmp_path / "ghost-attention.svg").read_bytes())
-    assert pictures[0] == pictures[1]
-    texts = {(element.text or "").strip() for element in ElementTree.parse(tmp_path / "ghost-attention.svg").iter()}
+    texts = drawn_texts(draw, result, tmp_path / "ghost-attention.svg")
     assert {*KINDS, "largest weight on the instruction"} <= texts
 
 
 def test_one_dialogue_has_no_interval(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--dialogues must be at least 2"):
-        measure(parsed(str(tmp_path), "--dialogues", "1"))
+        measure(parse(add_arguments, str(tmp_path), "--dialogues", "1"))

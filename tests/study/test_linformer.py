@@ -2,7 +2,6 @@ import argparse
 import os
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import onnx
@@ -19,6 +18,7 @@ from service.runtime.provider import session_options
 from study.attention_graphs import RESULT, exported_graph, without_maps
 from study.linformer import MAX_SCORES_BYTES, Variant, add_arguments, measure, modules, variants_of, write_graph
 from study.linformer_report import crossover, draw, is_faster, is_smaller, tables
+from tests.support.steps import drawn_texts, parse
 
 LONGEST, WIDTH = 64, 256
 LENGTHS = (37, 50)  # of the two rows of a batch, 50 tokens wide
@@ -160,19 +160,12 @@ def test_the_tables_show_every_measure_and_the_crossover() -> None:
 
 
 def test_the_picture_shows_every_attention_and_is_the_same_bytes_again(tmp_path: Path) -> None:
-    pictures = []
-    for _ in range(2):
-        draw(RESULTS, tmp_path)
-        pictures.append((tmp_path / "linformer.svg").read_bytes())
-    assert pictures[0] == pictures[1]
-    texts = {element.text for element in ElementTree.fromstring(pictures[0]).iter()}
+    texts = drawn_texts(draw, RESULTS, tmp_path / "linformer.svg")
     assert {"softmax, one operator", "softmax, single operators", "Linformer, k = 32", "1,024"} <= texts
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(["--threads", "1", "--rounds", "1", *words])
+    return parse(add_arguments, "--threads", "1", "--rounds", "1", *words)
 
 
 def test_a_whole_measurement_has_what_its_tables_need() -> None:

@@ -28,6 +28,7 @@ def data(tmp_path: Path, checkpoint: Path, toy_sentences: list[str]) -> Path:
         (parallel / f"{SPLIT}.{ending}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     rows = [f"{number % 3}\t{text}\n" for number, text in enumerate(toy_sentences)]
     (labelled / "dev.tsv").write_text("".join(rows), encoding="utf-8")
+    (labelled / "test.tsv").write_text("".join(rows[1:]), encoding="utf-8")
     return folder
 
 
@@ -43,7 +44,7 @@ def test_served_bundles_score_the_same_as_pytorch_and_chat_models_are_skipped(
     for folder in (bundle, classifier_bundle, chats / "bundles" / bundle_name("chat-gatt")):
         shutil.copytree(folder, tmp_path / "bundles" / folder.name)
     result = measure(Namespace(bundles=tmp_path / "bundles", data=data))
-    translating, classifying = result.rows
+    translating, classifying, tested = result.rows
     test_set = read_test_set(data / MULTI30K.folder, SPLIT, "en", "de")
     expected = score(translate(*load_checkpoint(checkpoint), test_set.sources, 5, 1.0), test_set, "de")
     assert expected.tokenised_bleu is not None and 50 < expected.tokenised_bleu.value < 100
@@ -55,10 +56,11 @@ def test_served_bundles_score_the_same_as_pytorch_and_chat_models_are_skipped(
     assert isinstance(model, Classifier)
     right = accuracy(model, tokenizer, *read_labelled(data / SST2.folder, "dev"))
     assert (classifying["model"], classifying["sentences"]) == ("toy-classifier", right.total)
-    assert classifying["correct"] == right.count
+    assert (classifying["correct"], classifying["split"]) == (right.count, "dev")
+    assert (tested["sentences"], tested["split"]) == (right.total - 1, "test")
     parts = tables(result)
     assert f"| `toy` | float32 | {translating['tok_lc']:.2f} |" in parts["served"]
-    assert f"| `toy-classifier` | float32 | {right.count} of {right.total}: " in parts["sentiment"]
+    assert f"| `toy-classifier` | float32 | dev | {right.count} of {right.total}: " in parts["sentiment"]
 
 
 def test_a_test_set_without_tokenized_references_is_rejected(data: Path, bundle: Path) -> None:

@@ -1,9 +1,7 @@
-import argparse
 import json
 from pathlib import Path
 from random import Random
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -17,6 +15,7 @@ from model.systems import bundle_name
 from study.chats import LINES
 from study.recall import CASES, add_arguments, draw, measure, served_responses, tables
 from study.served import serve
+from tests.support.steps import drawn_texts, parse
 
 ROWS: list[dict[str, Any]] = [
     {"system": name, "condition": condition, "turn": turn}
@@ -25,12 +24,6 @@ ROWS: list[dict[str, Any]] = [
     for index, name in enumerate(LINES)
     for condition in CASES
 ]
-
-
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
 
 
 def test_served_responses_equal_pytorchs(chats: Path) -> None:
@@ -55,7 +48,7 @@ def test_all_models_are_measured_in_all_conditions_and_runs_are_read(chats: Path
         (tmp_path / run).mkdir()
         (tmp_path / run / "scores.json").write_text(json.dumps({"turns": scores}), encoding="utf-8")
     options = ("--turns", "1", "3", "--dialogues", "2", "--runs", str(tmp_path))
-    result = measure(parsed(str(chats / "bundles"), *options))
+    result = measure(parse(add_arguments, str(chats / "bundles"), *options))
     *rows, first, second = result.rows
     found = [(row["system"], row["condition"], row["turn"]) for row in rows]
     assert found == [(name, condition, turn) for name in LINES for condition in CASES for turn in (1, 3)]
@@ -69,7 +62,7 @@ def test_all_models_are_measured_in_all_conditions_and_runs_are_read(chats: Path
 
 def test_a_folder_without_any_chat_model_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has none of smalltalk-chat-gatt, smalltalk-chat-baseline, "):
-        measure(parsed(str(tmp_path)))
+        measure(parse(add_arguments, str(tmp_path)))
 
 
 def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
@@ -82,10 +75,5 @@ def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
 
 
 def test_the_picture_shows_every_condition_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:
-    pictures = []
-    for _ in range(2):
-        draw(Result(rows=ROWS), tmp_path)
-        pictures.append((tmp_path / "recall.svg").read_bytes())
-    assert pictures[0] == pictures[1]
-    texts = {(element.text or "").strip() for element in ElementTree.parse(tmp_path / "recall.svg").iter()}
+    texts = drawn_texts(draw, Result(rows=ROWS), tmp_path / "recall.svg")
     assert {*CONDITIONS, "plain earlier responses", "20", "without Ghost Attention"} <= texts

@@ -1,4 +1,3 @@
-import argparse
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ import pytest
 from bench.record import Result
 from study.served import Served
 from study.similar import MODEL, RELATIONS, add_arguments, compare, count, measure, pairs_of, queryable_tokens, tables
+from tests.support.steps import parse
 
 Question = str | tuple[str, ...]
 
@@ -46,12 +46,6 @@ class Splitting(Served):
             return [{"texts": [texts[id_] for (id_,) in body["ids"]]} for body in bodies]
         ids = {"dog": [1], "play": [2], "ing": [5, 3]}
         return [{"outputs": [[{"id": id_} for id_ in ids[text]] for text in body["inputs"]]} for body in bodies]
-
-
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
 
 
 def test_pieces_are_not_words_and_the_sixth_result_does_not_count() -> None:
@@ -99,12 +93,12 @@ def test_tokens_with_many_near_equals_count_only_in_the_mean() -> None:
 
 def test_the_exact_bundle_must_be_float32() -> None:
     with pytest.raises(ValueError, match=f"{MODEL} in bundles must be float32, got int8"):
-        measure(parsed("bundles", "--float32", "bundles"))
+        measure(parse(add_arguments, "bundles", "--float32", "bundles"))
 
 
 def test_a_missing_model_is_an_error(bundle: Path) -> None:
     with pytest.raises(ValueError, match=f"has no {MODEL}"):
-        measure(parsed(str(bundle.parent)))
+        measure(parse(add_arguments, str(bundle.parent)))
 
 
 def test_tables_have_a_row_for_each_query_and_counts_for_each_relation() -> None:

@@ -9,13 +9,14 @@ import torch
 from bench.record import Result
 from model.config import TransformerConfig
 from model.systems import SYSTEMS, bundle_name
-from model.training.config import PRECISIONS, TrainConfig
+from model.training.config import PRECISIONS, SystemConfig
 from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 from service.bundle import MANIFEST, read_manifest, write_manifest
 from study.speed import DECODING_ROUNDS, SENTENCES, add_arguments, measure
 from study.speed_report import ratios, tables, training_minutes
+from tests.support.steps import parse
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def zoo(
     def make_config(vocab_size: int) -> TransformerConfig:
         return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
 
-    run, config = folder / "runs" / "transformer-1", TrainConfig(vocab_size=300, batch_tokens=128)
+    run, config = folder / "runs" / "transformer-1", SystemConfig(vocab_size=300, batch_tokens=128)
     prepared, model_config = read_system_data("translation", data, run, config, make_config)
     Trainer(run, config, TRANSLATION, prepared, model_config, torch.device("cpu"))
     epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
@@ -48,10 +49,8 @@ def zoo(
 
 
 def parsed(zoo: Path, *words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     folders = (str(zoo / name) for name in ("bundles", "runs", "data"))
-    return parser.parse_args([*folders, "--threads", "1", "--rounds", "2", *words])
+    return parse(add_arguments, *folders, "--threads", "1", "--rounds", "2", *words)
 
 
 def test_systems_are_measured_for_training_and_decoding_if_they_can(zoo: Path) -> None:
