@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import uvloop
@@ -46,5 +46,5 @@ def measure_load(url: str, load: Load) -> Summary:
     return summary
 
 
-def bodies_of(sentences: Sequence[str], **parameters: Any) -> list[bytes]:
-    return [json.dumps({"inputs": sentence, "parameters": parameters}).encode() for sentence in sentences]
+def bodies_of(inputs: Iterable[str | list[str]], **parameters: Any) -> list[bytes]:
+    return [json.dumps({"inputs": one, "parameters": parameters}).encode() for one in inputs]

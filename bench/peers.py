@@ -42,7 +42,6 @@ class Peer:
         command: Arguments of the environment's Python. `{model}`, `{port}` and `{threads}` are
             filled in; other braces name files of the model, such as `{tokenizer}`.
         axes: Values of each setting; the first one is usually the best.
-        health: The path that answers 200 once the peer is ready.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Peer:
     packages: Sequence[str]
     command: Sequence[str]
     axes: Sequence[Sequence[Setting]] = ()
-    health: str = "/health"
 
     def python(self) -> Path:
         """Return the Python of the environment, which is created first if it is not there.
@@ -86,7 +84,7 @@ class Peer:
         environment = {name: value for setting in settings for name, value in setting.environment.items()}
         command = [str(self.python()), *(word.format(**values) for word in arguments)]
         log = ENVIRONMENTS / f"{self.name}.log"
-        return serving_command(command, port, self.health, {**OFFLINE, **environment}, log)
+        return serving_command(command, port, "/health", {**OFFLINE, **environment}, log)
 
     def _run(self, *command: str) -> str:
         done = subprocess.run(

@@ -6,6 +6,7 @@ lost. One request has one sentence.
 
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from bench.load import GENERATE, bodies_of, measure_load
@@ -29,15 +30,13 @@ def run(options: Options) -> Result:
         }
         load = Load(GENERATE, bodies_of(options.sentences), clients=min(CLIENTS, options.max_clients))
         for server in servers.values():
-            measure_load(server.url, Load(load.path, load.bodies, clients=load.clients, requests=500))
+            measure_load(server.url, replace(load, requests=500))
         rows: list[dict[str, Any]] = []
         rates: dict[str, list[float]] = {name: [] for name in servers}
         for _ in range(options.rounds):
             for name, server in servers.items():
                 before = server.process.cpu_seconds()
-                summary = measure_load(
-                    server.url, Load(load.path, load.bodies, clients=load.clients, duration_s=options.seconds)
-                )
+                summary = measure_load(server.url, replace(load, duration_s=options.seconds))
                 cpu_seconds = server.process.cpu_seconds() - before
                 rates[name].append(summary.requests_per_s)
                 rows.append(

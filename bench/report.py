@@ -208,11 +208,6 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def shell(command: str) -> str:
-    """Format a command as a code block."""
-    return f"```sh\n{command}\n```"
-
-
 def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -6,6 +6,8 @@ Ito (2008), which colour-blind readers can tell apart. Every series also has its
 style or position.
 """
 
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,10 @@ _RC_PARAMS: Any = {
     "svg.hashsalt": "sightline",
 }
 
+_NAME = re.compile(r"\b[pm][0-9a-f]{10}\b")  # of a clipping path or a marker
+_COORDINATE = re.compile(r"-?\d+\.\d{4,}")
+_BIAS = 1e-7  # coordinates are often halves of the last decimal, which would be rounded up or down
+
 MAX_TICKS = 20
 MIN_LABEL_DISTANCE = 10.5  # points
 LABEL_X = 1.02  # left end of the labels, as a fraction of the width of the axes
@@ -82,9 +88,17 @@ def describe(figure: Any, title: str, note: str, legend: Sequence[Any] = (), col
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as SVG without a date, so that equal figures give equal bytes."""
-    figure.savefig(path, metadata={"Date": None})
+    """Write a figure as SVG whose bytes are the same on all processors.
+
+    The SVG has no date, coordinates have three decimals, and the names of elements do not depend on
+    the last bits of coordinates, as they do in matplotlib.
+    """
+    written = io.StringIO()
+    figure.savefig(written, metadata={"Date": None})
     pyplot.close(figure)
+    names: dict[str, str] = {}
+    text = _NAME.sub(lambda match: names.setdefault(match[0], f"{match[0][0]}{len(names)}"), written.getvalue())
+    path.write_text(_COORDINATE.sub(lambda match: f"{float(match[0]) + _BIAS:.3f}", text), encoding="utf-8")
 
 
 def format_number(value: float, _position: int | None = None) -> str:
@@ -92,11 +106,11 @@ def format_number(value: float, _position: int | None = None) -> str:
     return f"{value:,.10g}"
 
 
-def use_log_scale(axes: Axes, name: Literal["x", "y"], subs: Sequence[float] = (1, 2, 5)) -> None:
-    """Make an axis logarithmic, with ordinary numbers at `subs` times each power of ten."""
+def use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
+    """Make an axis logarithmic, with ordinary numbers at 1, 2 and 5 times each power of ten."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(subs=subs, numticks=MAX_TICKS))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=MAX_TICKS))
     axis.set_major_formatter(FuncFormatter(format_number))
     axis.set_minor_locator(NullLocator())
 

@@ -84,10 +84,6 @@ LIBRARY = tuple(
 )
 
 SERVICE = (
-    *(
-        _at_least(f"overload.{calls}.3", f"goodput at 3 times the capacity over the peak, {text}", 0.9)
-        for calls, text in (("single", "single inputs"), ("large", "large calls"))
-    ),
     _at_most("memory.growth", "growth of VmRSS from request 1,000 to 5,000 of every kind, each after a pause", 5),
     _at_most("start.first", "the first request over the tenth", 1.5),
     *(_at_most(f"maps.{rows}", f"a step with all maps over one without, {_rows(rows)}", 1.1) for rows in (1, 8, 32)),
@@ -99,12 +95,14 @@ SERVICE = (
 )
 
 RELIABILITY = (
-    _at_least("overload.large.10", "goodput at 10 times as many large calls over the best", 0.9),
-    _at_least("overload.single.10", "goodput at 10 times as many single inputs over the best", 0.9),
     *(
         target
         for calls, text in (("large", "large calls"), ("single", "single inputs"))
         for target in (
+            _at_least(f"overload.{calls}.3", f"goodput at 3 times as many {text} over the best, for a minute", 0.9),
+            _at_least(f"overload.{calls}.10", f"goodput at 10 times as many {text} over the best", 0.9),
+            _at_most(f"overload.{calls}.p99", f"p99 of the {text} admitted at 3 times the rate", 5),
+            _at_most(f"overload.{calls}.lag", f"p99 of the client's own lag at 3 times the rate, {text}", 50),
             _at_most(f"overload.{calls}.recovery", f"from the last request at 3 times the rate to rest, {text}", 2),
             _at_most(f"overload.{calls}.growth", f"growth of resident memory over the rounds of overload, {text}", 10),
         )

@@ -15,7 +15,7 @@ from loadtest.targets import TARGETS, Options, Prompt
 
 DEFAULT_DURATION_S = 10.0
 TIMEOUT_S = 60.0  # twice the default request timeout of the service, which should have responded by then
-PROMPTS = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
+PROMPTS = Path(__file__).with_name("sentences.txt")
 MAX_RATES = 100
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -101,7 +101,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=PROMPTS,
         metavar="FILE",
         help="file with one prompt per line; in a .jsonl file, each line is a JSON string or the list of messages of a "
-        "chat (default: tests/data/sentences.txt of the repository)",
+        "chat (default: 300 sentences)",
     )
     requests.add_argument("--key-file", type=Path, metavar="FILE", help="file with the API key to send; never recorded")
     profile = parser.add_argument_group("profile of the load")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from locust import FastHttpUser, task
 
-SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
+SENTENCES = Path(__file__).with_name("sentences.txt")
 
 
 class Client(FastHttpUser):

@@ -14,7 +14,7 @@ from typing import Any
 from bench.load import GENERATE, with_client
 from bench.options import Options
 from bench.record import Figure, Result
-from bench.server import RunningServer, serving
+from bench.server import serving
 from loadtest.client import Client
 from service.bundle import Manifest
 from service.discovery import find_bundles
@@ -37,23 +37,20 @@ def run(options: Options) -> Result:
     rows: list[dict[str, float]] = []
     at_rest: list[float] = []
 
-    def sample_after_each_part(server: RunningServer) -> None:
-        def sample(done: int) -> None:
-            rows.append({"requests": done, **{f"{name} MB": round(server.memory_mb(name), 1) for name in FIELDS}})
+    def sample(done: int) -> None:
+        rows.append({"requests": done, **{f"{name} MB": round(server.memory_mb(name), 1) for name in FIELDS}})
 
-        async def send(client: Client) -> None:
-            sample(0)
-            for number in range(1, SAMPLES + 1):
-                await send_all(client, calls[part * (number - 1) : part * number])
-                sample(part * number)
-                if number in AT_REST:
-                    await asyncio.sleep(options.seconds)
-                    at_rest.append(server.memory_mb("VmRSS"))
-
-        with_client(server.url, send)
+    async def send(client: Client) -> None:
+        sample(0)
+        for number in range(1, SAMPLES + 1):
+            await send_all(client, calls[part * (number - 1) : part * number])
+            sample(part * number)
+            if number in AT_REST:
+                await asyncio.sleep(options.seconds)
+                at_rest.append(server.memory_mb("VmRSS"))
 
     with serving(folder, log_level="info") as server:
-        sample_after_each_part(server)
+        with_client(server.url, send)
     shared_once = [row["Pss MB"] for row in rows]
     figures = {
         "memory.ready": shared_once[0],
@@ -66,11 +63,13 @@ def run(options: Options) -> Result:
 def mixed_calls(manifests: Sequence[Manifest], sentences: Sequence[str]) -> Iterator[Call]:
     """Yield calls without end: each kind and model in turn, with all sentences and several lengths.
 
-    The longest texts are close to the model's limit, and some calls have several inputs.
+    Models that load on their first use are left out: a service may have any number of them. The
+    longest texts are close to the model's limit, and some calls have several inputs.
     """
+    loaded = [manifest for manifest in manifests if not manifest.lazy]
     for number, sentence in enumerate(itertools.cycle(sentences)):
         text = " ".join([sentence] * (1 + number % 5))
-        for manifest in manifests:
+        for manifest in loaded:
             short = text[: int(min(MAX_CHARACTERS, manifest.limits.max_source_tokens * CHARACTERS_PER_TOKEN))].strip()
             for path, body in _kinds(manifest, short, number):
                 yield path, json.dumps(body).encode()

@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
         result = bench(bundles, runner, sentences, "cuda", Path(scratch))
     for row in result.rows:
         print(row, flush=True)
-    name = speed.device_name()
+    name = str(torch.cuda.get_device_name())
     facts = {**described, "device": name, "cuda_of_torch": torch.version.cuda, "operators_on_cpu": left}
     facts["equality"] = dataclasses.asdict(equality)
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

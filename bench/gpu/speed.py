@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer
 
 from bench.ctranslate2_model import vocabulary_of, write_ctranslate2_model
@@ -118,8 +117,3 @@ def ctranslate2(folder: Path, model: Transformer, tokenizer: Tokenizer, device: 
         return lambda: translator.translate_batch(tokens, **options)
 
     return prepare
-
-
-def device_name() -> str:
-    """Return the name of the GPU."""
-    return str(torch.cuda.get_device_name())

@@ -50,28 +50,19 @@ class Setup:
         return " ".join([self.kind, self.dtype, *self.environment.values()])
 
 
-class Contender:
+class Contender(JsonWorker):
     """A running decoder, created by `running_contenders`."""
 
     def __init__(self, setup: Setup, num_threads: int) -> None:
+        """Start the decoder; `wait_until_ready` raises EndedError if it does not start, for example
+        because the processor lacks an instruction set.
+        """
         self.setup = setup
         arguments = [WORKER, setup.kind, str(setup.model), "--threads", str(num_threads), *setup.options]
-        self._process = JsonWorker(arguments, os.environ | setup.environment)
-
-    def wait_until_ready(self) -> None:
-        """Wait until the model is loaded.
-
-        Raises:
-            EndedError: It does not start, for example because the processor lacks an instruction
-                set.
-        """
-        self._process.wait_until_ready()
+        super().__init__(arguments, os.environ | setup.environment)
 
     def measure(self, task: Task) -> TaskResult:
-        return TaskResult(**self._process.request(vars(task)))
-
-    def end(self) -> None:
-        self._process.end()
+        return TaskResult(**self.request(vars(task)))
 
 
 @contextlib.contextmanager
