@@ -28,7 +28,6 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /app
 
 FROM base AS loadtest
-COPY tests/data/sentences.txt tests/data/sentences.txt
 COPY service/__init__.py service/__init__.py
 COPY sightline sightline
 COPY loadtest loadtest

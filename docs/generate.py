@@ -23,6 +23,7 @@ from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.configurations import check_configuration
 from export.families.table import FAMILIES_BY_KIND
+from export.sources.chat_template import ChatTemplateError, convert
 from model.data.records import TASK_NAMES
 from model.training.options import OPTIONS
 from service import bundle
@@ -35,6 +36,7 @@ from service.settings import Settings, env_name, flag_name
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.parser import EXIT_STATUSES
+from tests.export.chat_templates import CHAT_MODELS, SPECIAL
 
 WIDTH = 100
 CONFIGURATIONS = Path("tests/data/configs")  # a config.json for each repository
@@ -147,16 +149,25 @@ def repositories_table() -> str:
     """Return which well-known repositories can be imported, by their configurations."""
     rows = []
     for path in sorted(CONFIGURATIONS.iterdir(), key=lambda path: path.name.lower()):
-        found = check_configuration(path)
+        found, repository = check_configuration(path), path.stem.replace("--", "/")
         # The rest of a reason lists the supported values.
-        rows.append(
-            (
-                f"`{path.stem.replace('--', '/')}`",
-                f"`{found.architecture or found.model_type}`",
-                found.kind or f"no: {found.reason.partition(';')[0]}",
-            )
-        )
-    return table(("repository", "class", "imported as"), rows)
+        kind = found.kind or f"no: {found.reason.partition(';')[0]}"
+        chat = _chat_of(repository, is_imported=bool(found.kind))
+        rows.append((f"`{repository}`", f"`{found.architecture or found.model_type}`", kind, chat))
+    return table(("repository", "class", "imported as", "chat"), rows)
+
+
+def _chat_of(repository: str, *, is_imported: bool) -> str:
+    """Return "yes" if a repository is imported with its chat template, otherwise the reason."""
+    if repository not in CHAT_MODELS:
+        return "not a chat model"
+    if not is_imported:
+        return "no: the model is not imported"
+    try:
+        convert(CHAT_MODELS[repository], SPECIAL)
+    except ChatTemplateError as error:
+        return f"no: {error}"
+    return "yes"
 
 
 def settings_table() -> str:
