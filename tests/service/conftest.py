@@ -331,7 +331,7 @@ async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
     return await running.result("/v1/generate", {"inputs": inputs, "parameters": parameters})
 
 
-async def until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait until a condition is true; fail after a timeout."""
     async with asyncio.timeout(timeout_s):
         while not is_true():
@@ -391,7 +391,7 @@ def serve(make_backend: MakeBackend) -> Serve:
     @contextlib.contextmanager
     def run(backend: FakeBackend | None = None, **settings: Any) -> Iterator[Wire]:
         backend = backend or make_backend()
-        all_settings = Settings(port=0, **{"shutdown_timeout_s": 5, "allowed_hosts": "*", **settings})
+        all_settings = Settings(port=0, **{"shutdown_timeout_s": 5, "keep_alive_s": 60, "allowed_hosts": "*", **settings})
         app = create_app(all_settings, backend.load)
         exit_codes: list[int] = []
         server = DrainingServer(app, all_settings, exit_codes.append)
@@ -409,7 +409,7 @@ def serve(make_backend: MakeBackend) -> Serve:
     return run
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 5.0) -> None:
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     end = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end, "it never came about"
