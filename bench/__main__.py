@@ -75,7 +75,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="bundle to measure")
     parser.add_argument("--bundles", type=Path, default=Path("bundles"), help="folder to serve where several are")
-    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    parser.add_argument("--sentences", type=Path, default=Path("loadtest/sentences.txt"))
     parser.add_argument("--rounds", type=int, default=3, help="number of rounds; each figure is their median")
     parser.add_argument("--clients", type=int, default=64, help="skip cases with more clients or rows than this")
     parser.add_argument("--seconds", type=float, default=2.5, help="duration of each load on a server, in seconds")

@@ -132,7 +132,7 @@ def _add_align(parser: argparse.ArgumentParser) -> None:
         "--sentences",
         type=Path,
         metavar="FILE",
-        help="file with one source sentence per line (default: tests/data/sentences.txt of the repository for English "
+        help="file with one source sentence per line (default: the 300 sentences of the load test for English "
         "models that were trained with it, otherwise sentences in the source language that belong to this command)",
     )
 
@@ -169,7 +169,7 @@ def _add_quantize(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_SENTENCES,
         help="file with one sentence per line for the scheme per-tensor, independent of the other texts (default: "
-        "tests/data/sentences.txt of the repository, without sentences that are too long)",
+        "the 300 English sentences of the load test, without those that are too long)",
     )
 
 
@@ -199,7 +199,7 @@ def _add_rewriting(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="file with one text per line for comparing embeddings, predictions or outputs with float32 (default "
-        "without --data: tests/data/sentences.txt of the repository, if the model reads English)",
+        "without --data: the 300 sentences of the load test, if the model reads English)",
     )
     measured.add_argument("--unverified", action="store_true", help="do not measure the loss; the manifest records it")
     parser.add_argument("--split", default="val", help="first part of the file names (default: val)")

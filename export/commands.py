@@ -241,7 +241,7 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
 
     is_english = manifest.languages is None or manifest.languages.source == "en"
     texts: Sequence[str] = sentences_of(manifest)
-    if is_english and DEFAULT_SENTENCES is not None:
+    if is_english:
         texts = list(numbered_sentences(DEFAULT_SENTENCES).values())
     tokenizer, limit = read_tokenizer(bundle / manifest.source_tokenizer), manifest.limits.max_source_tokens
     encoded = text_ids(manifest, tokenizer, texts)
@@ -403,12 +403,12 @@ def _text(arguments: argparse.Namespace) -> Text | None:
 
 
 def _plain_text(arguments: argparse.Namespace) -> PlainText:
-    """Return the texts of `--texts`, by default the English sentences of the repository."""
+    """Return the texts of `--texts`, by default the English sentences of the load test."""
     manifest = read_manifest(arguments.bundle)
     path: Path | None = arguments.texts
     if path is None:
         path = DEFAULT_SENTENCES
-        if path is None or (manifest.languages is not None and manifest.languages.source != "en"):
+        if manifest.languages is not None and manifest.languages.source != "en":
             raise UsageError(
                 "measuring the loss needs text in the language of the model; name a file with one text per line with "
                 "--texts or a folder of parallel text with --data, or use --unverified"

@@ -22,9 +22,7 @@ from service.bundle import (
     read_manifest,
 )
 
-# Sentences for verification; not part of an installed package.
-SENTENCES = Path(__file__).parents[1] / "tests" / "data" / "sentences.txt"
-DEFAULT_SENTENCES = SENTENCES if SENTENCES.is_file() else None
+DEFAULT_SENTENCES = Path(__file__).parents[1] / "loadtest" / "sentences.txt"
 
 # Allowed block sizes by bits. With larger blocks, ONNX Runtime rounds a single row of activations
 # differently than several rows: with 8 bits from 128 and with 4 bits from 64 if the processor has

@@ -14,7 +14,7 @@ import pytest
 # small, and threads that wait for each other take the cores from other tests.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-SENTENCES = Path(__file__).parent / "data" / "sentences.txt"
+SENTENCES = Path(__file__).parents[1] / "loadtest" / "sentences.txt"
 
 # Training text of the toy tokenizer, and sentences for verifying the toy bundle.
 TOY_SENTENCES = (
@@ -77,7 +77,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
-    """Sentences of tests/data/sentences.txt."""
+    """Sentences of loadtest/sentences.txt."""
     return SENTENCES.read_text(encoding="utf-8").split("\n")[:-1]
 
 

@@ -99,7 +99,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--bundle", type=Path, default=Path("bundles/multi30k-en-de"), help="bundle of the model")
-    parser.add_argument("--sentences", type=Path, default=Path("tests/data/sentences.txt"))
+    parser.add_argument("--sentences", type=Path, default=Path("loadtest/sentences.txt"))
     machine.add_allow_dirty(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args(arguments)

@@ -14,7 +14,7 @@ from service.text.sentences import split_sentences
 from tests.e2e.asking import post
 
 TEXT = "A man is riding a bicycle & “1 + 1”."  # one sentence
-SENTENCES = Path("tests/data/sentences.txt")
+SENTENCES = Path("loadtest/sentences.txt")
 PAIR = {"source": "en", "target": "de"}
 
 

@@ -43,7 +43,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def sources(tokenizer: Tokenizer, sentences: list[str]) -> list[tuple[int, ...]]:
-    """Sentences of tests/data/sentences.txt as token ids."""
+    """Sentences of loadtest/sentences.txt as token ids."""
     return [tuple(ids) for ids in encode_lines(tokenizer, sentences)]
 
 

@@ -13,7 +13,7 @@ from export import commands, pipeline
 from export.__main__ import main
 from export.convert.bundles import quantize_bundle
 from export.errors import VerificationError
-from export.options import DEFAULT_SENTENCES, SENTENCES, BundleMetadata
+from export.options import BundleMetadata
 from export.pipeline import Exported
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
@@ -287,7 +287,6 @@ def test_quantize_measures_static_scales_on_the_given_sentences(
 def test_static_scales_are_measured_on_the_default_sentences(
     bundle: Path, tmp_path: Path, sentences_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert DEFAULT_SENTENCES == SENTENCES
     given, own = (tmp_path / name for name in ("given", "own"))
     for module in (commands, export_main):
         monkeypatch.setattr(module, "DEFAULT_SENTENCES", sentences_path)
@@ -359,15 +358,11 @@ def test_the_loss_is_measured_on_the_sentences_of_the_repository_by_default(
     assert quality.keys() == {"texts", "chrf", "same_outputs"} and quality["texts"] == 1
 
 
-@pytest.mark.parametrize("reason", ["no file", "another language"])
-def test_quantize_without_text_asks_for_it(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
+def test_quantize_without_text_in_the_language_asks_for_it(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if reason == "no file":
-        monkeypatch.setattr(commands, "DEFAULT_SENTENCES", None)
-    else:
-        languages = Languages(sources=("de",), targets=("en",))
-        write_manifest(copied, read_bundle(copied).model_copy(update={"languages": languages}))
+    languages = Languages(sources=("de",), targets=("en",))
+    write_manifest(copied, read_bundle(copied).model_copy(update={"languages": languages}))
     assert main(["quantize", str(copied), "--out", str(tmp_path / "small"), "--bits", "8"]) == 2
     assert capsys.readouterr().err == (
         "error: measuring the loss needs text in the language of the model; name a file with one text per line with "

@@ -12,16 +12,9 @@ from model.checkpoint import save_checkpoint
 from model.config import TransformerConfig
 from model.data.tokenizer import read_tokenizer, train_tokenizer
 
-SENTENCES = Path(__file__).parents[1] / "data" / "sentences.txt"
-
 WHO = [("A dog", "Ein Hund"), ("A cat", "Eine Katze"), ("The girl", "Das Mädchen"), ("Two men", "Zwei Männer")]
 WHAT = [("sleeps", "schlafen"), ("runs quickly", "rennen schnell"), ("sings", "singen"), ("eats bread", "essen Brot")]
 WHERE = [("in the park", "im Park"), ("at home", "zu Hause"), ("by the sea", "am Meer")]
-
-
-@pytest.fixture(scope="session")
-def sentences() -> list[str]:
-    return SENTENCES.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
 @pytest.fixture(scope="session")
