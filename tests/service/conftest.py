@@ -391,7 +391,9 @@ def serve(make_backend: MakeBackend) -> Serve:
     @contextlib.contextmanager
     def run(backend: FakeBackend | None = None, **settings: Any) -> Iterator[Wire]:
         backend = backend or make_backend()
-        all_settings = Settings(port=0, **{"shutdown_timeout_s": 5, "keep_alive_s": 60, "allowed_hosts": "*", **settings})
+        all_settings = Settings(
+            port=0, **{"shutdown_timeout_s": 5, "keep_alive_s": 60, "allowed_hosts": "*", **settings}
+        )
         app = create_app(all_settings, backend.load)
         exit_codes: list[int] = []
         server = DrainingServer(app, all_settings, exit_codes.append)
