@@ -17,7 +17,7 @@ from export.check.sessions import encode, open_sessions
 from export.convert.bundles import quantize_bundle
 from export.convert.text_quality import PlainText
 from export.errors import ImportFailedError
-from export.options import SENTENCES, BundleMetadata, Recipe
+from export.options import DEFAULT_SENTENCES, BundleMetadata, Recipe
 from export.pipeline import export_checkpoint
 from export.sources.catalogue import CATALOGUE, downloaded
 from model.rounding import reference
@@ -64,7 +64,7 @@ def published(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def sentences() -> list[str]:
-    return SENTENCES.read_text(encoding="utf-8").splitlines()[:NUM_SENTENCES]
+    return DEFAULT_SENTENCES.read_text(encoding="utf-8").splitlines()[:NUM_SENTENCES]
 
 
 def test_hidden_states_and_maps_equal_transformers(
