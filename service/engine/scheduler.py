@@ -4,11 +4,13 @@ The scheduler works on plain numbers: it has no access to tensors, clocks or soc
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import TypeVar
 
 Call = tuple[str, str]  # caller and request id
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ class _Queue:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def heads(self) -> list[WaitingSequence]:
-        """Return the first sequence of each call in round-robin order."""
+    def heads(self) -> Iterator[WaitingSequence]:
+        """Iterate over the first sequence of each call in round-robin order."""
         calls = chain.from_iterable(of_share.values() for of_share in self._shares.values())
-        return [next(iter(of_call.values())) for of_call in calls]
+        return (next(iter(of_call.values())) for of_call in calls)
 
     def __iter__(self) -> Iterator[WaitingSequence]:
         return iter(self._by_id.values())
@@ -106,31 +108,53 @@ class _Queue:
         Args:
             held: the decoder rows that shares and calls have now.
         """
+        # A step takes a few of hundreds of sequences. It visits only these, and the shares and calls
+        # before them that have rows already.
         rows = held.copy()
+        ages = iter(self._by_id.values())
         following: dict[Call, Iterator[WaitingSequence]] = {}
-        heads: dict[str, dict[Call, WaitingSequence]] = {}
-        for share, of_share in self._shares.items():
-            for call, of_call in of_share.items():
-                following[call] = iter(of_call.values())
-                heads.setdefault(share, {})[call] = next(following[call])
+        taken: set[int] = set()
+        turns: dict[Call, int] = {}  # turn in which each call was last served; earlier ones come first
+        ended_shares: set[str] = set()
+        ended_calls: dict[str, set[Call]] = {}
         oldest_is_next = self._oldest_is_next
-        while heads:
+        while len(taken) < len(self._by_id):
             if oldest_is_next:
-                candidates = chain.from_iterable(by_call.values() for by_call in heads.values())
-                one = min(candidates, key=lambda head: head.id)
+                call = next(one.call for one in ages if one.id not in taken)
             else:
-                share = min(heads, key=lambda share: rows.of_share[share])
-                one = min(heads[share].values(), key=lambda head: rows.of_call[head.call])
+                shares = (share for share in self._shares if share not in ended_shares)
+                share = _least(shares, lambda share: (rows.of_share.get(share, 0), 0))
+                ended = ended_calls.get(share, ())
+                calls = (call for call in self._shares[share] if call not in ended)
+                call = _least(calls, lambda call: (rows.of_call.get(call, 0), turns.get(call, 0)))
+            share = share_of(call)
+            if call not in following:
+                following[call] = iter(self._shares[share][call].values())
+            one = next(following[call])
             yield one
             oldest_is_next = not oldest_is_next
-            rows.add(one.call, one.num_rows)
-            heads_of_share = heads[one.share]
-            del heads_of_share[one.call]
-            head = next(following[one.call], None)
-            if head is not None:
-                heads_of_share[one.call] = head
-            elif not heads_of_share:
-                del heads[one.share]
+            rows.add(call, one.num_rows)
+            taken.add(one.id)
+            turns[call] = len(taken)
+            if one.id == next(reversed(self._shares[share][call])):
+                ended_calls.setdefault(share, set()).add(call)
+                if len(ended_calls[share]) == len(self._shares[share]):
+                    ended_shares.add(share)
+
+
+def _least(candidates: Iterable[T], rank: Callable[[T], tuple[int, int]]) -> T:
+    """Return the first candidate with the lowest rank, without a look at those after one of the
+    rank (0, 0), which no other is below.
+    """
+    best, lowest = None, None
+    for one in candidates:
+        its = rank(one)
+        if lowest is None or its < lowest:
+            best, lowest = one, its
+            if its == (0, 0):
+                break
+    assert best is not None
+    return best
 
 
 class Scheduler:
@@ -244,7 +268,9 @@ class Scheduler:
         own_reserve = reserved - (self._reserved_rows + 1) // 2  # rows for callers that have others
         for one in self._decode_queue.heads() if reserved else ():
             # Beam searches get no reserved rows: one would block the rows of several small calls.
-            if len(in_reserve) == reserved or one.num_rows > 1 or holding.of_call[one.call]:
+            if len(in_reserve) == reserved:
+                break
+            if one.num_rows > 1 or holding.of_call[one.call]:
                 continue
             if holding.of_share[one.share]:
                 if own_reserve <= 0:

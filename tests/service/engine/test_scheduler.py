@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from service.engine.scheduler import RowCounts, Scheduler, WaitingSequence
+from service.engine.scheduler import RowCounts, Scheduler, WaitingSequence, _Queue
 
 
 def waiting(
@@ -270,3 +270,44 @@ def test_half_of_the_reserved_rows_are_for_callers_without_rows() -> None:
     scheduler.add(waiting(3, caller="b"))
     counts.add(("a", "0"), 1)
     assert scheduler.next_batch(1, counts) == [3]
+
+
+def slow_order(queue: _Queue, rows: RowCounts) -> list[int]:
+    """Ids in fair order, with a search through all calls for each sequence."""
+    rows, order, oldest_is_next = rows.copy(), [], queue._oldest_is_next
+    waiting = {
+        share: {call: list(of_call.values()) for call, of_call in of_share.items()}
+        for share, of_share in queue._shares.items()
+    }
+    while waiting:
+        if oldest_is_next:
+            heads = [of_call[0] for of_share in waiting.values() for of_call in of_share.values()]
+            one = min(heads, key=lambda head: head.id)
+        else:
+            share = min(waiting, key=lambda share: rows.of_share[share])
+            one = waiting[share][min(waiting[share], key=lambda call: rows.of_call[call])][0]
+        order.append(one.id)
+        oldest_is_next = not oldest_is_next
+        rows.add(one.call, one.num_rows)
+        rest = waiting[one.share].pop(one.call)[1:]
+        if rest:  # behind the other calls of the share
+            waiting[one.share][one.call] = rest
+        elif not waiting[one.share]:
+            del waiting[one.share]
+    return order
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_fair_order_is_that_of_a_search_through_all_calls(seed: int) -> None:
+    draw = random.Random(seed)
+    queue, rows, num_rows = _Queue(), RowCounts(), draw.choice([0, 1, 3])
+    for id_ in range(80):
+        call = str(draw.randrange(12))
+        queue.add(waiting(id_, num_rows=num_rows, call=call, caller=draw.choice(["", "", "a", "b"])))
+        assert [one.id for one in queue.fair_order(rows)] == slow_order(queue, rows)
+        if draw.random() < 0.2:
+            rows.add(draw.choice(list(queue)).call, draw.randint(1, 3))
+        if draw.random() < 0.3:
+            queue.take(draw.choice(list(queue.heads())))
+        elif draw.random() < 0.1:
+            queue.remove(draw.choice(list(queue)).id)
