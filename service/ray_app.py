@@ -7,6 +7,7 @@ It needs the extra `ray`, so only `service.ray_command` and the configuration of
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import socket
 import sys
@@ -39,6 +40,7 @@ CANCEL_S = 1.0  # time in which the call of a client that has gone must end
 REQUEST_ID = b"x-request-id"
 RENEWAL_S = 60.0  # interval in which a replica renews its file for Prometheus
 MAX_TARGET_AGE_S = 300.0
+logger = logging.getLogger(__name__)
 
 
 class ResponseBrokenOffError(Exception):
@@ -123,7 +125,7 @@ class ReplicaApp:
             await send({"type": "lifespan.startup.failed", "message": "the models cannot be loaded"})
             return
         if self._target is not None:
-            self._target.write()
+            self._target.try_write()
             renewing = asyncio.create_task(self._target.keep())
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -169,8 +171,14 @@ class TargetFile:
         """Write the file again and again, so that others know that it is in use."""
         while True:
             await asyncio.sleep(RENEWAL_S)
-            with contextlib.suppress(OSError):  # the next time may succeed
-                self.write()
+            self.try_write()
+
+    def try_write(self) -> None:
+        """Write the file, or log the error: the replica serves, and the next time may succeed."""
+        try:
+            self.write()
+        except OSError as error:
+            logger.warning("%s cannot be written, so that Prometheus may miss this replica: %s", self._path, error)
 
     def write(self) -> None:
         """Write the file, and remove those of processes of this machine that were killed, and those

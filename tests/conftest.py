@@ -5,7 +5,9 @@ They import PyTorch lazily, because tests of the service run without it.
 
 import gc
 import os
-from collections.abc import Generator
+import shutil
+import subprocess
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Return a function that gives the same file system another size in KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(options: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"a file system of a given size cannot be mounted: {done.stderr.strip()}")
+
+    if shutil.which("mount") is None:
+        pytest.skip("a file system of a given size cannot be mounted: there is no program mount")
+    mount("size=4k")
+
+    def resize(kibibytes: int) -> Path:
+        mount(f"remount,size={kibibytes}k")
+        return disk
+
+    yield resize
+    subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.fixture(scope="session")

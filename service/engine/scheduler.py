@@ -108,8 +108,8 @@ class _Queue:
         Args:
             held: the decoder rows that shares and calls have now.
         """
-        # A step takes a few of hundreds of sequences. It visits only these, and the shares and calls
-        # before them that have rows already.
+        # A step takes a few of hundreds of sequences. Only these are visited, and the shares and
+        # calls before them that have rows already.
         rows = held.copy()
         ages = iter(self._by_id.values())
         following: dict[Call, Iterator[WaitingSequence]] = {}

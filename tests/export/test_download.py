@@ -148,8 +148,13 @@ def test_a_token_is_sent(client: Client) -> None:
     assert folder
 
 
-def test_each_error_of_the_hub_is_complete(client: Client) -> None:
-    hub = client.hub
+def test_each_error_of_a_download_is_complete(client: Client, small_disk: Callable[[int], Path]) -> None:
+    hub, disk = client.hub, small_disk(12)
+    _, reason = client.download(HF_HOME=str(disk))
+    assert reason == (
+        f"ImportFailedError: the disk of {disk / 'hub'} is full; free space, or set HF_HOME to another disk; the same "
+        "command continues the download"
+    )
     with client.downloads() as download:
         _, reason = download("owner/absent")
         assert reason.startswith(

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,30 +201,6 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
     with pytest.raises(ImportFailedError, match=r"needs about 0.0 GB in .*, but 0.0 GB are free; remove files, or"):
         export_checkpoint(folder, tmp_path / "bundle", METADATA)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Return a function that gives the same file system another size in KiB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-
-    def mount(options: str) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"a file system of a given size cannot be mounted: {done.stderr.strip()}")
-
-    if shutil.which("mount") is None:
-        pytest.skip("a file system of a given size cannot be mounted: there is no program mount")
-    mount("size=4k")
-
-    def resize(kibibytes: int) -> Path:
-        mount(f"remount,size={kibibytes}k")
-        return disk
-
-    yield resize
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.usefixtures("unverified")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,23 @@ def test_files_of_killed_replicas_and_of_lost_machines_are_removed(tmp_path: Pat
     target.write()
     assert {path.stem for path in tmp_path.iterdir()} == {own.stem, "other-1"}
     assert json.loads(own.read_text(encoding="utf-8")) == [{"targets": ["10.0.0.1:8001"]}]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_full_disk_of_the_targets_does_not_stop_a_replica(
+    small_disk: Callable[[int], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    from service.ray_app import TargetFile
+
+    disk = small_disk(4)
+    (disk / "other").write_bytes(bytes(4096))
+    target = TargetFile(disk, "10.0.0.1:8001")
+    target.try_write()
+    assert "No space left on device" in caplog.text and "Prometheus may miss this replica" in caplog.text
+    assert not list(disk.glob("*.json"))
+    (disk / "other").unlink()
+    target.try_write()
+    assert len(list(disk.glob("*.json"))) == 1
 
 
 def test_two_replicas_serve_like_one_service_and_survive_the_loss_of_one(new_service: RayService, redis: str) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import logging
+import re
 import shutil
 import stat
 import threading
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,18 @@ def test_a_changed_file_keeps_its_mode_and_is_replaced_as_a_whole(path: Path) ->
     assert [key.label for key in read_keys(path)] == ["alice", "bob"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o640 and link.is_symlink()
     assert {one.name for one in path.parent.iterdir()} == {"keys.json", "link.json"}
+
+
+def test_a_full_disk_leaves_the_former_keys(small_disk: Callable[[int], Path]) -> None:
+    """The disk has space for one file, and a change writes a second one."""
+    path = small_disk(4) / "keys.json"
+    add_key(path, "alice", "use")
+    with pytest.raises(KeysError, match=re.escape(f"{path} cannot be written: No space left on device")):
+        add_key(path, "bob", "use")
+    with pytest.raises(KeysError, match="No space left on device"):
+        remove_key(path, "alice")
+    assert [one.label for one in read_keys(path)] == ["alice"]
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_key_may_have_a_quota_and_only_limits_that_are_set_are_written(path: Path) -> None:
