@@ -92,6 +92,7 @@ class TransformerConfig(StackConfig):
     encoder_attention: EncoderAttention = "multi-head"  # the decoder's attention is always multi-head
     linformer_size: Size = 128  # number of projected keys [k of Wang et al. 2020]
     linformer_sharing: Sharing = "layerwise"  # which projections are shared, see `model.layers.linformer`
+    causal_encoder: bool = False  # source tokens attend to no later ones, as target tokens do
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +105,10 @@ class TransformerConfig(StackConfig):
             raise ValueError(
                 f'encoder_attention "{self.encoder_attention}" needs scaled true and positions "sinusoidal", "none" or '
                 f'"learned", got {str(self.scaled).lower()} and "{self.positions}"'
+            )
+        if self.causal_encoder and self.encoder_attention not in ("multi-head", "single-head"):
+            raise ValueError(
+                f'causal_encoder needs encoder_attention "multi-head" or "single-head", got "{self.encoder_attention}"'
             )
 
     @property

@@ -336,6 +336,9 @@ SMALL_GROUPS: Mapping[str, Mapping[str, System]] = {
         "small-luong-concat": _small(SYSTEMS["luong-concat"]),
         "small-multiplicative": _small(SYSTEMS["multiplicative"]),
         "small-reduced-rank": _small(SYSTEMS["reduced-rank"]),
+        "small-causal-encoder": _with(
+            "Transformer whose source tokens attend to no later ones", COMPARED["post-norm"], causal_encoder=True
+        ),
         "small-pre-norm": _small(SYSTEMS["pre-norm"]),
         "small-single-head": _small(SYSTEMS["single-head"]),
         "small-single-head-without-weights": _small(SYSTEMS["single-head-without-weights"]),

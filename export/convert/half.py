@@ -101,7 +101,7 @@ class _HalfConverter:
         if array.dtype == np.float32:
             with np.errstate(over="ignore"):
                 array = array.astype(np.float16)
-            if not np.isfinite(array).all():
+            if array.ndim and not np.isfinite(array).all():  # a scalar is no weight
                 raise ValueError(f"{tensor.name} has weights beyond ±65504, the largest float16 number")
         if tensor.data_location == TensorProto.EXTERNAL:
             return external_tensor(tensor.name, array, self._weights)
@@ -215,8 +215,8 @@ def _check_supported(node: NodeProto, is_supported: bool, unsupported_inputs: sl
     """Check that a node has no option of attention that the conversion would ignore."""
     if not is_supported or any(node.input[unsupported_inputs]):
         raise ValueError(
-            f"{node.name}: float16 bundles do not support relative positions, rotary embedding, windows or groups of "
-            "query heads; use an 8-bit bundle"
+            f"{node.name}: float16 bundles do not support relative positions, rotary embedding, windows, causal "
+            "encoders or groups of query heads; use an 8-bit bundle"
         )
 
 

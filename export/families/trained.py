@@ -79,7 +79,8 @@ def _transformer(config: Config, tensors: Tensors) -> Description:
         encoder = tuple(replace(own, projected_keys=ProjectedKeys(size, *pair)) for pair in indices)
     cross = _attention(config, heads, has_positions=False)
     decoder = (_attention(config, heads),) * config.integer("decoder_layers")
-    return _describe(config, _stack(config, encoder, pre_norm), _stack(config, decoder, pre_norm, cross))
+    source = replace(_stack(config, encoder, pre_norm), is_causal=config.boolean("causal_encoder"))
+    return _describe(config, source, _stack(config, decoder, pre_norm, cross))
 
 
 def _classifier(config: Config, tensors: Tensors) -> Description:

@@ -59,6 +59,8 @@ class Transformer(TransformerBase):
             ValueError: S exceeds `max_positions`.
         """
         mask = length_mask(source_lengths, source.size(1)).unsqueeze(1)  # (B, 1, 1, S)
+        if self.config.causal_encoder:
+            mask = mask & causal_mask(source.size(1), source.device)
         x = self.embed(source)
         maps: dict[str, list[Tensor]] = {}
         for number, layer in enumerate(self.encoder):

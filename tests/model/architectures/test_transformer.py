@@ -135,6 +135,19 @@ def test_a_single_head_encoder_does_not_change_the_decoders_heads(
     assert learnt == [f"encoder.0.self_attention.{part}.{name}" for part in parts for name in ("weight", "bias")]
 
 
+def test_a_causal_encoder_reads_no_later_tokens(toy_config: Callable[[int], TransformerConfig]) -> None:
+    model = Transformer(replace(toy_config(40), causal_encoder=True)).eval()
+    source, lengths = torch.randint(3, 40, (2, 6)), torch.tensor([6, 6])
+    source[1, :4] = source[0, :4]
+    hidden, maps = model.encode(source, lengths, need_weights=True)
+    assert maps is not None
+    torch.testing.assert_close(hidden[0, :4], hidden[1, :4])
+    assert not torch.equal(hidden[0, 4:], hidden[1, 4:])
+    assert (maps["encoder"].triu(diagonal=1) == 0).all()
+    with pytest.raises(ValueError, match='causal_encoder needs .*"multi-head" or "single-head", got "linformer"'):
+        replace(model.config, encoder_attention="linformer")
+
+
 def test_parameter_names_of_default_checkpoints_are_stable(toy_model: Transformer) -> None:
     linears = ["feed_forward.inner", "feed_forward.outer"]
     norms = ["self_attention_norm.norm", "feed_forward_norm.norm"]
