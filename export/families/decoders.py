@@ -18,7 +18,7 @@ from export.sources.checkpoint import Config, Tensors
 
 _HARMLESS = ("is_decoder", "is_llama_config", "unsloth_*")
 Frequencies = NDArray[np.float64]
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OWN_KEYS = ("llama", "phi3", "olmo2", "granite")  # without num_key_value_heads, each query head has its own key
 
 
@@ -285,7 +285,7 @@ def rotary_from(
     if kind == "yarn":
         return _yarn(options, frequencies, original, base)
     raise ImportFailedError(
-        f"config.json: the rope type {kind[:40]!r} is not supported; supported are {', '.join(_ROPE_TYPES)}"
+        f"config.json: the rope type {kind[:40]!r} is not supported; supported are {', '.join(ROPE_TYPES)}"
     )
 
 

@@ -103,6 +103,9 @@ MODELS: dict[str, Any] = {
     "qwen2": Qwen2Config(
         **SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True
     ),
+    "qwen2-one-layer": Qwen2Config(
+        **SMALL | {"num_hidden_layers": 1, "num_attention_heads": 5, "num_key_value_heads": 5}
+    ),
     "qwen3": Qwen3Config(**SMALL | {"num_attention_heads": 3, "num_key_value_heads": 1}, head_dim=24),
     "qwen3-windows": Qwen3Config(
         **SMALL,
@@ -114,6 +117,12 @@ MODELS: dict[str, Any] = {
         rope_parameters={**YARN, "rope_theta": 1000.0, "attention_factor": 0.8, "truncate": False},
     ),
     "gemma": GemmaConfig(**SMALL | {"num_key_value_heads": 1}, head_dim=14),
+    "gemma-biases": GemmaConfig(
+        **SMALL | {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4},
+        head_dim=22,
+        attention_bias=True,
+        tie_word_embeddings=False,
+    ),
     "gemma2": Gemma2Config(
         **SMALL,
         head_dim=12,
@@ -155,7 +164,9 @@ MODELS: dict[str, Any] = {
     "llama-dynamic": LlamaConfig(
         **SMALL, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}, hidden_act="mish"
     ),
-    "phi3": Phi3Config(**SMALL, rope_parameters=LONGROPE, original_max_position_embeddings=POSITIONS, sliding_window=9),
+    "phi3": Phi3Config(
+        **SMALL, rope_parameters={**LONGROPE}, original_max_position_embeddings=POSITIONS, sliding_window=9
+    ),
     # Positions were extended from 40, so that cosines and sines have a factor.
     "phi3-partial": Phi3Config(
         **SMALL
@@ -211,6 +222,9 @@ MODELS: dict[str, Any] = {
     ),
     "smollm3": SmolLM3Config(
         **SMALL | {"num_hidden_layers": 5}, use_sliding_window=True, sliding_window=6, attention_bias=True
+    ),
+    "smollm3-one-key": SmolLM3Config(
+        **SMALL | {"num_hidden_layers": 2, "num_key_value_heads": 1}, no_rope_layers=[0, 1], tie_word_embeddings=False
     ),
 }
 

@@ -1,7 +1,7 @@
 """Randomly initialised encoders of Hugging Face in small, odd shapes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,10 @@ FAMILIES |= {
     "nomic_bert": Case("NomicBert", ROTARY),
     "nomic_bert with one type": Case("NomicBert", ROTARY | {"type_vocab_size": 1, "num_attention_heads": 5}),
     "nomic_bert with another base": Case(
-        "NomicBert", ROTARY | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "hidden_act": "gelu"}
+        "NomicBert",
+        ROTARY
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}, "hidden_act": "gelu"}
+        | {"num_hidden_layers": 1, "intermediate_size": 53},
     ),
     "jina_embeddings_v3": Case("JinaEmbeddingsV3", ROTARY),
     "jina_embeddings_v3 with another base": Case(
@@ -235,6 +238,27 @@ FAMILIES |= {
         ROTARY | {"type_vocab_size": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}},
     ),
 }
+# Further shapes of families that have fewer than three above.
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "with one layer": {"vocab_size": 150, "hidden_size": 26, "num_attention_heads": 1, "num_hidden_layers": 1},
+    "with many heads": {"vocab_size": 230, "hidden_size": 48, "num_attention_heads": 12, "num_hidden_layers": 4},
+}
+DISTILBERT_KEYS = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+
+
+def with_sizes(case: Case, sizes: Mapping[str, Any]) -> Case:
+    keys = DISTILBERT_KEYS if case.family == "DistilBert" else {}
+    return replace(case, config={**case.config, **{keys.get(key, key): size for key, size in sizes.items()}})
+
+
+SHAPES = {
+    f"{name} {title}": with_sizes(FAMILIES[name], sizes)
+    for name in (
+        "bert", "roberta", "xlm-roberta", "camembert", "electra", "mpnet", "distilbert", "albert", "modernbert",
+        "deberta-v2",
+    )
+    for title, sizes in SIZES.items()
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -291,7 +315,11 @@ class Imported:
 
 
 def import_folder(
-    folder: Path, out: Path, tokenizer: Mapping[str, Any] = TOKENIZER, max_tokens: int | None = None
+    folder: Path,
+    out: Path,
+    tokenizer: Mapping[str, Any] = TOKENIZER,
+    max_tokens: int | None = None,
+    answers: tuple[int, int | None] | None = None,
 ) -> Imported:
     """Import a folder as a graph, and check that all its keys and tensors are known."""
     with open_folder(folder) as checkpoint:
@@ -302,7 +330,7 @@ def import_folder(
         tensors = Tensors.of_arrays(
             {name: np.zeros(0, np.float32) if name.endswith("_ids") else stored.read(name) for name in stored.names}
         )
-        model, weights = describe(family, checkpoint.config, tensors, tokenizer, max_tokens=max_tokens)
+        model, weights = describe(family, checkpoint.config, tensors, tokenizer, max_tokens=max_tokens, answers=answers)
         checkpoint.config.check_all_read()
     with WeightFile(out / "weights.bin") as file:
         graph = encoder_graph(model, weights, file)

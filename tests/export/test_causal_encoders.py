@@ -281,6 +281,35 @@ def test_the_published_folder_of_a_reranker(tmp_path: Path) -> None:
     assert verification == read_bundle(tmp_path / "bundle").verification
 
 
+RERANKERS: Mapping[str, Mapping[str, Any]] = {
+    "reranker": {"head_dim": 14},
+    "reranker with one layer": {"head_dim": 6, "num_hidden_layers": 1, "num_key_value_heads": 3, "hidden_size": 20},
+    "reranker with windows": {
+        "attention_bias": True, "head_dim": 10, "max_window_layers": 1, "num_attention_heads": 6, "sliding_window": 5,
+        "tie_word_embeddings": True, "use_sliding_window": True,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RERANKERS)
+@pytest.mark.parametrize("answers", [(259, 260), (11, None)])
+def test_scores_of_a_reranker_are_those_of_transformers(
+    name: str, answers: tuple[int, int | None], tmp_path: Path
+) -> None:
+    model = randomize(Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **RERANKERS[name]})), scale=0.2)
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path, answers=answers)
+    rows = [[token % 256 for token in range(start, start + 7 * start + 1)] for start in (0, 3, 9)]
+    results, (yes, no) = imported.run(rows), answers
+    for row, ids in enumerate(rows):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, -1].double().numpy()
+        expected = logits[yes] - (0 if no is None else logits[no])
+        limit = 1e-5 * np.abs(logits).max()
+        assert imported.row(results, row, len(ids))["labels"] == pytest.approx([expected], abs=limit)
+        assert imported.reference.encode(ids).labels == pytest.approx([expected], abs=limit)
+
+
 @pytest.mark.parametrize("false_id", [260, None])
 @pytest.mark.parametrize("instruction", ["", "Do this"])
 def test_a_folder_with_logit_score(false_id: int | None, instruction: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.export.encoder_models import (
     CLS,
     FAMILIES,
     SEP,
+    SHAPES,
     TOKENIZER,
     UNIT_ROUNDOFF_RATIO,
     check_rows,
@@ -57,9 +58,12 @@ def as_logprobs(outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     return {name: log_softmax(array) if name == "labels" else array for name, array in outputs.items()}
 
 
-@pytest.mark.parametrize(("name", "task"), [(name, task) for name, case in FAMILIES.items() for task in case.tasks])
+CASES = [(name, task) for name, case in FAMILIES.items() for task in case.tasks]
+
+
+@pytest.mark.parametrize(("name", "task"), [*CASES, *((name, "ForSequenceClassification") for name in SHAPES)])
 def test_graph_and_numpy_equal_transformers(name: str, task: str, tmp_path: Path) -> None:
-    case = FAMILIES[name]
+    case = (FAMILIES | SHAPES)[name]
     model = make_model(case, task)
     model.save_pretrained(tmp_path)
     imported = import_folder(tmp_path, tmp_path)
@@ -136,20 +140,19 @@ def test_pooling_of_modernbert_classifier_is_mean_or_first(tmp_path: Path) -> No
     assert pooling == {"modernbert": "first", "modernbert with biases": "mean"}
 
 
-def test_classes_of_pretraining_are_encoders(tmp_path: Path) -> None:
-    for name, ending in [
-        ("bert", "ForMaskedLM"),
-        ("bert", "ForPreTraining"),
-        ("roberta", "ForMaskedLM"),
-        ("electra", "ForPreTraining"),
-        ("mpnet", "ForMaskedLM"),
-        ("distilbert", "ForMaskedLM"),
-        ("albert", "ForPreTraining"),
-        ("modernbert", "ForMaskedLM"),
-    ]:
-        folder = tmp_path / f"{name} {ending}"
-        make_model(FAMILIES[name], ending).save_pretrained(folder)
-        assert import_folder(folder, folder).model.head is None
+PRETRAINING = ("bert", "electra", "albert")
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_classes_of_pretraining_are_encoders(name: str, tmp_path: Path) -> None:
+    model = make_model(FAMILIES[name], "ForPreTraining")
+    model.save_pretrained(tmp_path)
+    imported = import_folder(tmp_path, tmp_path)
+    assert imported.model.head is None
+    (ids,) = random_rows(211, [12])
+    expected, given = compute(model, ids, num_types(model)), imported.row(imported.run([ids]), 0, len(ids))
+    for part in ("hidden", "maps"):
+        assert_allclose(given[part], expected[part], rtol=0, atol=1e-4, err_msg=part)
 
 
 def test_shared_layers_are_stored_once(tmp_path: Path) -> None:
@@ -180,7 +183,10 @@ def test_names_of_tensorflow_are_read(tmp_path: Path) -> None:
             assert_array_equal(from_old.read(name), from_new.read(name))
 
 
-@pytest.mark.parametrize("family", ["T5", "MT5"])
+T5_ENCODERS = ("T5", "MT5")
+
+
+@pytest.mark.parametrize("family", T5_ENCODERS)
 def test_encoders_of_t5(family: str, tmp_path: Path) -> None:
     """Their distances reach the last bucket, and more positions than those of the training."""
     sizes = {"d_model": 36, "d_kv": 12, "num_heads": 5, "d_ff": 71, "num_layers": 3, "vocab_size": 211}
@@ -298,6 +304,7 @@ ORIGINAL_GTE = {
     "pack_qkv": True, "position_embedding_type": "rope", "unpad_inputs": False,
     "use_memory_efficient_attention": False,
 }  # fmt: skip
+ORIGINAL_GTE_SHAPES = ("gte", "gte without types", "gte with two types")
 
 
 def rewrite_config(folder: Path, original: Mapping[str, Any], removed: tuple[str, ...]) -> dict[str, Any]:
@@ -330,11 +337,13 @@ def test_original_form_of_nomic_config(tmp_path: Path) -> None:
             import_folder(tmp_path, tmp_path)
 
 
-def test_original_form_of_gte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ORIGINAL_GTE_SHAPES)
+def test_original_form_of_gte(name: str, tmp_path: Path) -> None:
     """NTK scaling divides frequencies of a larger base by a constant, as linear scaling does."""
-    factor, theta, size = 8.0, 20.0, 10
+    factor, theta, case = 8.0, 20.0, FAMILIES[name]
+    size = case.config["hidden_size"] // case.config["num_attention_heads"]
     ropes = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / size)}
-    model = make_model(FAMILIES["gte"], "ForSequenceClassification", rope_parameters=ropes)
+    model = make_model(case, "ForSequenceClassification", rope_parameters=ropes)
     model.save_pretrained(tmp_path)
     original = ORIGINAL_GTE | {"architectures": ["NewForSequenceClassification"], "rope_theta": theta}
     scaling = {"rope_scaling": {"type": "ntk", "factor": factor}}
@@ -345,7 +354,7 @@ def test_original_form_of_gte(tmp_path: Path) -> None:
     imported = import_folder(tmp_path, tmp_path)
     (ids,) = random_rows(211, [23])
     given = imported.row(imported.run([ids]), 0, len(ids))
-    for part, array in as_logprobs(compute(model, ids, 1)).items():
+    for part, array in as_logprobs(compute(model, ids, num_types(model))).items():
         assert_allclose(given[part], array, rtol=0, atol=1e-4, err_msg=part)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b is 0.6"),

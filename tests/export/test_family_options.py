@@ -5,6 +5,7 @@ reference share the description. These cases compare the reference with Transfor
 of the families compare the graphs with both.
 """
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 from export.check.reference import log_softmax
 from export.check.reference_decoder import ReferenceDecoder
 from export.check.reference_encoder import Reference
+from export.configurations import check_configuration
 from export.errors import ImportFailedError
+from export.families.decoders import ROPE_TYPES
 from export.families.description import Description
 from export.families.table import FAMILIES, describe, find_family
 from export.families.weights import Weights
@@ -89,6 +92,8 @@ ROPES = (
     case(rope_parameters={**ROPE, **YARN, "attention_factor": 0.5}),
     case(rope_parameters={**ROPE, **YARN, "mscale": 2.0, "mscale_all_dim": 0.5}),
     case(rope_parameters={**LONGROPE, "rope_theta": 500.0, "original_max_position_embeddings": 20}),
+    # Frequencies change only in texts that are longer than an imported model allows.
+    case(rope_parameters={"rope_type": "dynamic", "rope_theta": 50.0, "factor": 4.0}),
     # The form of Transformers 4.
     Case({"rope_parameters": {**ROPE, "rope_theta": 50.0}}, {"rope_parameters": None, "rope_theta": 50.0}),
     Case(
@@ -97,6 +102,8 @@ ROPES = (
         | {"rope_scaling": {"type": "yarn", "factor": 4.0}},
     ),
 )
+ROPE_VARIANTS: tuple[Values, ...] = tuple(one.changes["rope_parameters"] for one in ROPES if not one.edits)
+ROPE_TYPE_OPTIONS = {options["rope_type"]: options for options in ROPE_VARIANTS}
 LLAMA_LIKE = (
     case(num_attention_heads=4, head_dim=20),
     case(num_key_value_heads=3),
@@ -186,7 +193,10 @@ CASES: Mapping[str, FamilyCases] = {
                 NEW | {"rope_theta": 20.0, "rope_scaling": {"type": "ntk", "factor": 3.0}},
             ),
         ),
-        (*BERT_CASES, *ROTARY_CASES),
+        (
+            *(Case(one.changes, NEW | {"rope_theta": 160000.0}) for one in (*BERT_CASES, ROTARY_CASES[0])),
+            Case({"rope_parameters": ROPE}, NEW | {"rope_theta": 10000.0}),
+        ),
     ),
     "electra": FamilyCases("Electra", "ForSequenceClassification", BERT_LIKE | {"embedding_size": 14}, (), BERT_CASES),
     "mpnet": FamilyCases("MPNet", "ForSequenceClassification", BERT_LIKE, (), BERT_CASES),
@@ -343,9 +353,11 @@ CASES: Mapping[str, FamilyCases] = {
             case(hidden_activation="relu"),
             case(attention_bias=True),
             case(tie_word_embeddings=False),
-            case(rope_parameters=GEMMA3_ROPE | {"full_attention": {"rope_type": "default", "rope_theta": 50.0}}),
             case(rope_parameters=GEMMA3_ROPE | {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
-            case(rope_parameters=GEMMA3_ROPE | {"full_attention": {**ROPE, "rope_type": "linear", "factor": 3.0}}),
+            *(
+                case(rope_parameters=GEMMA3_ROPE | {"full_attention": options})
+                for options in ROPE_TYPE_OPTIONS.values()
+            ),
             Case(
                 {"rope_parameters": {key: {**ROPE, "rope_type": "linear", "factor": 3.0} for key in GEMMA3_ROPE}},
                 {
@@ -378,7 +390,10 @@ CASES: Mapping[str, FamilyCases] = {
                 },
             ),
         ),
-        LLAMA_LIKE[:3],
+        (
+            *(case(rope_parameters=GEMMA3_ROPE | {"full_attention": options}) for options in ROPE_VARIANTS),
+            *LLAMA_LIKE[:3],
+        ),
     ),
     "phi3": FamilyCases(
         "Phi3",
@@ -399,10 +414,19 @@ CASES: Mapping[str, FamilyCases] = {
                 {"rope_parameters": {**ROPE, "rope_theta": 50.0, "partial_rotary_factor": 0.4}},
                 {"rope_parameters": None, "rope_theta": 50.0, "partial_rotary_factor": 0.4},
             ),
-            Case(
-                {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40, "max_position_embeddings": 400},
-                {"rope_parameters": None, "rope_theta": 10000.0}
-                | {"rope_scaling": {**{key: LONGROPE[key] for key in ("short_factor", "long_factor")}, "type": "su"}},
+            *(
+                Case(
+                    {
+                        "rope_parameters": LONGROPE,
+                        "original_max_position_embeddings": 40,
+                        "max_position_embeddings": 400,
+                    },
+                    {"rope_parameters": None, "rope_theta": 10000.0}
+                    | {
+                        "rope_scaling": {**{key: LONGROPE[key] for key in ("short_factor", "long_factor")}, "type": one}
+                    },
+                )
+                for one in ("su", "yarn")
             ),
         ),
         (LLAMA_LIKE[0], LLAMA_LIKE[2], ROPES[0]),
@@ -507,12 +531,19 @@ CASES: Mapping[str, FamilyCases] = {
 }
 
 
+def make_config(family: FamilyCases, changes: Values) -> Any:
+    """Return a configuration of Transformers, which would change nested values that it is given."""
+    name = f"{family.start}{family.task}"
+    values = copy.deepcopy({**family.config, **changes, "architectures": [name]})
+    return getattr(transformers, name).config_class(**values)
+
+
 @torch.no_grad()
 def make_model(family: FamilyCases, changes: Values) -> Any:
     """Return a random model of Transformers; models of the same shapes have the same weights."""
     cls = getattr(transformers, f"{family.start}{family.task}")
     torch.manual_seed(0)
-    model = cls._from_config(cls.config_class(**{**family.config, **changes}), attn_implementation="eager").eval()
+    model = cls._from_config(make_config(family, changes), attn_implementation="eager").eval()
     for name, parameter in model.named_parameters():
         if "embed_positions" not in name or family.start not in ("Marian", "Pegasus"):
             centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
@@ -595,6 +626,18 @@ def compare(family: FamilyCases, cases: Iterable[Case], folder: Path) -> None:
             np.testing.assert_allclose(given[output], array, rtol=0, atol=limit, err_msg=f"{output} of {one}")
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_each_rope_type_that_is_accepted_has_a_case(name: str, tmp_path: Path) -> None:
+    family = CASES[name]
+    changes = [flat(one.changes) for one in (*family.cases, *family.slow_cases)]
+    compared = {value for one in changes for key, value in one.items() if key.endswith("rope_type")}
+    is_nested = "full_attention" in family.config.get("rope_parameters", {}) or name == "modernbert"
+    for kind in set(ROPE_TYPES) - compared - {"default"}:
+        options = {"full_attention": ROPE_TYPE_OPTIONS[kind]} if is_nested else ROPE_TYPE_OPTIONS[kind]
+        write_config(make_config(family, {}), tmp_path, {"rope_parameters": options})
+        assert check_configuration(tmp_path).kind == "", kind
+
+
 def read_options(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the keys of config.json that the family of a folder reads, with their values."""
     found: dict[str, Any] = {}
@@ -641,8 +684,7 @@ def test_each_option_that_is_read_has_a_case_or_is_checked(
     model = make_model(family, {})
     model.save_pretrained(tmp_path)
     for one in (Case(), *family.cases, *family.slow_cases):
-        config = type(model.config)(**{**family.config, "architectures": model.config.architectures, **one.changes})
-        configs.append(flat(write_config(config, tmp_path, one.edits)))
+        configs.append(flat(write_config(make_config(family, one.changes), tmp_path, one.edits)))
         read = read_options(tmp_path, monkeypatch) | read
     varied = {key for config in configs for key in {*config, *configs[0]} if config.get(key) != configs[0].get(key)}
     varied |= {key.replace("rope_scaling", "rope_parameters") for key in varied}

@@ -104,7 +104,15 @@ CASES = (
         {"num_beams": 8, "length_penalty": 0.8, "max_length": 9, "forced_eos_token_id": 1},
         {"extra_pos_embeddings": 1, "static_position_embeddings": True},
     ),
-    Case("t5", T5, "T5ForConditionalGeneration", SMALL_T5, {"max_length": 12}, {"output_past": True}),
+    Case(
+        "t5",
+        T5,
+        "T5ForConditionalGeneration",
+        SMALL_T5,
+        # The second tokens would follow the first ones.
+        {"max_length": 12, "bad_words_ids": [[67, 67], [46, 2]]},
+        {"output_past": True},
+    ),
     Case(
         "flan-t5",
         T5,
@@ -114,6 +122,34 @@ CASES = (
     ),
     Case("mt5", MT5, "MT5ForConditionalGeneration", SMALL_T5 | {"num_layers": 2}, {"max_length": 12, "min_length": 11}),
 )
+# Further shapes of the families that have fewer than three above.
+SIZES: Mapping[str, Mapping[str, Any]] = {
+    "with one layer": {
+        "d_model": 26, "vocab_size": 61, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 1,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 41, "decoder_ffn_dim": 11, "d_kv": 7, "num_heads": 5,
+        "d_ff": 41, "num_layers": 2, "num_decoder_layers": 1,
+    },
+    "with many heads": {
+        "d_model": 48, "vocab_size": 131, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 12,
+        "decoder_attention_heads": 8, "encoder_ffn_dim": 17, "decoder_ffn_dim": 53, "d_kv": 4, "num_heads": 11,
+        "d_ff": 17, "num_layers": 3, "num_decoder_layers": 3,
+    },
+}  # fmt: skip
+
+
+def with_sizes(case: Case, title: str) -> Case:
+    """Return a case of other sizes, without the token ids of a larger vocabulary."""
+    ids = {"pad_token_id": 0, "decoder_start_token_id": 0} if case.family is MARIAN else {}
+    sizes = {key: size for key, size in SIZES[title].items() if key in case.config}
+    return replace(case, name=f"{case.name} {title}", config={**case.config, **sizes, **ids}, generation={})
+
+
+SHAPES = [
+    with_sizes(case, title)
+    for case in CASES
+    if case.name in ("marian", "bart", "mbart", "m2m100", "pegasus", "t5", "mt5")
+    for title in SIZES
+]
 UNTIED = {"flan-t5": "lm_head.weight", "mt5": "lm_head.weight"}
 SOURCES, TARGETS = (POSITIONS, 1, 7, 12), (5, POSITIONS, 1, 12)  # lengths: longest, shortest, two others
 
@@ -220,6 +256,14 @@ def test_outputs_equal_those_of_transformers(pair: Pair) -> None:
         assert_close(run, expected)
 
 
+@pytest.mark.parametrize("case", SHAPES, ids=lambda case: case.name)
+def test_outputs_of_other_shapes_equal_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    model = save(case, tmp_path)
+    pair = make_pair(case, tmp_path, model, import_folder(tmp_path, case.family))
+    for run, expected in zip(pair.runs, pair.expected_runs, strict=True):
+        assert_close(run, expected)
+
+
 def test_rows_alone_have_the_same_bits(pair: Pair) -> None:
     for run, source, target in zip(pair.runs, pair.sources, pair.targets, strict=True):
         (alone,), _ = run_rows(pair.imported.sessions, [source], [target])
@@ -253,6 +297,7 @@ def searched(imported: Imported, source: Sequence[int], max_new_tokens: int, **s
     steps = onnx_steps(imported.sessions, source)
     if defaults.force_end:
         steps = forcing_end(steps, len(generation.start_ids) + max_new_tokens - 1, end_id)
+    steps = forbidding(steps, defaults.bad_words)
     if (defaults.num_beams or 1) == 1:
         return greedy(steps, start, end_id, max_new_tokens, prefix=prefix, processors=processors)
     found = beam(
@@ -278,6 +323,20 @@ def forcing_end(steps: NextLogits, last: int, end_id: int) -> NextLogits:
         if len(prefixes[0]) == last:
             logits = np.full_like(logits, -np.inf)
             logits[:, end_id] = 0.0
+        return logits
+
+    return next_logits
+
+
+def forbidding(steps: NextLogits, words: Sequence[Sequence[int]]) -> NextLogits:
+    """Forbid the last token of each word after the others."""
+
+    def next_logits(prefixes: Sequence[Sequence[int]]) -> Any:
+        logits = steps(prefixes)
+        for row, prefix in zip(logits, prefixes, strict=True):
+            for *first, last in words:
+                if list(prefix[-len(first) :]) == first:
+                    row[last] = -np.inf
         return logits
 
     return next_logits
