@@ -19,11 +19,13 @@ from unittest import mock
 
 from pydantic import BaseModel
 
+from docs.comparisons import activation_rows, generation_rows, model_rows, names_of, option_rows
 from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.configurations import check_configuration
 from export.families.table import FAMILIES_BY_KIND
 from export.sources.chat_template import ChatTemplateError, convert
+from model.data import pretrained
 from model.data.records import TASK_NAMES
 from model.training.options import OPTIONS
 from service import bundle
@@ -66,6 +68,11 @@ def make_parts() -> dict[str, str]:
         "exit-statuses": table(("status", "meaning"), ((str(code), text) for code, text in EXIT_STATUSES.items())),
         "families": families_table(),
         "repositories": repositories_table(),
+        "compared-models": table(("family", "models", "with other options"), model_rows()),
+        "compared-options": table(("key of `config.json`", "compared values", "families"), option_rows()),
+        "activations": table(("function", "names"), activation_rows()),
+        "compared-generation": table(("key of `generation_config.json`", "compared values", "with"), generation_rows()),
+        "training-families": training_families_table(),
         **{name: schema_table(schema) for name, schema in schemas.items() if is_request(name)},
     }
 
@@ -135,10 +142,22 @@ def training_table() -> str:
     return table(("key and flag", "tasks", "values", "default", "description"), rows)
 
 
+def training_families_table() -> str:
+    """Return the families of checkpoints that can be trained."""
+    rows = []
+    for kind, tasks, rope_types in (
+        ("encoder", "classification, encoder", ()),
+        ("decoder", "language-model", pretrained.ROPE_TYPES),
+    ):
+        families = (name for name, family in pretrained.FAMILIES.items() if family.kind == kind)
+        rows.append((kind, tasks, *map(names_of, (families, pretrained.ACTIVATIONS, rope_types))))
+    return table(("kind", "tasks", "families", "activations", "rope types"), rows)
+
+
 def families_table() -> str:
     """Return the families that can be imported, with their classes."""
     rows = [
-        (kind, f"`{family.name}`", ", ".join(f"`{name}`" for name in family.architectures))
+        (kind, f"`{family.name}`", names_of(family.architectures))
         for kind, families in FAMILIES_BY_KIND.items()
         for family in families
     ]

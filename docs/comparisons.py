@@ -1,0 +1,96 @@
+"""Rows of the tables that tell what the tests compare with Transformers.
+
+They come from the cases of the tests, which also check that no family, option or setting lacks one.
+"""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from export.families.table import FAMILIES
+from export.families.values import ACTIVATIONS
+from tests.equality import test_sampling_filters
+from tests.export.compared_models import compared_models
+from tests.export.test_family_options import CASES, WITHOUT_EFFECT, flat, make_config
+from tests.export.test_seq2seq_families import CASES as GENERATION_CASES
+
+Row = tuple[str, str, str]
+# Options of each kind of layer have one row, and so have the names of Transformers 4 and 5.
+_LAYERS = re.compile(r"\b(?:full|sliding)_attention\.")
+_OLD_NAMES = {"rope_scaling.": "rope_parameters.", "rope_parameters.type": "rope_parameters.rope_type"}
+_ABSENT = object()
+_NO_OPTIONS = WITHOUT_EFFECT | {"model_type"}
+
+
+def model_rows() -> Iterator[Row]:
+    """Yield for each family its models that are compared as graphs, and the number of others."""
+    for family in FAMILIES:
+        names = dict.fromkeys(model.name for model in compared_models() if model.family == family.name)
+        cases = CASES.get(family.name)
+        yield f"`{family.name}`", ", ".join(names), str(len(cases.cases + cases.slow_cases) if cases else 0)
+
+
+def option_rows() -> Iterator[Row]:
+    """Yield for each option its values and the families in whose models they are compared."""
+    values = defaultdict[str, dict[str, set[str]]](dict)  # by key and family
+    for name, family in CASES.items():
+        first = _options(make_config(family, {}).to_dict())
+        for case in (*family.cases, *family.slow_cases):
+            edits = {key: _ABSENT if value is None else value for key, value in case.edits.items()}
+            for key, given in _options({**case.changes, **edits}).items():
+                values[key].setdefault(name, set(first.get(key, ()))).update(given)
+    for key in sorted(values, key=lambda key: key.lstrip("_")):
+        families = defaultdict[tuple[str, ...], list[str]](list)  # by the values that they share
+        for name, own in values[key].items():
+            families[tuple(sorted(own, key=_order))].append(name)
+        for shared, names in families.items():
+            yield f"`{key}`", names_of(shared), names_of(names)
+
+
+def _options(values: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the values of each option as JSON."""
+    found = defaultdict[str, set[str]](set)
+    for path, value in flat(values).items():
+        key = _LAYERS.sub("", path)
+        for old, new in _OLD_NAMES.items():
+            key = key.replace(old, new)
+        if key not in _NO_OPTIONS:
+            found[key].add("[…]" if isinstance(value, list) else "absent" if value is _ABSENT else json.dumps(value))
+    return found
+
+
+def _order(value: str) -> tuple[float, str]:
+    try:
+        return float(value), value
+    except ValueError:
+        return float("inf"), value
+
+
+def activation_rows() -> Iterator[tuple[str, str]]:
+    """Yield the names of each activation in `config.json`."""
+    names = defaultdict[str, list[str]](list)
+    for name, function in ACTIVATIONS.items():
+        names[function].append(name)
+    return ((f"`{function}`", names_of(own)) for function, own in names.items())
+
+
+def generation_rows() -> Iterator[Row]:
+    """Yield for each setting of the generation its values and the models that generate with it."""
+    rows = dict[str, tuple[set[str], list[str]]]()
+    for case in GENERATION_CASES:
+        for key, value in case.generation.items():
+            own, names = rows.setdefault(key, (set(), []))
+            own.add(json.dumps(value))
+            names.append(case.name)
+    for filters in test_sampling_filters.CASES:
+        for key, value in filters.items():
+            own, names = rows.setdefault(key, (set(), ["the tokens that may be drawn"]))
+            own.add(json.dumps(value))
+    for key, (own, names) in sorted(rows.items()):
+        yield f"`{key}`", names_of(sorted(own, key=_order)), ", ".join(names)
+
+
+def names_of(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
