@@ -108,7 +108,7 @@ TABLES: Mapping[str, Sequence[Line]] = {
         Line(_SCALED),
         *(
             Line(f"small-{kind}", _SCALED)
-            for kind in ("pre-norm", "single-head", "single-head-without-weights", "linformer")
+            for kind in ("causal-encoder", "pre-norm", "single-head", "single-head-without-weights", "linformer")
         ),
     ),
 }
