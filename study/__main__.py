@@ -51,7 +51,13 @@ STEPS: Sequence[Step] = (
 )
 RESULTS = Path("study/results")
 DOCUMENTS = tuple(
-    Path("docs", name) for name in ("research/attention.md", "research/similar.md", "explanation/quantization.md")
+    Path("docs", name)
+    for name in (
+        "research/attention.md",
+        "research/attention-tables.md",
+        "research/similar.md",
+        "explanation/quantization.md",
+    )
 )
 PICTURES = Path("docs/research/attention")
 WRITER = "python -m study report"

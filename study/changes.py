@@ -31,6 +31,14 @@ CONTROLS: Mapping[str, tuple[str | None, str]] = {
     "linformer": ("post-norm-short", "32 projected keys in the encoder"),
 }
 
+# Differences that the table lacks, most of them between systems that differ in more than one thing.
+FURTHER = (
+    ("luong-concat", "luong-local-p"),
+    ("hard-reinforce", "fixed-context-short"),
+    ("hard-marginal", "hard-reinforce"),
+    ("hard-marginal", "luong-general-short"),
+)
+
 
 def changes_table(result: Result) -> Mapping[str, str]:
     """Return the table of all systems with short training; all of them use the same bootstrap
@@ -46,4 +54,10 @@ def changes_table(result: Result) -> Mapping[str, str]:
         control, text = CONTROLS[name]
         compared = [f"`{control}`", str(bleu - found[control])] if control in found else ["", ""]
         body.append([f"`{name}`", text, str(bleu), *compared])
-    return {"changes": table(["system", "what it is", "tok-lc BLEU", "compared with", "difference"], body)}
+    text = table(["system", "what it is", "tok-lc BLEU", "compared with", "difference"], body)
+    further = [
+        f"`{name}` minus `{other}` {found[name] - found[other]}"
+        for name, other in FURTHER
+        if {name, other} <= set(found)
+    ]
+    return {"changes": f"{text}\n\nFurther differences: {', '.join(further)}." if further else text}

@@ -2,9 +2,10 @@
 
 from bench.style import BLUE, GREEN, ORANGE
 
+METHOD = "Ghost Attention"
 LINES = {  # label, colour, marker
-    "chat-gatt": ("with Ghost Attention", BLUE, "o"),
-    "chat-baseline": ("without Ghost Attention", ORANGE, "s"),
-    "chat-gatt-all-answers": ("with Ghost Attention, loss of all responses", GREEN, "^"),
+    "chat-gatt": (f"with {METHOD}", BLUE, "o"),
+    "chat-baseline": (f"without {METHOD}", ORANGE, "s"),
+    "chat-gatt-all-answers": (f"with {METHOD}, loss of all responses", GREEN, "^"),
 }
 PAIR = ("chat-gatt", "chat-baseline")

@@ -113,6 +113,9 @@ TABLES: Mapping[str, Sequence[Line]] = {
     ),
 }
 
+# Groups whose systems are compared with a second system, too.
+SECOND: Mapping[str, str] = {"order": _SCALED}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, help="folder of run folders, SYSTEM-SEED; those without scores are skipped")
@@ -202,20 +205,41 @@ def _by_system(result: Result, group: str) -> str:
     runs = statistics_by_system(result, tuple(lines))
     found = {name: estimate(rows, resamples(len(rows[0]))) for name, rows in runs.items()}
     baselines = list(dict.fromkeys(line.baseline for line in lines.values() if line.baseline))
+    counts = {name: len(rows) for name, rows in runs.items()}
     # One baseline is named in the head of the column, several in a column.
     (only,) = baselines if len(baselines) == 1 else (None,)
-    head = ["system", "seeds", "BLEU", *([] if only else ["compared with"])]
-    head += [f"minus {lines[only]}" if only else "difference", *(text for text, _ in SIZES.get(group, ()))]
+    head = ["system", *_seeds_head(counts), "BLEU", *([] if only else ["compared with"])]
+    head.append(f"minus {lines[only]}" if only else "difference")
+    second = group in SECOND and SECOND[group] in found and SECOND[group]
+    head += [f"minus {lines[second]}"] if second else []
+    head += [text for text, _ in SIZES.get(group, ())]
     body = []
     for name, bleu in found.items():
         baseline = lines[name].baseline if lines[name].baseline in found else None
-        cells = [str(lines[name]), str(len(runs[name])), str(bleu)]
+        cells = [str(lines[name]), *_seeds_cell(counts, name), str(bleu)]
         if not only:
             cells.append(str(lines[baseline]) if baseline else "")
         cells.append(str(bleu - found[baseline]) if baseline else "")
+        if second:
+            cells.append("" if name in (only, second) else str(bleu - found[second]))
         diagnostics = [row["diagnostics"] for row in result.rows if row.get("system") == name]
         body.append([*cells, *(size(diagnostics) for _, size in SIZES.get(group, ()))])
-    return table(head, body)
+    return table(head, body) + _seeds_note(counts)
+
+
+def _seeds_head(counts: Mapping[str, int]) -> list[str]:
+    return ["seeds"] if len(set(counts.values())) > 1 else []
+
+
+def _seeds_cell(counts: Mapping[str, int], name: str) -> list[str]:
+    """Return the number of seeds of a system if not all systems have the same number."""
+    return [str(counts[name])] if _seeds_head(counts) else []
+
+
+def _seeds_note(counts: Mapping[str, int]) -> str:
+    """Return a sentence if all systems have the same number of several seeds."""
+    several = set(counts.values()) - {1}
+    return f"\n\nMeans of {several.pop()} seeds." if several and not _seeds_head(counts) else ""
 
 
 def _spread(diagnostics: Diagnostics, epoch: int) -> str:
@@ -248,17 +272,20 @@ def _buckets(result: Result) -> list[Bucket]:
 
 
 def _by_length(result: Result) -> str:
-    """Return the BLEU of the systems on joined captions by the words of the source, and how the gap
-    between each system and the first one grows from the shortest to the longest sources.
+    """Return the BLEU of the systems on joined captions by the words of the source, how it changes
+    from the shortest to the longest sources, and how the gap to the first system changes.
     """
     lines = {line.system: line for line in TABLES["long"]}
-    seeds = {name: len(rows) for name, rows in statistics_by_system(result, list(lines)).items()}
+    counts = {name: len(rows) for name, rows in statistics_by_system(result, list(lines)).items()}
     buckets = _buckets(result)
     first, last = buckets[0].bleu, buckets[-1].bleu
     body = []
     for name in first:
         base = lines[name].baseline or ""
-        growth = str((last[name] - last[base]) - (first[name] - first[base])) if base in first else ""
-        body.append([str(lines[name]), str(seeds[name]), *(str(bucket.bleu[name]) for bucket in buckets), growth])
+        change = last[name] - first[name]
+        growth = str(change - (last[base] - first[base])) if base in first else ""
+        values = [str(bucket.bleu[name]) for bucket in buckets]
+        body.append([str(lines[name]), *_seeds_cell(counts, name), *values, str(change), growth])
     columns = [f"{bucket.name} words ({bucket.num_sentences})" for bucket in buckets]
-    return table(["system", "seeds", *columns, f"growth of the gap to {TABLES['long'][0]}"], body)
+    ends = ["change", f"growth of the gap to {TABLES['long'][0]}"]
+    return table(["system", *_seeds_head(counts), *columns, *ends], body) + _seeds_note(counts)

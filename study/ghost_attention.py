@@ -30,12 +30,13 @@ from model.evaluation.defaults import SEED
 from model.evaluation.recall import MAX_ANSWER_TOKENS, Script
 from model.evaluation.share import Z_95
 from model.systems import bundle_name
-from study.chats import LINES, PAIR
+from study.chats import LINES, METHOD, PAIR
 from study.served import Served, serve
 
 NAME = "ghost-attention"
 PARAMETERS = {"max_new_tokens": MAX_ANSWER_TOKENS}
-TURNS_OF_TABLE = (1, 2, 4, 6, 10, 20)
+TURNS_OF_TABLE = (1, 2, 20)
+TURNS_OF_LONG_TABLE = (1, 2, 4, 6, 10, 20)
 LABELS = {"largest": "largest weight on the instruction", "share": "mean share of attention, %"}
 
 
@@ -146,15 +147,29 @@ def _summary(by_turn: Sequence[Sequence[InstructionAttention]]) -> dict[str, Any
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the table of the largest weights with their intervals: one column for each turn."""
+    """Return a short and a long table of the largest weights with their intervals."""
+    return {NAME: _by_model(result), f"{NAME}-all": _by_turn(result, TURNS_OF_LONG_TABLE)}
+
+
+def _by_model(result: Result) -> str:
+    """Return a table with a row for each kind, and a column for each model and turn."""
     turns = [turn for turn in TURNS_OF_TABLE if turn <= len(result.rows[0]["largest"])]
+    found = {(row["instruction"], row["model"]): row for row in result.rows}
+    body = [[kind, *(_with_interval(found[kind, name], turn - 1) for name in PAIR for turn in turns)] for kind in KINDS]
+    words = [LINES[name][0].removesuffix(f" {METHOD}") for name in PAIR]
+    return table(["instruction", *(f"{word}, turn {turn}" for word in words for turn in turns)], body)
+
+
+def _by_turn(result: Result, turns: Sequence[int]) -> str:
+    """Return a table with a column for each turn that was measured."""
+    turns = [turn for turn in turns if turn <= len(result.rows[0]["largest"])]
     body = [
         [row["instruction"], LINES[row["model"]][0], *(_with_interval(row, turn - 1) for turn in turns)]
         for kind in KINDS
         for row in result.rows
         if row["instruction"] == kind
     ]
-    return {NAME: table(["instruction", "model", *(f"turn {turn}" for turn in turns)], body)}
+    return table(["instruction", "model", *(f"turn {turn}" for turn in turns)], body)
 
 
 def _with_interval(row: Mapping[str, Any], index: int) -> str:

@@ -32,7 +32,7 @@ HEAD = (
 
 
 def headline(result: Result) -> Mapping[str, str]:
-    """Return the table of the main systems with notes on how all systems were measured."""
+    """Return the table of the main systems, and notes on how all systems were measured."""
     systems, test_set = runs_by_system(result), test_set_of(result)
     main = [name for name in (*COMPARED, SHIPPED) if name in systems]
     samples = resamples(len(test_set.source_words))
@@ -40,15 +40,22 @@ def headline(result: Result) -> Mapping[str, str]:
     body = [_cells(name, systems[name], bleu) for name in main]
     all_runs = [run for runs in systems.values() for run in runs]
     notes = [
-        *_spread({name: systems[name] for name in main if name in COMPARED}),
         *_differences(bleu),
-        *_target(systems.get(ADDITIVE, ())),
+        *_deviations([systems[name] for name in main]),
         _missing(systems),
+    ]
+    trainings = [
+        *_spread({name: systems[name] for name in main if name in COMPARED}),
+        *_target(systems.get(ADDITIVE, ())),
         _budget(all_runs),
         _precision(all_runs),
         _signatures(all_runs),
     ]
-    return {"headline": "\n".join([table(HEAD, body), "", *(f"- {note}" for note in notes if note)])}
+    return {"headline": f"{table(HEAD, body)}\n\n{_listed(notes)}", "trainings": _listed(trainings)}
+
+
+def _listed(notes: Sequence[str]) -> str:
+    return "\n".join(f"- {note}" for note in notes if note)
 
 
 def _cells(name: str, runs: Sequence[Row], bleu: Mapping[str, Estimate]) -> list[str]:
@@ -115,6 +122,15 @@ def _precision(runs: Sequence[Row]) -> str:
     if not names[rarer]:
         return f"All runs were trained in {_PRECISIONS[other]}."
     return f"Trained in {_PRECISIONS[rarer]}: {', '.join(names[rarer])}; all others in {_PRECISIONS[other]}."
+
+
+def _deviations(systems: Sequence[Sequence[Row]]) -> list[str]:
+    """Return a sentence on the spread of the seeds of a system."""
+    scores = [[run["tokenised_bleu"]["value"] for run in runs] for runs in systems if len(runs) > 1]
+    if not scores:
+        return []
+    found = [statistics.stdev(values) for values in scores]
+    return [f"The standard deviation over the seeds of a system is {min(found):.1f} to {max(found):.1f} tok-lc."]
 
 
 def _missing(systems: Mapping[str, Sequence[Row]]) -> str:

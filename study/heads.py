@@ -31,6 +31,7 @@ SHARE = 0.9  # of the sum of singular values
 GRID = np.linspace(0.05, 1, 20)  # share of the singular values, of the curves
 KINDS = {"encoder": "encoder", "cross": "cross-attention", "decoder": "decoder"}
 TITLES = {"entropy": "entropy, bits", "special": "weight on the start token", "end": "weight on final mark and end"}
+ENDS = ("special", "end")  # quantities that are weights
 COLOURS = (BLUE, ORANGE, GREEN, BLACK, GREY, "#cc79a7")  # of layers
 
 
@@ -195,7 +196,19 @@ def _statistics_table(rows: Sequence[Row]) -> str:
         end = found[model, kind, "special" if kind == "decoder" else "end"]
         cells = [_spread(row, has_rollout) for row in (found[model, kind, "entropy"], end)]
         body.append([f"`{system_of(model)}`", KINDS[kind], *cells, _rollout_cell(end) if has_rollout else ""])
-    return table(head, body)
+    entropy, share = (_widest([row for row in rows if row["quantity"] in names]) for names in (["entropy"], ENDS))
+    text = f"Intervals of single heads are at most ± {entropy:.2f} bits and ± {100 * share:.0f} %."
+    return f"{table(head, body)}\n\n{text}"
+
+
+def _widest(rows: Sequence[Row]) -> float:
+    """Return the longest side of the intervals of all heads."""
+    sides = [
+        max(value - low, high - value)
+        for row in rows
+        for value, low, high in zip(*(np.ravel(row[name]) for name in ("value", "low", "high")), strict=True)
+    ]
+    return float(max(sides))
 
 
 def _end_table(rows: Sequence[Row]) -> str:

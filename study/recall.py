@@ -21,7 +21,7 @@ from model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
 from model.systems import bundle_name
 from service.bundle import MANIFEST
 from study.bleu import percent
-from study.chats import LINES
+from study.chats import LINES, METHOD
 from study.collect import system_and_seed
 from study.served import Served, serve
 
@@ -93,18 +93,28 @@ def served_responses(served: Served, name: str) -> Answer:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the tables of shares with intervals: by turn, and of each run at the last turn."""
+    """Return the tables of shares with intervals: by turn, and of each run at the last turn.
+
+    The short table has all conditions of the first model, and unseen values of the others.
+    """
     found = {(row["system"], row["condition"], row["turn"]): row for row in result.rows if "condition" in row}
     runs = [row for row in result.rows if "run_seed" in row]
     turns = sorted({turn for *_, turn in found})
-    body = [
-        [label, condition, *(_share(found[name, condition, turn]) for turn in turns)]
+    body = {
+        (name, condition): [label, condition, *(_share(found[name, condition, turn]) for turn in turns)]
         for name, (label, *_) in LINES.items()
         if (name, UNSEEN, turns[0]) in found
         for condition in CASES
+    }
+    (first, _), *_ = body
+    short = [
+        [label.replace(f" {METHOD}", ""), *cells]
+        for (name, condition), (label, *cells) in body.items()
+        if name == first or condition == UNSEEN
     ]
+    columns = ["dialogues", *(f"turn {turn}" for turn in turns)]
     seeds = [[LINES[row["system"]][0], str(row["run_seed"]), _share(row)] for row in runs]
-    written = {NAME: table(["model", "dialogues", *(f"turn {turn}" for turn in turns)], body)}
+    written = {NAME: table([METHOD, *columns], short), f"{NAME}-all": table(["model", *columns], list(body.values()))}
     if seeds:
         written["recall-seeds"] = table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds)
     return written

@@ -6,10 +6,12 @@ from typing import Any
 
 from bench.record import Result, Row
 from bench.report import table
-from model.systems import MULTI30K, SYSTEMS
+from model.systems import COMPARED, MULTI30K, SYSTEMS
 from model.training.config import PRECISIONS
 
 REFERENCE = "transformer"  # speeds of the others are divided by its speed
+# Systems of the short table: those that are compared, and the extremes.
+SHOWN = (REFERENCE, *COMPARED, "hard-marginal", "linformer", "sentiment", "chat-gatt")
 
 
 def training_minutes(row: Row) -> float:
@@ -23,21 +25,22 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the table of training and decoding of every system."""
+    """Return the tables of training and decoding, of some systems and of all."""
     settings, *rows = result.rows
     speeds = {row["system"]: row.get("tokens_per_s", {}) for row in rows}
     counts = list(dict.fromkeys(count for speed in speeds.values() for count in speed))
     reference = speeds.get(REFERENCE, {})
     head = ["system", *(f"ms per update, {each}" for each in PRECISIONS), "training, minutes"]
     head += [f"speed served, {count} at once" for count in counts]
-    body = [
-        [
+    body = {
+        row["system"]: [
             f"`{row['system']}`",
             *_training(row),
             *(_speed(row, reference, count) for count in counts),
         ]
         for row in rows
-    ]
+    }
+    short = [cells for system, cells in body.items() if system in SHOWN]
     threads = settings["threads"]
     decoded = max((len(speed) for each in speeds.values() for speed in each.values()), default=0)
     trained = max((len(row["update_ms"][each]) for row in rows if "update_ms" in row for each in PRECISIONS), default=0)
@@ -45,7 +48,7 @@ def tables(result: Result) -> Mapping[str, str]:
         f"{threads} {'thread' if threads == 1 else 'threads'}; medians of rounds in which all systems take turns: "
         f"{trained} of {settings['updates_a_round']} updates, {decoded} of decoding.{_spread(rows)}"
     )
-    return {"speed": f"{table(head, body)}\n\n{text}"}
+    return {"speed": f"{table(head, short)}\n\n{text}", "speed-all": table(head, list(body.values()))}
 
 
 def _spread(rows: Sequence[Row]) -> str:

@@ -38,7 +38,7 @@ def result() -> Result:
 
 def cells(text: str) -> list[list[str]]:
     """Return the rows of a table with its head."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
     return [lines[0], *lines[2:]]
 
 
@@ -55,13 +55,26 @@ def test_systems_of_a_group_are_compared_with_their_baselines() -> None:
     given = tables(result())
     assert set(given) == {"claims-long", "claims-scale"}  # groups with trained systems
     head, first, second = cells(given["claims-scale"])
-    assert head[3:5] == ["compared with", "difference"]
+    assert head[2:4] == ["compared with", "difference"]
+    assert given["claims-scale"].endswith("\n\nMeans of 2 seeds.")
     # Mean spread of both seeds, and the norm of 3, 1.5 and 9.
-    assert (first[:2], first[3:]) == (["`dot`", "2"], ["", "", "0.75", "0.75", "9.6", "9.6"])
-    assert second[3] == "`dot`" and " ± " in second[4]
-    assert float(second[2].split()[0]) - float(first[2].split()[0]) == pytest.approx(
-        float(second[4].split()[0]), abs=0.11
+    assert (first[0], first[2:]) == ("`dot`", ["", "", "0.75", "0.75", "9.6", "9.6"])
+    assert second[2] == "`dot`" and " ± " in second[3]
+    assert float(second[1].split()[0]) - float(first[1].split()[0]) == pytest.approx(
+        float(second[3].split()[0]), abs=0.11
     )
+
+
+def test_different_numbers_of_seeds_have_a_column() -> None:
+    rows = (*result().rows, run("small-general", 1, 8))
+    text = tables(Result(rows=rows))["claims-scale"]
+    assert [line[:2] for line in cells(text)] == [
+        ["system", "seeds"],
+        ["`dot`", "2"],
+        ["`dot-scaled`", "2"],
+        ["`general`", "1"],
+    ]
+    assert "Means of" not in text
 
 
 def test_one_baseline_is_named_in_the_head_and_depths_have_ratios_of_gradients() -> None:
@@ -69,9 +82,13 @@ def test_one_baseline_is_named_in_the_head_and_depths_have_ratios_of_gradients()
     rows = (run("small-fixed-context", 1, 8), run("small-bahdanau", 1, 10))
     given = tables(Result(rows=(*before, *rows)))
     head, first, second = cells(given["claims-context"])
-    assert head == ["system", "seeds", "BLEU", "minus `fixed-context`"]
-    assert [first[0], second[0]] == ["`fixed-context`", "`bahdanau`"] and first[3] == ""
-    assert float(second[3].split()[0]) > 0
+    assert head == ["system", "BLEU", "minus `fixed-context`"]
+    assert [first[0], second[0]] == ["`fixed-context`", "`bahdanau`"] and first[2] == ""
+    assert float(second[2].split()[0]) > 0 and "Means of" not in given["claims-context"]
+    orders = (run(f"small-positions-{kind}", 1, 8) for kind in ("none", "sinusoidal", "rotary"))
+    order = cells(tables(Result(rows=(*before, *orders)))["claims-order"])
+    assert order[0][2:] == ["minus `positions-none`", "minus `positions-sinusoidal`"]
+    assert [line[2:] for line in order[1:]] == [["", ""], ["0.0 ± 0.0", ""], ["0.0 ± 0.0"] * 2]
     depths = tables(Result(rows=(*before, run("small-depth-4", 1, 8))))["claims-depth"]
     assert cells(depths)[1][-2:] == ["", "2"]  # without a decoder
 
@@ -84,8 +101,8 @@ def test_joined_captions_are_compared_by_length(tmp_path: Path) -> None:
     counts = [sum(first <= length <= last for length in LENGTHS) for first, last in BUCKETS]
     assert all(f"({count})" in text for count in counts)
     head, fixed, attention = cells(text)
-    assert head[-1] == "growth of the gap to `fixed-context`" and fixed[-1] == ""
-    assert attention[2:5] == ["100.0 ± 0.0"] * 3 and attention[-1] == "0.0 ± 0.0"  # equal at every length
+    assert head[-2:] == ["change", "growth of the gap to `fixed-context`"] and fixed[-1] == ""
+    assert attention[1:4] == ["100.0 ± 0.0"] * 3 and attention[-2:] == ["0.0 ± 0.0"] * 2  # equal at every length
     draw(Result(rows=rows), tmp_path)
     picture = (tmp_path / "long.svg").read_text()
     drawn = [label for label, *_ in LONG_LINES.values() if f">{label}</text>" in picture]

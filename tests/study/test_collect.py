@@ -160,11 +160,13 @@ def test_the_table_has_each_seed_and_the_number_of_seeds(make_run: MakeRun, coll
     assert rows["`bahdanau`"][3] == f"{first:.1f}, {second:.1f} (2 of 3 seeds)"
     assert float(rows["`bahdanau`"][4].split()[0]) == pytest.approx((first - second) / 2, abs=0.05)
     assert rows["`bahdanau`"][7] == "3"
-    assert "bfloat16](training.md#precision): `bahdanau-2`; all others in float32." in headline(result)["headline"]
+    assert "bfloat16](training.md#precision): `bahdanau-2`; all others in float32." in headline(result)["trainings"]
     assert rows["`transformer`"][2:5] == ["100.0 ± 0.0", "", ""]
     assert list(rows)[2:] == ["`fixed-context`", "`bahdanau`", "`transformer`"]
     assert lines_of(changes_table(result)["changes"])["`hard-marginal`"][2].startswith(f"{first:.1f} ")
-    assert "Each update reads at most 2,000 padded tokens; that of `transformer` 4,096." in headline(result)["headline"]
+    assert (
+        "Each update reads at most 2,000 padded tokens; that of `transformer` 4,096." in headline(result)["trainings"]
+    )
 
 
 @pytest.mark.parametrize(("outputs", "verdict"), [(REFERENCES, "is reached"), (BAD, "is **not reached**")])
@@ -172,7 +174,7 @@ def test_the_table_says_if_the_target_is_reached(
     make_run: MakeRun, collected: Callable[[], Result], outputs: list[str], verdict: str
 ) -> None:
     make_run("bahdanau-1", outputs)
-    assert f"37 tok-lc, {verdict}." in headline(collected())["headline"]
+    assert f"37 tok-lc, {verdict}." in headline(collected())["trainings"]
 
 
 def test_the_score_of_a_bucket_equals_sacrebleus(make_run: MakeRun, collected: Callable[[], Result]) -> None:
@@ -206,6 +208,17 @@ def test_a_change_is_compared_with_a_system_trained_as_long(
     assert rows["`luong-general-short`"][2].startswith(f"{theirs:.1f} ")
     assert rows["`luong-dot`"][3] == "`luong-general-short`"
     assert float(rows["`luong-dot`"][4].split()[0]) == pytest.approx(ours - theirs, abs=0.05)
+    assert "Further" not in changes_table(result)["changes"]
+
+
+def test_systems_that_differ_in_several_things_are_compared_below_the_table(
+    make_run: MakeRun, collected: Callable[..., Result]
+) -> None:
+    make_run("hard-reinforce-1", BAD)
+    make_run("hard-marginal-1", GOOD)
+    text = changes_table(collected())["changes"]
+    assert "Further differences: `hard-marginal` minus `hard-reinforce` " in text
+    assert "luong" not in text.partition("Further")[2]
 
 
 def test_every_system_with_one_change_has_a_baseline_trained_as_long() -> None:

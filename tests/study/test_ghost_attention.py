@@ -83,7 +83,10 @@ def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, t
         (model, kind) for model in ("chat-gatt", "chat-baseline") for kind in KINDS
     ]
     assert all(len(row["largest"]) == len(row["share_half_width"]) == 2 for row in result.rows)
-    lines = tables(result)["ghost-attention"].splitlines()
+    parts = tables(result)
+    short, lines = (parts[name].splitlines() for name in ("ghost-attention", "ghost-attention-all"))
+    assert short[0] == "| instruction | with, turn 1 | with, turn 2 | without, turn 1 | without, turn 2 |"
+    assert len(short) == 2 + len(KINDS)
     assert lines[0] == "| instruction | model | turn 1 | turn 2 |"
     assert len(lines) == 2 + 2 * len(KINDS)
     texts = drawn_texts(draw, result, tmp_path / "ghost-attention.svg")

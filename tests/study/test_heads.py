@@ -51,7 +51,7 @@ def test_a_bundle_is_measured_and_written_up(bundle: Path, tmp_path: Path, toy_s
     (tmp_path / "test_2016_flickr.en").write_text(text, encoding="utf-8")
     result = heads.measure(Namespace(bundles=[bundle.parent], data=tmp_path, sentences=3))
     parts = heads.tables(result)
-    assert "| `toy` | cross-attention | " in parts["heads"]
+    assert "| `toy` | cross-attention | " in parts["heads"] and "Intervals of single heads are " in parts["heads"]
     assert "| `toy` | 3 | " in parts["singular-values"] and "Intervals are at most ± " in parts["singular-values"]
     heads.draw(result, tmp_path)
     assert (tmp_path / "singular-values.svg").is_file() and not (tmp_path / "heads.svg").exists()

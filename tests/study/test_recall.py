@@ -13,7 +13,7 @@ from model.data.instructions import KINDS
 from model.evaluation.recall import Script, greedy_answers
 from model.systems import bundle_name
 from study.chats import LINES
-from study.recall import CASES, add_arguments, draw, measure, served_responses, tables
+from study.recall import CASES, UNSEEN, add_arguments, draw, measure, served_responses, tables
 from study.served import serve
 from tests.support.steps import drawn_texts, parse
 
@@ -66,12 +66,22 @@ def test_a_folder_without_any_chat_model_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
-    lines = tables(Result(rows=ROWS))["recall"].splitlines()
+    lines = tables(Result(rows=ROWS))["recall-all"].splitlines()
     assert lines[0] == "| model | dialogues | turn 1 | turn 20 |"
     assert lines[2] == "| with Ghost Attention | trained | 22 [12, 37] | 15 [12, 37] |"
     assert len(lines) == 2 + len(LINES) * len(CASES)
     one = tables(Result(rows=[row for row in ROWS if row["system"] == "chat-baseline"]))
-    assert one.keys() == {"recall"} and len(one["recall"].splitlines()) == 2 + len(CASES)
+    assert one.keys() == {"recall", "recall-all"} and len(one["recall"].splitlines()) == 2 + len(CASES)
+
+
+def test_the_short_table_has_all_conditions_of_one_model_and_unseen_values_of_the_others() -> None:
+    parts = tables(Result(rows=ROWS))
+    lines, every = parts["recall"].splitlines(), parts["recall-all"].replace(" Ghost Attention", "").splitlines()
+    assert lines[0] == "| Ghost Attention | dialogues | turn 1 | turn 20 |"
+    assert lines[2:] == every[2 : 2 + len(CASES)] + [
+        line for line in every[2 + len(CASES) :] if f"| {UNSEEN} |" in line
+    ]
+    assert len(lines) == 2 + len(CASES) + len(LINES) - 1
 
 
 def test_the_picture_shows_every_condition_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:

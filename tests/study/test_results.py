@@ -3,15 +3,16 @@ better one unnoticed.
 """
 
 import statistics
+from collections.abc import Mapping
 
 import pytest
 
 from bench.record import read_results
-from model.systems import COMPARED, PLAN, bundle_name
+from model.systems import COMPARED, PLAN
 from study import claims, collect, quality
 from study.__main__ import RESULTS
 from study.headline import ADDITIVE, TARGET
-from study.runs import TRANSLATING, runs_by_system
+from study.runs import TRANSLATING, runs_by_system, system_of
 
 RECORDED = read_results(RESULTS)
 RUNS = runs_by_system(RECORDED[collect.NAME].result)
@@ -42,12 +43,18 @@ def test_the_classifier_is_correct_on_four_of_five_sentences() -> None:
     assert all(100 * one["correct"] / one["sentences"] >= 81 for one in (dev, test))
 
 
-def test_served_models_of_the_small_setting_score_like_their_runs() -> None:
-    runs = {
-        bundle_name(row["system"]): row["tokenised_bleu"]["value"]
-        for row in RECORDED[claims.NAME].result.rows
-        if row["kind"] == "system"
-    }
-    found = {row["model"]: row["tok_lc"] for row in RECORDED[quality.NAME].result.rows if row["model"] in runs}
-    assert len(found) > 20
-    assert {model: value for model, value in found.items() if abs(value - runs[model]) > 0.3} == {}
+SMALL_RUNS = {
+    row["system"]: row["tokenised_bleu"]["value"]
+    for row in RECORDED[claims.NAME].result.rows
+    if row["kind"] == "system"
+}
+FIRST_RUNS = {name: rows[0]["tokenised_bleu"]["value"] for name, rows in RUNS.items()}
+
+
+@pytest.mark.parametrize(("runs", "count", "most"), [(SMALL_RUNS, 22, 0.3), (FIRST_RUNS, 5, 0.2)])
+def test_served_models_score_like_their_runs(runs: Mapping[str, float], count: int, most: float) -> None:
+    """docs/research/attention.md names these limits."""
+    served = {system_of(row["model"]): row["tok_lc"] for row in RECORDED[quality.NAME].result.rows if "tok_lc" in row}
+    found = {name: value - runs[name] for name, value in served.items() if name in runs}
+    assert len(found) == count
+    assert {name: difference for name, difference in found.items() if abs(difference) > most} == {}

@@ -145,8 +145,11 @@ def test_unmeasured_cells_are_empty() -> None:
 
 def test_chat_systems_are_not_compared_with_translation_systems() -> None:
     settings = {"threads": 2, "updates_a_round": 3}
-    rows = [{"system": name, "parameters": 1, "tokens_per_s": {"1": [9.0]}} for name in ("transformer", "chat-gatt")]
-    assert "| `chat-gatt` |  |  |  | 9 tokens/s |" in tables(Result(rows=(settings, *rows)))["speed"]
+    names = ("transformer", "chat-gatt", "chat-baseline")
+    rows = [{"system": name, "parameters": 1, "tokens_per_s": {"1": [9.0]}} for name in names]
+    parts = tables(Result(rows=(settings, *rows)))
+    assert "| `chat-gatt` |  |  |  | 9 tokens/s |" in parts["speed"]
+    assert "`chat-baseline`" not in parts["speed"] and "| `chat-baseline` |" in parts["speed-all"]
 
 
 def test_without_the_transformer_there_are_no_ratios() -> None:
