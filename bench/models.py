@@ -44,6 +44,7 @@ RECIPES = {  # of models that were trained here: int8 is fast for many rows, int
     "int4": Recipe(4, encoder="per-tensor"),
 }
 CALIBRATION_SENTENCES = 50
+GROWN_SIZES: dict[str, int] = {}  # the defaults of TransformerConfig are the sizes of the paper
 MARIAN = TransformerConfig(58_101)  # the sizes of the most used models
 T5_SIZES: dict[str, int] = {}  # the defaults of transformers are the sizes of T5-small
 NO_OPTIONS = ExportOptions()
@@ -115,7 +116,7 @@ class Models:
         def make(subject: Subject) -> None:
             small = read_model(self._shipped)
             sizes = {name: getattr(small.config, name) for name in ("max_positions", "pad_id", "bos_id", "eos_id")}
-            large = grow(small, TransformerConfig(small.config.vocab_size, **sizes))
+            large = grow(small, TransformerConfig(small.config.vocab_size, **sizes, **GROWN_SIZES))
             self._for_ctranslate2(subject, large, self._shipped / TOKENIZER)
             checkpoint = subject.path("checkpoint")
             save_checkpoint(checkpoint, large.config, large.state_dict(), subject.path(TOKENIZER), {})

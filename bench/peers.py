@@ -62,8 +62,9 @@ class Peer:
         if not installed.exists() or installed.read_text(encoding="utf-8") != wanted:
             shutil.rmtree(folder, ignore_errors=True)
             print(f"  installing {self.name} in {folder}", flush=True)
-            self._run(sys.executable, "-m", "venv", str(folder))
-            self._run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self.packages)
+            self._run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+            pip = (sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check")
+            self._run(*pip, "install", "--quiet", *self.packages)
             installed.write_text(wanted, encoding="utf-8")
         return python
 

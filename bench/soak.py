@@ -39,6 +39,7 @@ AVERAGED = 5  # readings in each of the two means; a single reading varies by 10
 LEAVING_SHARE = 1 / 8
 MAX_ABORT_DELAY_S = 0.08  # before a client aborts its call
 MAX_IDLE_WAIT_S = 10.0  # for the service to finish work of aborted calls
+SETTLING_S = RELEASE_INTERVAL_S + 1.0  # until connections are closed and idle models have released memory
 TIMEOUT_S = 60.0
 MAX_CHARACTERS = 600
 MAX_TOKENS = 32
@@ -356,4 +357,4 @@ async def _wait_until_idle(url: str) -> None:
         if time.monotonic() > end:
             raise RuntimeError(f"the service is still busy {MAX_IDLE_WAIT_S:g} s after the last call: {busy}")
         await asyncio.sleep(0.05)
-    await asyncio.sleep(RELEASE_INTERVAL_S + 1.0)  # until connections are closed and idle models have released memory
+    await asyncio.sleep(SETTLING_S)

@@ -28,7 +28,7 @@ from loadtest.report import Distribution
 from service.keys import add_key
 
 INPUTS, BEAMS = 32, 4  # for a large call
-PEAK_CLIENTS = (1, 2, 3, 4)
+PEAK_CLIENTS = {"large": (1, 2, 3, 4), "single": (16, 64, 128)}
 OVERLOADS = {3: 60.0, 10: 6.0}  # multiples of the capacity, with the seconds of each load
 LARGE_CLIENTS = 12
 RETRYING_CLIENTS = 600
@@ -42,11 +42,11 @@ def run(options: Options) -> Result:
         rows: list[dict[str, Any]] = []
         figures: dict[str, Figure] = {}
         _run(server, _warm_up_load(options))
-        for name, bodies, inputs, clients in (
-            ("large", _large_bodies(options.sentences), INPUTS, PEAK_CLIENTS),
-            ("single", bodies_of(options.sentences), 1, (16, 64, 128)),
+        for name, bodies, inputs in (
+            ("large", _large_bodies(options.sentences), INPUTS),
+            ("single", bodies_of(options.sentences), 1),
         ):
-            figures |= _goodput(server, options, name, Load(GENERATE, bodies), inputs, clients, rows)
+            figures |= _goodput(server, options, name, Load(GENERATE, bodies), inputs, PEAK_CLIENTS[name], rows)
         figures |= _small_among_large(server, options, rows)
         figures |= _retries(server, options, rows)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,32 +1,44 @@
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 
-from bench.libraries.contender import Setup, Task, running_contenders
-from bench.libraries.section import FIXED_TOKENS, compare, setups_of
+from bench.libraries import section
+from bench.libraries.contender import Contender, Setup, Task, running_contenders
 from bench.models import Subject
 from bench.options import Options
 
 
-def float32_setups(subject: Subject) -> list[Setup]:
-    return [one for one in setups_of(subject, max_rows=15) if one.dtype == "float32" and not one.environment]
+@pytest.fixture(scope="module")
+def contenders(marian: Subject) -> Iterator[list[Contender]]:
+    """Every library in float32."""
+    setups = section.setups_of(marian, max_rows=15)
+    chosen = [one for one in setups if one.dtype == "float32" and not one.environment]
+    with running_contenders(chosen, num_threads=1) as running:
+        yield running
 
 
-def test_all_libraries_decode_the_same_tokens(marian: Subject, toy_sentences: list[str]) -> None:
+def test_all_libraries_decode_the_same_tokens(
+    contenders: list[Contender], marian: Subject, toy_sentences: list[str]
+) -> None:
     tasks = [Task(marian.sources(toy_sentences[:3]), beams, new_tokens=7, at_least_s=0) for beams in (1, 5)]
-    with running_contenders(float32_setups(marian), num_threads=1) as contenders:
-        ours, *others = ([contender.measure(task).outputs for task in tasks] for contender in contenders)
+    ours, *others = ([contender.measure(task).outputs for task in tasks] for contender in contenders)
     assert len(others) == 2
     assert [[len(output) for output in outputs] for outputs in ours] == [[7, 7, 7]] * 2
     assert others == [ours] * 2
 
 
-def test_the_speeds_of_all_libraries_are_compared(marian: Subject, short: Options) -> None:
-    result = compare(short, marian, float32_setups(marian))
+def test_the_speeds_of_all_libraries_are_compared(
+    contenders: list[Contender], marian: Subject, short: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(section, "running_contenders", lambda *_: contextlib.nullcontext(contenders))
+    result = section.compare(short, marian, [])
     kinds = ["sightline", "ctranslate2", "transformers"]
     rows = {row["library"]: row["greedy, 1"] for row in result.rows}
     assert [f"{kind}, float32" in rows for kind in kinds] == [True] * 3
     ours, theirs = (rows[f"{kind}, float32"][0] for kind in kinds[:2])
     assert result.figures["library.greedy.1.float32"].value == pytest.approx(ours / theirs, rel=0.01)
-    assert FIXED_TOKENS == 20
+    assert section.FIXED_TOKENS == 20
 
 
 def test_a_setup_that_the_processor_does_not_support_is_skipped(

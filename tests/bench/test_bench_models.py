@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,12 +6,8 @@ import pytest
 from bench import models
 from bench.models import RECIPES, Models, Subject
 from bench.weights import read_model
+from model.config import TransformerConfig
 from service.bundle import read_bundle
-
-
-@pytest.fixture(scope="module")
-def grown(small_models: Models) -> Subject:
-    return small_models.grown
 
 
 def test_a_subject_has_a_bundle_of_each_data_type(marian: Subject) -> None:
@@ -24,12 +21,16 @@ def test_a_subject_has_a_bundle_of_each_data_type(marian: Subject) -> None:
         )
 
 
-def test_the_grown_model_has_the_papers_sizes_and_the_shipped_models_tokens(bundle: Path, grown: Subject) -> None:
-    config, small = read_model(grown.bundle("float32")).config, read_model(bundle).config
+def test_the_grown_model_has_its_sizes_and_the_shipped_models_tokens(bundle: Path, small_models: Models) -> None:
+    grown = small_models.grown.bundle("float32")
+    assert read_model(grown).config == replace(read_model(bundle).config, **models.GROWN_SIZES)
+    assert read_bundle(grown).tokens == read_bundle(bundle).tokens
+
+
+def test_the_grown_model_has_the_papers_sizes_by_default() -> None:
+    config = TransformerConfig(vocab_size=10)
     assert (config.d_model, config.num_heads, config.d_ff) == (512, 8, 2048)
     assert (config.encoder_layers, config.decoder_layers) == (6, 6)
-    assert (config.vocab_size, config.max_positions) == (small.vocab_size, small.max_positions)
-    assert read_bundle(grown.bundle("float32")).tokens == read_bundle(bundle).tokens
 
 
 def test_a_model_is_created_once_and_an_interrupted_one_again(

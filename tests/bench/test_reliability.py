@@ -10,9 +10,9 @@ from bench.targets import RELIABILITY
 
 
 def test_overload_is_measured(short: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overload, "RETRYING_CLIENTS", 20)
-    monkeypatch.setattr(overload, "OVERLOADS", {3: 0.7, 10: 0.7})
-    result = overload.run(dataclasses.replace(short, seconds=0.3))
+    monkeypatch.setattr(overload, "PEAK_CLIENTS", {"large": (1,), "single": (4, 16)})
+    monkeypatch.setattr(overload, "OVERLOADS", {3: 0.3, 10: 0.3})
+    result = overload.run(dataclasses.replace(short, seconds=0.15))
     measured = {target.figure for target in RELIABILITY if target.section == "overload"}
     assert result.figures.keys() == measured
     assert all(result.figures[f"overload.{name}"].value > 0 for name in ("single.10", "small.p99", "health.at once"))

@@ -23,19 +23,6 @@ def test_help_lists_every_step_with_a_description(capsys: pytest.CaptureFixture[
     assert [step.NAME for step in STEPS if not re.search(rf"^    {step.NAME} +\w", text, re.MULTILINE)] == []
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Copies of the documents and the pictures, as the committed results write them."""
-    folder = tmp_path_factory.mktemp("report")
-    return write_copies(folder, [Path(shutil.copy(document, folder)) for document in DOCUMENTS])
-
-
-def write_copies(folder: Path, documents: list[Path]) -> list[Path]:
-    """Write the report and return its documents and pictures."""
-    write_report(RESULTS, documents, folder / "pictures")
-    return [*documents, *sorted((folder / "pictures").iterdir())]
-
-
 def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
     results = read_results(RESULTS)
     written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
@@ -44,18 +31,15 @@ def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
     assert text.count(END) == text.count(WRITER + "` -->")
 
 
-def test_the_documents_and_their_pictures_are_up_to_date(report: list[Path]) -> None:
+def test_the_same_results_give_the_bytes_of_the_documents_and_their_pictures(tmp_path: Path) -> None:
+    documents = [Path(shutil.copy(document, tmp_path)) for document in DOCUMENTS]
+    write_report(RESULTS, documents, tmp_path / "pictures")
+    written = [*documents, *sorted((tmp_path / "pictures").iterdir())]
     expected = [*DOCUMENTS, *sorted(PICTURES.iterdir())]
-    assert [path.name for path in report] == [path.name for path in expected]
+    assert [path.name for path in written] == [path.name for path in expected]
     assert [
-        path.name for path, one in zip(report, expected, strict=True) if path.read_bytes() != one.read_bytes()
+        path.name for path, one in zip(written, expected, strict=True) if path.read_bytes() != one.read_bytes()
     ] == []
-
-
-def test_the_same_results_give_the_same_bytes(report: list[Path]) -> None:
-    written = [path.read_bytes() for path in report]
-    again = write_copies(report[0].parent, report[: len(DOCUMENTS)])
-    assert [path.read_bytes() for path in again] == written
 
 
 def test_intervals_in_the_text_of_the_study_are_those_of_its_tables() -> None:
