@@ -33,11 +33,11 @@ SYSTEMS: dict[str, MakeConfig] = {
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoint with random weights and bundle of each system."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.3)
-    return write_bundles(tmp_path_factory.mktemp("classifiers"), models, tokenizer, toy_sentences)
+    return write_bundles(tmp_path_factory.mktemp("classifiers"), models, tokenizer)
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)

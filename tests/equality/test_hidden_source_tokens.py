@@ -34,11 +34,11 @@ BEAMS = GenerateParameters(max_new_tokens=8, num_beams=3, num_return_sequences=2
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoint with random weights and bundle of each system."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS | REJECTED, tokenizer, noise=0.2)
-    return write_bundles(tmp_path_factory.mktemp("hidden"), models, tokenizer, toy_sentences[:2])
+    return write_bundles(tmp_path_factory.mktemp("hidden"), models, tokenizer)
 
 
 System = tuple[TranslationModel, OnnxRunner, list[Ids]]

@@ -45,14 +45,18 @@ def test_every_output_has_the_same_bits_alone_and_in_any_batch(bundle: Path, num
 def test_every_output_has_the_same_bits_with_any_number_of_threads(bundle: Path) -> None:
     """A seed must give the same text with any number of threads, which the service measures."""
     manifest, random = read_bundle(bundle), np.random.default_rng(8)
-    expected = load(bundle)
-    for lengths in (SHORT_LENGTHS, (*range(60, 67),)):
-        sequences = [(draw(random, manifest, length), draw(random, manifest, STEPS)) for length in lengths]
-        for num_threads in (2, 3, 4):
-            runner = load(bundle, num_threads)
-            for row in (0, len(sequences) - 1):
-                message = f"{num_threads} threads, row {row} of {lengths}"
-                assert_same_bits(run_rows(runner, sequences, row), run_rows(expected, sequences, row), message)
+    batches = [
+        [(draw(random, manifest, length), draw(random, manifest, STEPS)) for length in lengths]
+        for lengths in (SHORT_LENGTHS, range(60, 67))
+    ]
+    one_thread = load(bundle)
+    rows = [(batch, row) for batch in batches for row in (0, len(batch) - 1)]
+    expected = [run_rows(one_thread, batch, row) for batch, row in rows]
+    for num_threads in (2, 3):
+        runner = load(bundle, num_threads)
+        for (batch, row), outputs in zip(rows, expected, strict=True):
+            message = f"{num_threads} threads, row {row} of {len(batch)}"
+            assert_same_bits(run_rows(runner, batch, row), outputs, message)
 
 
 def test_a_row_beyond_the_first_hundred_has_the_bits_of_the_first() -> None:

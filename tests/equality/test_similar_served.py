@@ -28,7 +28,7 @@ def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoint with random weights of each architecture, and its bundle."""
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models(SYSTEMS, tokenizer, noise=0.1)
-    return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer, ["A dog."])
+    return write_bundles(tmp_path_factory.mktemp("similar"), models, tokenizer)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -377,10 +377,10 @@ def test_an_unknown_default_model_is_rejected_before_anything_is_loaded(folder: 
 
 
 @pytest.fixture(scope="module")
-def recurrent_bundle(checkpoint: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recurrent_bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = checkpoint / "tokenizer.json"
     models = random_models({"recurrent": small("luong-general")}, tokenizer, noise=0.2)
-    written = write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer, toy_sentences[:2])
+    written = write_bundles(tmp_path_factory.mktemp("recurrent"), models, tokenizer)
     return written / "bundles" / "recurrent"
 
 
