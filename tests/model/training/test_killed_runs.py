@@ -1,9 +1,11 @@
 """Runs of every task that are killed or interrupted resume to the same weights."""
 
+import functools
 import itertools
 import random
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -65,10 +67,27 @@ def test_a_run_that_is_killed_twenty_times_gives_the_same_weights(
     kill_often(processes, name, tmp_path, kills=20, seed=2)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that returns a run of a task without interruption, which is trained once."""
+
+    @functools.cache
+    def trained(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        toy_trainer(name, folder / "whole").fit()
+        return folder / "whole"
+
+    return trained
+
+
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_the_update_and_it_resumes_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    whole: Callable[[str], Path],
+    name: str,
+    number: signal.Signals,
 ) -> None:
     update, calls = Trainer.update, []
 
@@ -78,7 +97,6 @@ def test_a_signal_ends_the_run_after_the_update_and_it_resumes_to_the_same_weigh
             signal.raise_signal(number)
         return update(trainer, batches)
 
-    toy_trainer(name, tmp_path / "whole").fit()
     # Processes that a shell starts in the background ignore SIGINT.
     previous = signal.signal(number, signal.default_int_handler)
     try:
@@ -94,11 +112,11 @@ def test_a_signal_ends_the_run_after_the_update_and_it_resumes_to_the_same_weigh
     state = load_metadata(tmp_path / "run" / "state.safetensors")
     assert (state["step"], state["batch"], state["epoch"]) == (5, 5, 0)
     toy_trainer(name, tmp_path / "run").fit()
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole(name), tmp_path / "run")
 
 
 def test_a_signal_during_validation_ends_the_run_at_once_and_nothing_is_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Callable[[str], Path]
 ) -> None:
     """Metrics may take minutes, and a supervisor waits only some seconds after SIGTERM."""
 
@@ -106,7 +124,6 @@ def test_a_signal_during_validation_ends_the_run_at_once_and_nothing_is_repeated
         signal.raise_signal(signal.SIGTERM)
         raise AssertionError("the signal must end the evaluation")
 
-    toy_trainer("translation", tmp_path / "whole").fit()
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "evaluate", evaluate)
         with pytest.raises(Interrupted):
@@ -122,7 +139,7 @@ def test_a_signal_during_validation_ends_the_run_at_once_and_nothing_is_repeated
     monkeypatch.setattr(Trainer, "update", remember)
     toy_trainer("translation", tmp_path / "run").fit()
     assert steps[0] == state["step"] + 1
-    assert_same_run(tmp_path / "whole", tmp_path / "run")
+    assert_same_run(whole("translation"), tmp_path / "run")
 
 
 def test_a_second_signal_ends_the_process_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,8 @@
 import dataclasses
 import json
 import math
-import os
 import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,49 +106,6 @@ def test_a_run_resumed_within_an_epoch_gives_the_same_weights(
     trainer.train_epoch()  # and nothing of it is written
     train(broken, corpus, toy_config)
     assert_same_run(unbroken, broken)
-
-
-def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 180  # PyTorch takes a minute to import on a busy machine
-    while not condition():
-        assert process.poll() is None, "training ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def test_a_killed_process_leaves_a_run_that_resumes_to_the_same_weights(
-    tmp_path: Path, corpus: Path, toy_config: MakeConfig
-) -> None:
-    """A real process gets a real SIGKILL in the middle of an epoch."""
-    config = dataclasses.replace(TOY, max_epochs=6, batch_tokens=64, max_length_tokens=32)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    script = f"""
-import dataclasses
-from pathlib import Path
-import torch
-from model.config import TransformerConfig
-from model.training.config import SystemConfig
-from model.training.tasks import read_system_data
-from model.training.trainer import Trainer
-from model.training import translation
-torch.set_num_threads(1)
-def make(vocab_size):
-    return dataclasses.replace({toy_config(300)}, vocab_size=vocab_size)
-run, config = Path({str(killed)!r}), {config}
-prepared, model_config = read_system_data("translation", Path({str(corpus)!r}), run, config, make)
-Trainer(run, config, translation.TRANSLATION, prepared, model_config, torch.device("cpu")).fit()
-"""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    process = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
-    # Two epochs are logged, and at least the first is saved.
-    log = killed / "log.jsonl"
-    wait_for(lambda: log.exists() and log.read_bytes().count(b"\n") >= 2, process)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert 1 <= load_metadata(killed / "state.safetensors")["epoch"] < 6
-    train(killed, corpus, toy_config, config)
-    train(whole, corpus, toy_config, config)
-    assert_same_run(whole, killed)
 
 
 def test_another_seed_gives_other_weights(tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path) -> None:
