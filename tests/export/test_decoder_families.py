@@ -60,7 +60,7 @@ def assert_close(given: Mapping[str, Array], expected: Mapping[str, Array], limi
         assert difference <= 1e-4 * max(1, max_abs(expected[name])), name
 
 
-@pytest.mark.parametrize("chunk", [1, CHUNK, POSITIONS])
+@pytest.mark.parametrize("chunk", [CHUNK, POSITIONS])
 def test_prefill_in_chunks_equals_transformers(
     imported: Imported, expected: Mapping[str, Array], limits: Mapping[str, float], chunk: int
 ) -> None:

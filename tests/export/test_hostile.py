@@ -33,7 +33,7 @@ from tests.export.tokenizers.writing import special_pieces, unigram_pieces, writ
 pytestmark = pytest.mark.usefixtures("no_child")
 SECONDS = 30  # of the processor for an import of a tiny checkpoint
 MEMORY = 2 << 30
-SAMPLE = 6  # changes of each family in the fast test
+SAMPLE = 3  # changes of each family in the fast test
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 )

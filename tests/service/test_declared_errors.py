@@ -269,8 +269,10 @@ class Cause:
     async def responses_to(
         self, body: dict[str, Any], running: Running, operation: Operation
     ) -> AsyncIterator[httpx.Response]:
-        """Yield the response of each model, or one response if the request names no model."""
-        requests = (operation.at(model, body) for model in self.models)
+        """Yield the response of each model, or one response if the request names no model or has no
+        body, so that it does not depend on the tasks of the model.
+        """
+        requests = (operation.at(model, body) for model in self.models[: None if operation.reads_body else 1])
         for path, named in dict.fromkeys((path, orjson.dumps(named)) for path, named in requests):
             path += f"{'&' if '?' in path else '?'}{self.query}" if self.query else ""
             content = self.content(named) if operation.reads_body else None
