@@ -310,7 +310,7 @@ async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]
         yield running
 
 
-@pytest.fixture(params=[0, 0.1], ids=["as they come", "many at once"])
+@pytest.fixture(params=[0, 0.03], ids=["as they come", "many at once"])
 def arrivals(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deliver the events of streams one by one, or many at once."""
     next_arrivals = Submission.next_arrivals
@@ -331,7 +331,7 @@ async def generate(running: Running, inputs: Any, **parameters: Any) -> Any:
     return await running.result("/v1/generate", {"inputs": inputs, "parameters": parameters})
 
 
-async def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+async def until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until a condition is true; fail after a timeout."""
     async with asyncio.timeout(timeout_s):
         while not is_true():
@@ -353,10 +353,10 @@ class Wire:
         return self.server.port
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def http(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         connection = self.http()
@@ -377,7 +377,7 @@ class Wire:
 
     def end(self) -> None:
         self.server.should_exit = True
-        self.thread.join(timeout=10)
+        self.thread.join(timeout=60)
         assert not self.thread.is_alive()
 
 
@@ -411,7 +411,7 @@ def serve(make_backend: MakeBackend) -> Serve:
     return run
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not is_true():
         assert time.monotonic() < end, "it never came about"

@@ -222,7 +222,7 @@ def test_a_reader_that_stops_reading_blocks_nothing_and_every_lost_line_is_count
         started = time.monotonic()
         for number in range(num_logged):
             logger.info("line", extra={"fields": {"number": number}})
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 60
         dropped = handler.num_dropped
         assert 0 < dropped <= num_logged - MAX_WAITING_LINES
         assert num_dropped_lines() == dropped
@@ -243,7 +243,7 @@ def test_flushing_waits_for_the_reader_up_to_a_limit() -> None:
         logging.getLogger("one").info("x" * 1_000_000)  # more than the capacity of the pipe
         started = time.monotonic()
         handler.flush()
-        assert FLUSH_S <= time.monotonic() - started < FLUSH_S + 2
+        assert FLUSH_S <= time.monotonic() - started < FLUSH_S + 20
         assert handler.num_dropped == 0
 
 

@@ -54,7 +54,7 @@ def test_the_drain_window_serves_requests_and_is_not_ready(serve: Serve, make_ba
         assert stream.read().endswith(b"data: [DONE]\n\n")
         unary.join()
         assert responses[0][0] == 200
-        wire.thread.join(timeout=10)
+        wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
         assert wire.server.exit_code == 0
         connection.close()
@@ -63,7 +63,7 @@ def test_the_drain_window_serves_requests_and_is_not_ready(serve: Serve, make_ba
 def test_an_interrupt_from_the_keyboard_has_no_drain_window(serve: Serve) -> None:
     with serve(drain_s=60.0) as wire:
         wire.server.handle_exit(signal.SIGINT, None)
-        wire.thread.join(timeout=10)
+        wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
         assert wire.server.exit_code == 0
 
@@ -72,7 +72,7 @@ def test_the_listener_closes_after_the_drain_window(serve: Serve) -> None:
     with serve(drain_s=0.1) as wire:
         port = wire.port
         terminate(wire)
-        wire.thread.join(timeout=10)
+        wire.thread.join(timeout=30)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=1)
 
@@ -85,8 +85,8 @@ def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve
         wait_until(lambda: wire.backend.engines[0].num_running == 1)
         started = time.monotonic()
         terminate(wire)
-        unary.join(timeout=10)
-        wire.thread.join(timeout=10)
+        unary.join(timeout=30)
+        wire.thread.join(timeout=30)
         assert time.monotonic() - started < 5  # two to finish, one to give up the call that hangs, and not that twice
         assert not wire.thread.is_alive()
         hang.set()
@@ -94,24 +94,30 @@ def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve
 
 
 def test_idle_connections_and_stalled_uploads_do_not_delay_the_shutdown(serve: Serve) -> None:
-    with serve(drain_s=0, body_timeout_s=0.3) as wire, contextlib.ExitStack() as open_connections:
+    with (
+        serve(drain_s=0, body_timeout_s=0.3, shutdown_timeout_s=60) as wire,
+        contextlib.ExitStack() as opened,
+    ):
         idle = wire.http()
         idle.request("GET", "/health/live")
         idle.getresponse().read()
-        silent = open_connections.enter_context(wire.connect())
-        stalled = open_connections.enter_context(wire.connect())
+        silent = opened.enter_context(wire.connect())
+        stalled = opened.enter_context(wire.connect())
         stalled.sendall(
             b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         )
         wait_until(lambda: len(wire.server.server_state.connections) == 3)
         terminate(wire)
-        wire.thread.join(timeout=3)
+        wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
         assert silent.recv(1) == b""
         idle.close()
 
 
-def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(serve: Serve) -> None:
+def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "RESPONSE_S", 1)
     with serve(drain_s=0, shutdown_timeout_s=0.1, body_timeout_s=60) as wire, wire.connect() as stalled:
         stalled.sendall(
             b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
@@ -120,7 +126,7 @@ def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(se
         terminate(wire)
         response = read_all(stalled)
         assert response.startswith(b"HTTP/1.1 503 ") and b'"code":"draining"' in response
-        wire.thread.join(timeout=3)
+        wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
 
 
@@ -134,7 +140,7 @@ def test_responses_cut_by_the_shutdown_are_one_log_line_each_without_a_traceback
         wire.wait_idle()
         time.sleep(0.3)  # until all buffers on the way are full
         terminate(wire)
-        wire.thread.join(timeout=10)
+        wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
         head, _, content = read_all(client).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 ") and b"content-length: %d" % len(content) not in head
@@ -173,6 +179,6 @@ def test_a_shutdown_while_loading_is_orderly(serve: Serve, make_backend: MakeBac
     with serve(make_backend(wait_for=may_load), drain_s=0) as wire:
         terminate(wire)
         may_load.set()
-        wire.thread.join(timeout=5)
+        wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
         assert wire.server.exit_code == 0

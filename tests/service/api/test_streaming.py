@@ -274,12 +274,12 @@ def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, m
 
 def test_a_slow_reader_gets_a_large_response_completely(serve: Serve, make_backend: MakeBackend) -> None:
     """Regression: the timeout of one piece applied to the whole response."""
-    with serve(make_backend(), write_timeout_s=0.3) as wire, large_response(wire) as client:
+    with serve(make_backend(), write_timeout_s=0.6) as wire, large_response(wire) as client:
         response, started = b"", time.monotonic()
         while data := client.recv(20_000):
             response += data
             time.sleep(0.002)
-        assert time.monotonic() - started > 2 * 0.3
+        assert time.monotonic() - started > 2 * 0.6
         assert_is_whole(response)
 
 
@@ -301,11 +301,11 @@ def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     line had no error code.
     """
     caplog.set_level(logging.INFO, logs.access_logger.name)
-    with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
+    with serve(make_backend(), write_timeout_s=1) as wire, large_response(wire) as client:
         assert client.recv(1).startswith(b"H")  # the response has begun
         started = time.monotonic()
         wait_until(lambda: not wire.server.server_state.connections)
-        assert 0.4 < time.monotonic() - started < 0.9
+        assert 0.8 < time.monotonic() - started < 1.9
         line = logged_call(caplog)
         assert (line["status"], line["code"]) == (200, "client_too_slow")
         assert b'request_failure_total{code="client_too_slow"} 1.0' in wire.get("/metrics")[1]

@@ -198,9 +198,9 @@ def test_combining_marks_in_any_order_take_linear_time() -> None:
     A body of 1 MiB blocked the process for minutes; this text took 40 seconds.
     """
     text = "a" + "\u0301\u0323" * 100_000
-    started = time.perf_counter()
+    started = time.process_time()
     assert TEXT.min_num_tokens(text, 64) > 64
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_tokenizer_of_another_kind_is_rejected(tmp_path: Path) -> None:

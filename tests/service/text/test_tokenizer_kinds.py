@@ -296,10 +296,10 @@ def test_the_time_of_a_token_does_not_depend_on_earlier_tokens() -> None:
     tokenizer = TOKENIZERS["byte fallback"]
     byte = next(id_ for id_ in range(len(tokenizer)) if tokenizer.bytes_of(id_) == b"\xe4")
     text = TextStream(tokenizer, ["x" * 10])
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(200_000):
         text.push(byte)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from tests.service.conftest import wait_until
 
-START_S = 60.0
+START_S = 120.0
 Body = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ class WorkerService:
     port: int = 0
 
     def connect(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.connect()
         return connection
 
