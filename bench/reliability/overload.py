@@ -33,6 +33,7 @@ OVERLOADS = {3: 60.0, 10: 6.0}  # multiples of the capacity, with the seconds of
 LARGE_CLIENTS = 12
 RETRYING_CLIENTS = 600
 PROBE_PAUSE_S = 0.02
+HEAD_START_S = 1.0  # of large calls before small ones
 SECONDS = 2.4  # duration of a load, as a multiple of that of the other sections: few large calls succeed in a second
 
 
@@ -178,13 +179,13 @@ def _small_among_large(
     """
     small = Load(GENERATE, bodies_of(options.sentences), clients=1, duration_s=2 * options.seconds)
     large = Load(
-        GENERATE, _large_bodies(options.sentences), clients=LARGE_CLIENTS, duration_s=2 * options.seconds + 1.0
+        GENERATE, _large_bodies(options.sentences), clients=LARGE_CLIENTS, duration_s=2 * options.seconds + HEAD_START_S
     )
 
     async def run_beside(client: Client) -> Measurement:
         async with Client(server.url, TIMEOUT_S, key=keys[1]) as other, asyncio.TaskGroup() as group:
             group.create_task(run_load(other, large))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(HEAD_START_S)
             return await run_load(client, small)
 
     success: list[float] = []

@@ -12,6 +12,7 @@ from bench.targets import RELIABILITY
 def test_overload_is_measured(short: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overload, "PEAK_CLIENTS", {"large": (1,), "single": (4, 16)})
     monkeypatch.setattr(overload, "OVERLOADS", {3: 0.3, 10: 0.3})
+    monkeypatch.setattr(overload, "HEAD_START_S", 0.2)
     result = overload.run(dataclasses.replace(short, seconds=0.15))
     measured = {target.figure for target in RELIABILITY if target.section == "overload"}
     assert result.figures.keys() == measured

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.__main__ import main
-from model.config import TransformerConfig, read_model_config
+from model.config import ClassifierConfig, read_model_config
 from model.data.records import TASK_NAMES, TaskName
 from model.data.samples import write_sample
 from model.data.tokenizer import train_tokenizer
@@ -210,15 +210,15 @@ def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pyt
 def test_a_file_of_options_is_overridden_and_stored(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "translation", "--print-config", "--dropout", "0.5", "--epochs", "9"]) == 0
+    assert main(["train", "classification", "--print-config", "--dropout", "0.5", "--epochs", "9"]) == 0
     path = tmp_path / "options.toml"
     path.write_text(capsys.readouterr().out, encoding="utf-8")
     run = tmp_path / "run"
-    arguments = ["train", "translation", str(data / "translation"), "--run", str(run), "--config", str(path)]
+    arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--config", str(path)]
     assert main([*arguments, *SMALL, "--precision", "bfloat16"]) == 0
     assert read_train_config(run / "train.json", TrainConfig).precision == "bfloat16"
     model = read_model_config(run / "config.json")
-    assert isinstance(model, TransformerConfig) and model.dropout == 0.5
+    assert isinstance(model, ClassifierConfig) and model.dropout == 0.5
     text = (run / "options.toml").read_text(encoding="utf-8")
     assert "dropout = 0.5\n" in text and "epochs = 1\n" in text
 

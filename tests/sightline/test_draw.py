@@ -77,13 +77,16 @@ def test_a_png_has_the_scale_of_its_option(drawn: Draw, tmp_path: Path) -> None:
         assert int.from_bytes(header[16:20], "big") == scale * width
 
 
-def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(drawn: Draw, tmp_path: Path) -> None:
+def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(
+    drawn: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("resvg_py")
+    monkeypatch.setattr("sightline.draw.MAX_PIXELS", 500_000)
     out, largest = tmp_path / "large.png", set[str]()
     for scale in ("100", "1e9"):
         code, _, errors, _ = drawn("--scale", scale, "--out", str(out))
         assert code == 2 and not out.exists()
-        assert re.search(r"but at most 50000000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
+        assert re.search(r"but at most 500000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
         largest.update(re.findall(r"at most ([0-9.]+), or", errors))
     (scale,) = largest
     assert drawn("--scale", scale, "--out", str(out))[0] == 0

@@ -14,6 +14,7 @@ from model.training.tasks import read_system_data
 from model.training.trainer import Trainer
 from model.training.translation import TRANSLATION
 from service.bundle import MANIFEST, read_manifest, write_manifest
+from study import speed
 from study.speed import DECODING_ROUNDS, SENTENCES, add_arguments, measure
 from study.speed_report import ratios, tables, training_minutes
 from tests.support.steps import parse
@@ -53,7 +54,8 @@ def parsed(zoo: Path, *words: str) -> argparse.Namespace:
     return parse(add_arguments, *folders, "--threads", "1", "--rounds", "2", *words)
 
 
-def test_systems_are_measured_for_training_and_decoding_if_they_can(zoo: Path) -> None:
+def test_systems_are_measured_for_training_and_decoding_if_they_can(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "DECODING_S", 0.02)
     before = sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*"))
     settings, *rows = measure(parsed(zoo)).rows
     assert settings["threads"] == 1
@@ -72,7 +74,8 @@ def test_systems_are_measured_for_training_and_decoding_if_they_can(zoo: Path) -
     assert sorted((path, path.stat().st_mtime_ns) for path in (zoo / "runs").rglob("*")) == before
 
 
-def test_the_number_of_threads_is_restored(zoo: Path) -> None:
+def test_the_number_of_threads_is_restored(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "_time_decoding", lambda *_: {})
     threads = torch.get_num_threads()
     measure(parsed(zoo, "--rounds", "1", "--threads", "2"))
     assert torch.get_num_threads() == threads

@@ -69,7 +69,7 @@ def test_a_run_that_is_killed_twenty_times_gives_the_same_weights(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that returns a run of a task without interruption, which is trained once."""
+    """Return a function that returns an uninterrupted run of a task, which is trained once."""
 
     @functools.cache
     def trained(name: str) -> Path:
