@@ -44,7 +44,7 @@ RECIPES = {  # of models that were trained here: int8 is fast for many rows, int
     "int4": Recipe(4, encoder="per-tensor"),
 }
 CALIBRATION_SENTENCES = 50
-GROWN_SIZES: dict[str, int] = {}  # the defaults of TransformerConfig are the sizes of the paper
+GROWN_SIZES: dict[str, Any] = {}  # the defaults of TransformerConfig are the sizes of the paper
 MARIAN = TransformerConfig(58_101)  # the sizes of the most used models
 T5_SIZES: dict[str, int] = {}  # the defaults of transformers are the sizes of T5-small
 NO_OPTIONS = ExportOptions()

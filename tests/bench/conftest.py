@@ -6,7 +6,9 @@ import pytest
 from bench import models
 from bench.models import Models, Subject
 from bench.options import Options
+from export import pipeline
 from model.config import TransformerConfig
+from tests.support.training_runs import UNCHECKED
 
 GROWN_SIZES = {"d_model": 64, "num_heads": 4, "d_ff": 128, "encoder_layers": 3, "decoder_layers": 3}
 T5_SIZES = {
@@ -16,12 +18,13 @@ T5_SIZES = {
 
 @pytest.fixture(scope="session")
 def small_models(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    """Models of the toy bundle, and small ones in place of larger ones."""
+    """Models of the toy bundle, and small ones in place of larger ones, which are not verified."""
     with pytest.MonkeyPatch.context() as patch:
         small = TransformerConfig(640, d_model=32, num_heads=4, d_ff=64, encoder_layers=2, decoder_layers=1)
         patch.setattr(models, "MARIAN", small)
         patch.setattr(models, "GROWN_SIZES", GROWN_SIZES)
         patch.setattr(models, "T5_SIZES", T5_SIZES)
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
         yield Models(tmp_path_factory.mktemp("models"), bundle, toy_sentences)
 
 

@@ -1,5 +1,6 @@
 """Tests that weights read back from a bundle are correct for every quantization scheme."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ FORMS: tuple[QuantScheme, ...] = ("group-wise", "per-token", "per-tensor")
 
 
 def read_quantized(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
-    quantize_bundle(bundle, out, recipe, None, calibration=["A man sleeps."])
+    quantize_bundle(bundle, out, replace(recipe, states="float32"), None, calibration=["A man sleeps."])
     return read_model(out).state_dict()
 
 
@@ -85,7 +86,7 @@ def test_rows_that_are_no_multiple_of_a_block_are_read_completely(
         torch.manual_seed(2)
         model = Transformer(config).eval()
     save_checkpoint(tmp_path / "narrow", config, model.state_dict(), checkpoint / "tokenizer.json", {})
-    export_bundle(tmp_path / "narrow", tmp_path / "float32", BundleMetadata("narrow"), toy_sentences[:1])
+    export_bundle(tmp_path / "narrow", tmp_path / "float32", BundleMetadata("narrow"), toy_sentences[:1], check=False)
     read = [
         read_quantized(tmp_path / "float32", tmp_path / form, Recipe(bits, 16, projection=form))["embedding.weight"]
         for form in FORMS

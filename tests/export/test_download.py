@@ -117,10 +117,11 @@ def test_a_repository_becomes_a_bundle_that_records_its_commit(client: Client, t
 
 
 def test_a_second_download_uses_the_cache_also_offline(client: Client) -> None:
-    folder, commit = client.download()
-    assert commit == COMMIT and Path(folder).name == COMMIT
-    client.hub.requests.clear()
-    assert client.download() == (folder, commit)
+    with client.downloads() as download:
+        folder, commit = download("owner/tiny")
+        assert commit == COMMIT and Path(folder).name == COMMIT
+        client.hub.requests.clear()
+        assert download("owner/tiny") == (folder, commit)
     assert not any("cdn" in path for path in client.hub.paths())
     client.hub.requests.clear()
     assert client.download(HF_HUB_OFFLINE="1") == (folder, commit)

@@ -30,6 +30,7 @@ from service.inference.dense import read_dense
 from service.loading import load_backend
 from service.settings import Settings
 from sightline.__main__ import main as sightline
+from tests.export.failing_checks import differ, end_process
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 from tests.support.training_runs import UNCHECKED
 
@@ -373,14 +374,6 @@ def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsy
         assert main([str(folder), "--out", str(tmp_path / name)]) == 2
         assert f"error: {tmp_path / name} exists and is not a bundle" in capsys.readouterr().err
     assert (tmp_path / "home" / "photos").is_dir() and (tmp_path / "file").read_text() == "text"
-
-
-def end_process(*_: object) -> Verification:
-    os._exit(9)
-
-
-def differ(*_: object) -> Verification:
-    raise VerificationError("hidden states differ")
 
 
 @pytest.mark.parametrize(
