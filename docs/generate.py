@@ -24,8 +24,9 @@ from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from export.configurations import check_configuration
 from export.families.table import FAMILIES_BY_KIND
-from export.sources.chat_template import ChatTemplateError, convert
+from export.sources.chat_template import convert
 from model.data import pretrained
+from model.data.jinja import ChatTemplateError
 from model.data.records import TASK_NAMES
 from model.training.options import OPTIONS
 from service import bundle

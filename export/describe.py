@@ -24,7 +24,7 @@ from export.families.weights import Array, Weights
 from export.graphs.builder import WeightFile
 from export.graphs.model import Graphs, build_graphs
 from export.options import ExportOptions
-from export.sources.chat_template import ChatTemplateError, convert, read_chat_template
+from export.sources.chat_template import convert, read_chat_template
 from export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
 from export.sources.firefox.marian_binary import open_marian, read_file
@@ -41,6 +41,7 @@ from export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
 from model.data import dialogues
 from model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
+from model.data.jinja import ChatTemplateError
 from model.data.tokenizer import BOS, PAD, prompt_tokenizer
 from model.errors import UsageError
 from service.bundle import (

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from model.errors import EXIT_FAILED
+from model.memory import limit_memory
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MEMORY_BYTES = 3 << 29  # beside the libraries, the files and the weights
@@ -59,7 +60,7 @@ def begin_step(name: str, num_bytes: int, speed: float = SPEED, *, is_first: boo
     elapsed_seconds = ELAPSED_FACTOR * (SECONDS + work)
     os.ftruncate(_report, 0)
     os.pwrite(_report, f"{processor_seconds} {elapsed_seconds:.0f} {name}".encode(errors="backslashreplace"), 0)
-    _limit_memory(MEMORY_BYTES + num_bytes + processors * THREAD_BYTES)
+    limit_memory(MEMORY_BYTES + num_bytes + processors * THREAD_BYTES)
     _limit_processor_time(math.ceil(processor) + processor_seconds)
     signal.setitimer(signal.ITIMER_REAL, max(0.001, clock + elapsed_seconds - time.monotonic()))
 
@@ -99,25 +100,17 @@ def end_if_child_was_ended() -> None:
         os.kill(os.getpid(), signal.SIGXCPU)
 
 
-def _limit_memory(num_bytes: int) -> None:
-    """Limit the private memory of this process and of its children to what it is now, and more."""
-    with suppress(OSError, StopIteration):  # other systems than Linux have no such file
-        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        used = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        limit = used + num_bytes
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+def folder_bytes(path: Path, allowed: Iterable[Path] = ()) -> int:
+    """Return the size of the files of a checkpoint, a file or a folder, in bytes.
 
-
-@contextmanager
-def bounded_memory(num_bytes: int) -> Iterator[None]:
-    """Raise `MemoryError` if this process needs that much memory more."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    _limit_memory(num_bytes)
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+    Links to files outside of the folder and of the folders `allowed`, which are never read, do not
+    count. `/proc/kcore` has 128 TiB.
+    """
+    if path.is_file():
+        return path.stat().st_size
+    roots = [root.resolve() for root in (path, *allowed)]
+    files = [file.resolve() for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files if any(file.is_relative_to(root) for root in roots))
 
 
 def needs_limits(arguments: Sequence[str]) -> bool:
@@ -129,8 +122,8 @@ def out_of_memory() -> str:
     """Return the error of a step that has asked for more memory than its limit."""
     step = "the command" if _report is None else _read_step(_report)[2]
     return (
-        f"{step} needs more memory than is there or than files of this size need; a file of the checkpoint may be "
-        "damaged: use another checkpoint, or end other programs and try again"
+        f"{step} needs more memory than is there or than files of this size need; a file of others may be damaged: "
+        "use another checkpoint or tokenizer, or end other programs and try again"
     )
 
 
@@ -140,11 +133,16 @@ def _read_step(report: int) -> tuple[str, str, str]:
     return processor, elapsed, name or "the command"
 
 
-def run_limited(module: str, arguments: Sequence[str]) -> int:
+def run_limited(module: str, arguments: Sequence[str], status_of_signal: int = EXIT_FAILED) -> int:
     """Run the command line of a module in a child process with limits; return its exit status.
 
     Standard input and output are those of this process. So is standard error for Python; messages
     of libraries in other languages, such as those of a panic, are only part of an error.
+
+    Args:
+        module: the module, which is run as `__main__`.
+        arguments: words of the command line.
+        status_of_signal: exit status if a signal ends the child, such as that of a limit.
     """
     with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as messages:
         files = [report.fileno(), messages.fileno()]
@@ -165,27 +163,27 @@ def run_limited(module: str, arguments: Sequence[str]) -> int:
         lines = messages.read(MAX_MESSAGE_BYTES).decode(errors="replace").splitlines()
         message = " ".join(line for line in lines if line and not line.startswith("note: "))
         sys.stderr.write(f"error: {_reason(-status, *_read_step(report.fileno()), message)}\n")
-        return EXIT_FAILED
+        return status_of_signal
 
 
 def _reason(number: int, processor: str, elapsed: str, step: str, message: str) -> str:
     """Return the error of a step that a signal has ended after a message of a library."""
     if number == signal.SIGXCPU:
         return (
-            f"{step} was ended, because the command had used {processor} seconds of processor time; a file of the "
-            "checkpoint asks for unbounded work: use another checkpoint"
+            f"{step} was ended, because the command had used {processor} seconds of processor time; a file of others "
+            "asks for unbounded work: use another checkpoint or tokenizer"
         )
     if number == signal.SIGALRM:
         return (
             f"{step} was ended, because the command had run for {elapsed} seconds; this machine is too busy, or a file "
-            "of the checkpoint asks for unbounded work: try again, or use another checkpoint"
+            "of others asks for unbounded work: try again, or use another checkpoint or tokenizer"
         )
     if number == signal.SIGKILL:
         return f"{step} was ended, probably because there is too little memory; end other programs and try again"
     name = signal.Signals(number).name
     return (
-        f"{step} ended with the signal {name}: a library failed on a file of the checkpoint, which may be damaged or "
-        f"need too much memory{message and f' ({message})'}; download the checkpoint again, or use another one"
+        f"{step} ended with the signal {name}: a library failed on a file of others, which may be damaged or need "
+        f"too much memory{message and f' ({message})'}; download it again, or use another one"
     )
 
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from export.describe import Described, build, described
 from export.errors import ImportFailedError
 from export.graphs.builder import WeightFile
-from export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step
+from export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
 from export.manifest import write_model
 from export.options import BundleMetadata, ExportOptions
 from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
@@ -207,19 +207,6 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
     begin_step(f"comparing {bundle} with {path}", num_bytes, CHECK_SPEED)
     with open_source(path, kind, [hub_cache()], options.half_weights) as checkpoint:
         return compare(checkpoint, bundle, manifest, options)
-
-
-def folder_bytes(path: Path, allowed: Iterable[Path] = ()) -> int:
-    """Return the size of the files of a checkpoint, a file or a folder, in bytes.
-
-    Links to files outside of the folder and of the folders `allowed`, which are never read, do not
-    count. `/proc/kcore` has 128 TiB.
-    """
-    if path.is_file():
-        return path.stat().st_size
-    roots = [root.resolve() for root in (path, *allowed)]
-    files = [file.resolve() for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files if any(file.is_relative_to(root) for root in roots))
 
 
 def _quantized_note(provenance: Provenance) -> list[str]:

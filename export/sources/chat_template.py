@@ -7,21 +7,16 @@ depends on more than these parts, such as one that changes messages in another w
 converted.
 """
 
-import json
 import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from types import FrameType
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from export.errors import ImportFailedError
-from export.limits import bounded_memory
 from export.sources.checkpoint import FolderFiles
-from model.data.chat_template import without_generation_tags
+from model.data.jinja import ChatTemplateError, JinjaTemplate, find_template
 from service.bundle import NOW, ChatRole, ChatTemplate, PairTemplate, Thinking
 from service.text.chat import Turn, format_dialogue
 
@@ -50,11 +45,6 @@ IRREGULAR: tuple[tuple[str, ...], ...] = (
     ("system", "system", "user"),
     ("system", "system", "system", "user", "assistant", "user"),
 )
-# Limits of templates, which are programs. Those of published models have up to 20,000 characters
-# and take some thousand steps for a dialogue.
-MAX_CHARACTERS = 1 << 17
-MAX_STEPS = 1_000_000
-MAX_BYTES = 256 << 20
 # Dialogues whose last message the model continues.
 CONTINUED: tuple[tuple[str, ...], ...] = (
     ("user", "assistant"),
@@ -75,14 +65,9 @@ THINKING = (
 # Times that differ in each field; in one, no number has a leading zero.
 TIMES = (datetime(2024, 7, 26, 9, 5, 3), datetime(2031, 12, 13, 23, 45, 59), datetime(2027, 3, 1))
 TAG = "[[end of the last message]]"
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 AFTER_USER = "the text after a user message depends on the next message"
 AFTER_REPLY = "the text after a reply depends on the next message"
 PADDED = " \n{} \n"  # a message with whitespace around it
-
-
-class ChatTemplateError(ValueError):
-    """A chat template cannot be converted; the message states the reason."""
 
 
 def read_chat_template(folder: FolderFiles, special_tokens: Collection[str] = ()) -> ChatTemplate | None:
@@ -109,128 +94,31 @@ def read_chat_template(folder: FolderFiles, special_tokens: Collection[str] = ()
 def _renderer(folder: FolderFiles) -> "_Renderer | None":
     """Compile the chat template of a checkpoint; return None if it has none."""
     settings = folder.json("tokenizer_config.json")
-    settings = settings if isinstance(settings, dict) else {}
-    text = folder.text("chat_template.jinja") or _default_template(settings.get("chat_template"))
-    if text is None:
-        return None
     special = folder.json("special_tokens_map.json")
-    tokens = (special if isinstance(special, dict) else {}) | settings
-    return _Renderer(text, {key: token for key in SPECIAL_TOKENS if (token := _token(tokens.get(key)))})
-
-
-def _default_template(value: Any) -> str | None:
-    if isinstance(value, list):  # several templates by name
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _token(value: Any) -> str:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else ""
+    found = find_template(
+        folder.text("chat_template.jinja"),
+        settings if isinstance(settings, dict) else {},
+        special if isinstance(special, dict) else {},
+    )
+    return None if found is None else _Renderer(*found)
 
 
 class _SplitError(ChatTemplateError):
     """A rendered dialogue cannot be split at its messages."""
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-class _Renderer:
+class _Renderer(JinjaTemplate):
     """A compiled template."""
 
     def __init__(self, text: str, special: Mapping[str, str]) -> None:
-        try:
-            from jinja2 import pass_context
-            from jinja2.exceptions import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ModuleNotFoundError:
-            raise ImportFailedError("converting the chat template needs Jinja: pip install '.[import]'") from None
-        self._error: type[Exception] = TemplateError
-        if len(text) > MAX_CHARACTERS:
-            raise ChatTemplateError(f"it has {len(text)} characters, and at most {MAX_CHARACTERS} are supported")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
-            # Constant expressions are computed when the template is rendered, within its limits.
-            optimized=False,
-            finalize=pass_context(lambda _, value: value),
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = self._raise
-        del environment.globals["lipsum"]  # random text
-        # One power can take hours, in which no line ends.
-        environment.intercepted_binops = frozenset(["**"])
-        environment.binop_table["**"] = lambda *_: self._raise("powers are not supported")
-        environment.globals["strftime_now"] = self._now
-        self._special = dict(special)
+        super().__init__(text, special, self._now)
         self.now: datetime | None = None  # None: texts have the format in place of the time
-        try:
-            with bounded_memory(MAX_BYTES):
-                self._template = environment.from_string(without_generation_tags(text))
-        except Exception as error:  # nesting that is too deep has errors of several classes
-            raise ChatTemplateError(f"it is not valid Jinja: {_reason(error)}") from None
-
-    def _raise(self, message: str) -> None:
-        raise self._error(message)
 
     def _now(self, format_: str) -> str:
         marker = f"{{now:{format_}}}"
         if not re.fullmatch(NOW, marker):
-            raise self._error(f"the format of the time {format_[:100]!r} is not supported")
+            self.fail(f"the format of the time {format_[:100]!r} is not supported")
         return marker if self.now is None else self.now.strftime(format_)
-
-    def render(self, messages: Sequence[Message], reply: bool = False) -> str:
-        """Render a dialogue; with `reply`, followed by the beginning of a reply.
-
-        Raises:
-            ChatTemplateError: the template rejects the dialogue, or uses something unsupported.
-        """
-        try:
-            with bounded_memory(MAX_BYTES), _bounded_steps():
-                return self._template.render(
-                    messages=list(messages), tools=None, documents=None, add_generation_prompt=reply, **self._special
-                )
-        except Exception as error:  # templates can raise anything
-            raise ChatTemplateError(f"it cannot be rendered: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an error; that of a lack of memory or depth is empty or names Python."""
-    if isinstance(error, MemoryError):
-        return f"it needs more than {MAX_BYTES >> 20} MiB of memory"
-    if isinstance(error, RecursionError | SyntaxError):
-        return "it is nested too deeply"
-    return str(error)
-
-
-@contextmanager
-def _bounded_steps() -> Iterator[None]:
-    """Raise `ChatTemplateError` in a template that executes too many lines, also in filters."""
-    steps = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps > MAX_STEPS:
-            raise ChatTemplateError(f"it takes more than {MAX_STEPS} steps")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def convert(text: str, special: Mapping[str, str]) -> ChatTemplate:

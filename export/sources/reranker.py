@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from export.errors import ImportFailedError
-from export.sources.chat_template import ChatTemplateError, read_pair_template
+from export.sources.chat_template import read_pair_template
 from export.sources.checkpoint import Folder
 from export.sources.sentence_transformers import SentenceOptions, read_tokenizer_limit
+from model.data.jinja import ChatTemplateError
 from service.bundle import PairTemplate
 
 PUBLISHED_FAMILY = "qwen3"

@@ -1,13 +1,10 @@
 """Encoding of texts and dialogues for a language model that others trained first.
 
-Dialogues have the chat template of the checkpoint, a Jinja template.
-
-The template is rendered in a sandbox. It may only add text around messages: the loss is on the
-tokens of each reply up to the special token that ends it.
+Dialogues have the chat template of the checkpoint. It may only add text around messages: the loss
+is on the tokens of each reply up to the special token that ends it.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -16,20 +13,13 @@ from tokenizers import Tokenizer
 
 from model.config import PretrainedConfig
 from model.data.examples import Example
+from model.data.jinja import ChatTemplateError, JinjaTemplate, find_template
 from model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
 from model.data.records import DialogueRecord, Message, TextRecord
 from model.errors import UsageError
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Templates may ask for the time. It must not change, so that a resumed run has the same examples.
 _NOW = datetime(2024, 7, 26)
-# A tag of Transformers that marks the text of replies, and does not change it.
-_GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
-
-
-def without_generation_tags(text: str) -> str:
-    """Replace the tag `generation` by Jinja's `with`, whose scope is the same."""
-    return _GENERATION.sub(r"\1\2with\3", text)
 
 
 class ChatTemplate:
@@ -46,41 +36,20 @@ class ChatTemplate:
             UsageError: Jinja is not installed, or the template is not valid.
         """
         try:
-            from jinja2.exceptions import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ModuleNotFoundError:
-            raise UsageError(
-                "training on dialogues with the chat template of a checkpoint needs Jinja: pip install '.[train]'"
-            ) from None
-        self._error: type[Exception] = TemplateError
-        self._special = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals["raise_exception"] = self._raise
-        environment.globals["strftime_now"] = _NOW.strftime
-        del environment.globals["lipsum"]  # random text
-        try:
-            self._template = environment.from_string(without_generation_tags(text))
-        except TemplateError as error:
-            raise UsageError(f"the chat template of the checkpoint is not valid Jinja: {error}") from None
-
-    def _raise(self, message: str) -> None:
-        raise self._error(message)
+            self._template = JinjaTemplate(text, special_tokens, _NOW.strftime)
+        except ChatTemplateError as error:
+            raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
 
     def render(self, messages: Sequence[Message], *, reply: bool = False) -> str:
         """Return a dialogue as text; with `reply`, followed by the beginning of a reply.
 
         Raises:
-            UsageError: the template rejects the dialogue.
+            UsageError: the template rejects the dialogue, or exceeds a limit.
         """
         listed = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            return self._template.render(
-                messages=listed, tools=None, documents=None, add_generation_prompt=reply, **self._special
-            )
-        except Exception as error:  # templates can raise anything
+            return self._template.render(listed, reply)
+        except ChatTemplateError as error:
             roles = ", ".join(message.role for message in messages[:8])
             raise UsageError(
                 f"the chat template of the checkpoint rejects a dialogue of {len(messages)} messages ({roles}): {error}"
@@ -95,30 +64,17 @@ def read_chat_template(config: PretrainedConfig) -> ChatTemplate | None:
         UsageError: Jinja is not installed, or the template is not valid.
     """
     settings = _object(config.files.get(TOKENIZER_CONFIG))
-    text = config.files.get(CHAT_TEMPLATE) or _default_template(settings.get("chat_template"))
-    if text is None:
-        return None
-    tokens = _object(config.files.get(SPECIAL_TOKENS_MAP)) | settings
-    return ChatTemplate(text, {name: token for name in _SPECIAL if (token := _token(tokens.get(name)))})
+    special_tokens = _object(config.files.get(SPECIAL_TOKENS_MAP))
+    found = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
+    return None if found is None else ChatTemplate(*found)
 
 
 def _object(text: str | None) -> dict[str, Any]:
     try:
         values = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _default_template(value: Any) -> str | None:
-    if isinstance(value, list):  # several templates by name
-        value = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}.get("default")
-    return value if isinstance(value, str) else None
-
-
-def _token(value: Any) -> str:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else ""
 
 
 class DialogueEncoder:

@@ -34,9 +34,10 @@ from export.convert.text_quality import text_ids
 from export.errors import ImportFailedError
 from export.options import BundleMetadata, ExportOptions
 from export.pipeline import export_checkpoint, verify_bundle
-from export.sources.chat_template import ChatTemplateError, read_pair_template
+from export.sources.chat_template import read_pair_template
 from export.sources.checkpoint import open_folder
 from export.sources.reranker import PUBLISHED
+from model.data.jinja import ChatTemplateError
 from service.bundle import Manifest, PairTemplate, read_bundle
 from service.errors import ApiError
 from service.fields import Texts

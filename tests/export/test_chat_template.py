@@ -10,8 +10,9 @@ import pytest
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from export.sources.chat_template import ChatTemplateError, convert, read_chat_template
+from export.sources.chat_template import convert, read_chat_template
 from export.sources.checkpoint import FolderFiles
+from model.data.jinja import ChatTemplateError
 from service.bundle import ChatTemplate, Thinking
 from service.text import chat
 from service.text.chat import apply_chat_template

@@ -20,12 +20,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
 from export.__main__ import main
 from export.errors import ImportFailedError, VerificationError
-from export.limits import bounded_memory
+from export.limits import folder_bytes
 from export.options import BundleMetadata, ExportOptions
-from export.pipeline import Exported, export_checkpoint, folder_bytes
-from export.sources.chat_template import ChatTemplateError, convert
+from export.pipeline import Exported, export_checkpoint
+from export.sources.chat_template import convert
 from export.tokenizers.sentencepiece import SentencePieceModel
+from model.data.jinja import ChatTemplateError
 from model.errors import UsageError
+from model.memory import bounded_memory
 from service.text.tokenizer import check_bounds
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
@@ -434,9 +436,8 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
         ("wait", "error: the work wait was ended, because the command had run for 1 seconds; this machine is too bus"),
         (
             "abort",
-            "error: the work abort ended with the signal SIGABRT: a library failed on a file of the checkpoint, which "
-            "may be damaged or need too much memory (memory allocation failed); download the checkpoint again, or use "
-            "another one",
+            "error: the work abort ended with the signal SIGABRT: a library failed on a file of others, which may be "
+            "damaged or need too much memory (memory allocation failed); download it again, or use another one",
         ),
         (
             "kill",
@@ -484,7 +485,7 @@ def test_the_command_line_exports_in_a_limited_process(copy_of: Callable[[str], 
     [
         ("mpnet", TOO_SHORT, "Cannot parse precompiled_charsmap"),  # a panic while the file is parsed
         ("marian", WRONG_INDICES, "index out of bounds"),  # a panic while a text is encoded
-        ("mpnet", HUGE, "ended with the signal SIGABRT: a library failed on a file of the checkpoint"),
+        ("mpnet", HUGE, "ended with the signal SIGABRT: a library failed on a file of others"),
         ("marian", HUGE, "memory allocation of"),
     ],
 )

@@ -11,6 +11,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from model.config import PretrainedConfig
+from model.data import jinja
 from model.data.chat_template import ChatTemplate, DialogueEncoder, encode_records, end_token, read_chat_template
 from model.data.records import DialogueRecord, Message, TextRecord
 from model.errors import UsageError
@@ -175,7 +176,7 @@ def test_a_missing_jinja_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match=r"needs Jinja: pip install '.\[train\]'"):
+    with pytest.raises(UsageError, match=r"need Jinja: pip install '.\[train\]'"):
         ChatTemplate("x", {})
 
 
@@ -186,3 +187,11 @@ def test_records_are_encoded(tokenizer: Tokenizer) -> None:
     assert dialogue == encoder(TEMPLATE, tokenizer).encode(DIALOGUE)
     with pytest.raises(UsageError, match="no chat template for dialogues"):
         encode_records(dataclasses.replace(config, files={}), tokenizer, [DialogueRecord(DIALOGUE)])
+
+
+def test_the_time_of_a_template_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{% for a in range(1000) %}{{ a }}{% endfor %}", {})
+    assert template.render(DIALOGUE).endswith("998999")
+    monkeypatch.setattr(jinja, "MAX_SECONDS", 0)
+    with pytest.raises(UsageError, match="it takes more than 0 seconds"):
+        template.render(DIALOGUE)
