@@ -9,7 +9,7 @@ class VerificationError(Exception):
     """A bundle differs from its model by more than the limit; the message names the outputs."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return the message of an error with escapes for line breaks and control characters.
 
     Names of files and tensors, which others have chosen, can have such characters.

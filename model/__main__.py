@@ -6,7 +6,7 @@ The options need no PyTorch, so that every installation has `--help`.
 import argparse
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
@@ -268,12 +268,17 @@ def add_zoo(commands: Commands) -> None:
     )
 
 
-def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int:
+def run(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    check_files: Callable[[Path, TaskName, bool], None] = lambda *_: None,
+) -> int:
     """Add the commands to a parser, run a command and return the exit code.
 
     Args:
         parser: parser of the program.
         arguments: words of the command line; by default those of the process.
+        check_files: checks files of others that a training reads, see `model.train_command`.
 
     Raises:
         ModuleNotFoundError: a library of the extra `train` is not installed.
@@ -287,6 +292,7 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> int
     add_recall(commands)
     add_zoo(commands)
     parsed, unknown = parser.parse_known_args(arguments)
+    parsed.check_files = check_files
     if unknown:
         parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if parsed.action == "train" and not parsed.print_config:

@@ -67,14 +67,26 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors that `save_tensors` wrote.
+def read_safetensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
+    """Read a file of tensors; with `only_shapes`, they are on the device "meta", without values.
+
+    Raises:
+        SafetensorError: the file is damaged.
+    """
+    if not only_shapes:
+        return load_file(path)
+    with safe_open(path, framework="pt") as file:
+        return {name: torch.empty(file.get_slice(name).get_shape(), device="meta") for name in file.keys()}  # noqa: SIM118
+
+
+def load_tensors(path: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
+    """Read the tensors that `save_tensors` wrote, see `read_safetensors`.
 
     Raises:
         ValueError: the file is damaged.
     """
     try:
-        return load_file(path)
+        return read_safetensors(path, only_shapes=only_shapes)
     except SafetensorError as error:
         raise _damaged(path, error) from error
 

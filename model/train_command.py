@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tokenizers import Tokenizer
@@ -83,6 +83,9 @@ from model.training.translation import TRANSLATION
 TASKS: Mapping[TaskName, Task[Any, Any]] = {
     task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER)
 }
+# Checks files of others before this process reads them: their path, the task, and True if its data
+# have dialogues.
+CheckFiles: TypeAlias = Callable[[Path, TaskName, bool], None]
 OPTIONS_FILE = "options.toml"  # in the folder of a run
 BYTES_OF_STATE = 12  # of a parameter: float32 weight and two moments of Adam
 BYTES_OF_WEIGHT = 4
@@ -108,10 +111,12 @@ def train(arguments: argparse.Namespace) -> None:
     check_writable(run)
     world = World.join(default_device())
     with locked(run) if world.is_first else nullcontext():
-        _train(task, arguments.data, run, given_options(arguments, task), world)
+        _train(task, arguments.data, run, given_options(arguments, task), world, arguments.check_files)
 
 
-def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], world: World) -> None:
+def _train(
+    task: TaskName, data: Path, run: Path, given: Mapping[str, Value], world: World, check_files: CheckFiles
+) -> None:
     folder = RunFolder(run)
     is_resumed = world.first(folder.state.exists())
     stored = _stored_options(folder, task) if is_resumed else {}
@@ -139,9 +144,9 @@ def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], wo
     if is_resumed:
         beginning = _Beginning(read_tokenizer(folder.tokenizer), read_model_config(folder.config))
     elif _text(values, "from"):
-        beginning = _start_from(task, facts, values, notes)
+        beginning = _start_from(task, facts, values, notes, check_files)
     else:
-        beginning = _from_tokenizer(task, corpus, facts, values, notes, world)
+        beginning = _from_tokenizer(task, corpus, facts, values, notes, world, check_files)
     prepared = _prepare(run, corpus, facts, beginning, values, world)
     show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     fields = training_fields(values)
@@ -212,7 +217,9 @@ def _check_unchanged(
         raise UsageError(f"{folder} contains a run with other values of {', '.join(changed)}; choose another folder")
 
 
-def _start_from(task: TaskName, facts: Facts, values: Mapping[str, Value], notes: list[str]) -> _Beginning:
+def _start_from(
+    task: TaskName, facts: Facts, values: Mapping[str, Value], notes: list[str], check_files: CheckFiles
+) -> _Beginning:
     for name in ("tokenizer", "size", "vocab_size"):
         if values.get(name, "") not in ("", AUTO):
             raise UsageError(
@@ -220,9 +227,10 @@ def _start_from(task: TaskName, facts: Facts, values: Mapping[str, Value], notes
             )
     template = CHAT_TEMPLATE if facts.has_dialogues else None
     multi_label = bool(values.get("multi_label"))
-    start = start_from(
-        Path(str(values["from"])), task, tuple(facts.labels), multi_label=multi_label, chat_template=template
-    )
+    folder = Path(str(values["from"]))
+    if folder.is_dir():
+        check_files(folder, task, facts.has_dialogues)
+    start = start_from(folder, task, tuple(facts.labels), multi_label=multi_label, chat_template=template)
     config = start.config
     if values["dropout"] != AUTO:
         config = dataclasses.replace(config, dropout=float(values["dropout"]))
@@ -231,7 +239,13 @@ def _start_from(task: TaskName, facts: Facts, values: Mapping[str, Value], notes
 
 
 def _from_tokenizer(
-    task: TaskName, corpus: Corpus, facts: Facts, values: Mapping[str, Value], notes: list[str], world: World
+    task: TaskName,
+    corpus: Corpus,
+    facts: Facts,
+    values: Mapping[str, Value],
+    notes: list[str],
+    world: World,
+    check_files: CheckFiles,
 ) -> _Beginning:
     """Read the given tokenizer, or train one; all processes get that of the first."""
     special_tokens = CHAT_TOKENS if facts.has_dialogues else ()
@@ -239,6 +253,7 @@ def _from_tokenizer(
     if path is not None:
         if not Path(path).is_file():
             raise UsageError(f"missing file {path}; name a tokenizer.json with --tokenizer")
+        check_files(Path(path), task, facts.has_dialogues)
         try:
             return _Beginning(adapt_tokenizer(read_tokenizer(Path(path)), task, special_tokens))
         except UsageError as error:
@@ -286,10 +301,20 @@ def _prepare(
 def _encode(
     tokenizer: Tokenizer, records: Sequence[Any], *, labels: Sequence[str], max_length_tokens: int, model: Any
 ) -> list[Any]:
-    """Encode records for a model of this project, or for one of others."""
-    if isinstance(model, PretrainedConfig) and model.task == "language-model":
-        return encode_records(model, tokenizer, records)
-    return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)
+    """Encode records for a model of this project, or for one of others.
+
+    Raises:
+        UsageError: the tokenizer or the chat template cannot encode a record.
+    """
+    try:
+        if isinstance(model, PretrainedConfig) and model.task == "language-model":
+            return encode_records(model, tokenizer, records)
+        return encode(tokenizer, records, labels=labels, max_length_tokens=max_length_tokens)
+    except BaseException as error:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        # The library tokenizers raises only these two.
+        raise UsageError(f"the tokenizer fails for a text of the data: {error}; use another tokenizer") from None
 
 
 def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe, world: World) -> int:

@@ -32,10 +32,11 @@ def serve(parser: Parser, arguments: Sequence[str]) -> int:
 
 
 def model(command: str, parser: Parser, arguments: Sequence[str]) -> int:
-    """Run a command of `python -m model`."""
+    """Run a command of `python -m model`; files of others are checked before a training."""
+    from export.training_check import check_files
     from model.__main__ import run
 
-    return run(Parser(prog="sightline"), [command, *arguments])
+    return run(Parser(prog="sightline"), [command, *arguments], check_files)
 
 
 def export(command: str, parser: Parser, arguments: Sequence[str]) -> int:

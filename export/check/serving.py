@@ -43,36 +43,50 @@ def check_serving(folder: Path, manifest: Manifest) -> None:
     sizes = {manifest.target_tokenizer: limits.vocabulary}
     sizes[manifest.source_tokenizer] = limits.source_vocabulary or limits.vocabulary
     for file, size in sizes.items():
-        tokenizer = _read(folder, file)
-        for text in TEXTS:
-            try:
-                ids = tokenizer.encode(text)
-                tokenizer.decode(ids)
-            except (RuntimeError, ValueError) as error:
-                raise ImportFailedError(
-                    f"the tokenizer fails for a text of {len(text)} characters, which starts with {text[:20]!r}: "
-                    f"{error}; the service would fail for such texts, so use another tokenizer"
-                ) from None
-            outside = max(ids, default=0)
-            if outside >= size:
-                raise ImportFailedError(
-                    f"the tokenizer gives the token id {outside}, but the model has only {size} tokens; a template or "
-                    "an added token of its files belongs to another checkpoint"
-                )
+        tokenizer = read_served_tokenizer(folder / file)
+        check_texts(tokenizer, size)
         if file == manifest.source_tokenizer:
             _check_length(manifest, tokenizer)
     _check_ids(manifest)
 
 
-def _read(folder: Path, file: str) -> TextTokenizer:
+def read_served_tokenizer(file: Path) -> TextTokenizer:
+    """Read a `tokenizer.json` as the service does.
+
+    Raises:
+        ImportFailedError: the service cannot use the tokenizer.
+    """
     try:
-        return read_tokenizer(folder / file)
+        return read_tokenizer(file)
     except BundleError as error:
-        # The file in the bundle is a copy, which the user does not know.
-        reason = str(error).removeprefix(f"{folder / file} ")
+        # The file in a bundle is a copy, which the user does not know.
+        reason = str(error).removeprefix(f"{file} ")
         raise ImportFailedError(
             f"the tokenizer {reason}; the service cannot serve it, so use another tokenizer"
         ) from None
+
+
+def check_texts(tokenizer: TextTokenizer, size: int) -> None:
+    """Encode texts that are difficult for some tokenizers.
+
+    Raises:
+        ImportFailedError: the tokenizer fails for a text, or gives an id that is not below `size`.
+    """
+    for text in TEXTS:
+        try:
+            ids = tokenizer.encode(text)
+            tokenizer.decode(ids)
+        except (RuntimeError, ValueError) as error:
+            raise ImportFailedError(
+                f"the tokenizer fails for a text of {len(text)} characters, which starts with {text[:20]!r}: "
+                f"{error}; the service would fail for such texts, so use another tokenizer"
+            ) from None
+        outside = max(ids, default=0)
+        if outside >= size:
+            raise ImportFailedError(
+                f"the tokenizer gives the token id {outside}, but the model has only {size} tokens; a template or "
+                "an added token of its files belongs to another checkpoint"
+            )
 
 
 def _check_ids(manifest: Manifest) -> None:

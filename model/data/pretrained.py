@@ -36,6 +36,8 @@ _POOLING_KEYS: Mapping[Pooling, str] = {
     "max": "pooling_mode_max_tokens",
 }
 _POOLING_MODES: Mapping[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
+MAX_SIZE = 1 << 20  # as that of our own models, see `model.fields.Size`
+MAX_LAYERS = 1000
 _UNLIMITED = 10**9  # tokenizers without a limit have a larger model_max_length
 _ENDS: Mapping[PretrainedTask, str] = {
     "classification": "ForSequenceClassification",
@@ -108,7 +110,7 @@ def is_pretrained(folder: Path) -> bool:
     """Return True for a folder in the layout of Hugging Face."""
     try:
         return "model_type" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
@@ -150,14 +152,14 @@ def read_pretrained(
         bos, eos = _first_id(fields, "bos_token_id"), _first_id(fields, "eos_token_id")
         eos = end if eos is None else eos
         bos = eos if bos is None else bos
-        vocab_size = _integer(folder, fields, "vocab_size", None)
+        vocab_size = _integer(folder, fields, "vocab_size")
         pad = _padding(tokenizer, vocab_size, pad, {bos, eos, *_ids(fields.get("eos_token_id"))})
     else:
         bos, eos = start, end
         pad = pad if isinstance(pad, int) else eos
     config = _build(
         folder / CONFIG,
-        vocab_size=_integer(folder, fields, "vocab_size", None),
+        vocab_size=_integer(folder, fields, "vocab_size"),
         dropout=float(_value(fields, family.dropout, family.default_dropout)),
         max_positions=_positions(folder, fields, family, files, task),
         pad_id=pad,
@@ -166,7 +168,7 @@ def read_pretrained(
         task=task,
         fields=fields,
         files=files,
-        labels=_labels(fields, labels) if task == "classification" else (),
+        labels=_labels(folder, fields, labels) if task == "classification" else (),
         multi_label=task == "classification" and (_is_multi_label(fields) if multi_label is None else multi_label),
         pooling=_pooling(folder) if task == "encoder" else "mean",
         has_pooler=family.has_pooler and task == "encoder" and names == (f"{family.classes}Model",),
@@ -273,10 +275,14 @@ def _value(fields: Mapping[str, Any], key: str, default: Any) -> Any:
     return default if found is None else found
 
 
-def _integer(folder: Path, fields: Mapping[str, Any], key: str, default: int | None) -> int:
+def _integer(
+    folder: Path, fields: Mapping[str, Any], key: str, default: int | None = None, most: int = MAX_SIZE
+) -> int:
     value = _value(fields, key, default)
-    if type(value) is not int or value < 1:
-        raise UsageError(f"{folder / CONFIG}: {key} must be a positive integer, got {json.dumps(value)[:80]}")
+    if type(value) is not int or not 1 <= value <= most:
+        raise UsageError(
+            f"{folder / CONFIG}: {key} must be a whole number from 1 to {most}, got {json.dumps(value)[:80]}"
+        )
     return value
 
 
@@ -331,7 +337,7 @@ def _read_tokenizer(folder: Path) -> Tokenizer:
         raise UsageError(str(error)) from None
 
 
-def _labels(fields: Mapping[str, Any], labels: Sequence[str] | None) -> tuple[str, ...]:
+def _labels(folder: Path, fields: Mapping[str, Any], labels: Sequence[str] | None) -> tuple[str, ...]:
     """Return given labels, or those of the checkpoint in the order of their ids."""
     if labels is not None:
         return tuple(labels)
@@ -341,7 +347,7 @@ def _labels(fields: Mapping[str, Any], labels: Sequence[str] | None) -> tuple[st
             return tuple(str(name) for _, name in sorted(names.items(), key=lambda item: int(item[0])))
         except ValueError:
             pass
-    return tuple(f"LABEL_{index}" for index in range(int(_value(fields, "num_labels", 2))))
+    return tuple(f"LABEL_{index}" for index in range(_integer(folder, fields, "num_labels", 2)))
 
 
 def _is_multi_label(fields: Mapping[str, Any]) -> bool:
@@ -414,9 +420,10 @@ def _check_sizes(path: Path, config: PretrainedConfig) -> None:
     folder, fields = path.parent, config.fields
     is_distilbert = config.family == "distilbert"
     width_key, heads_key = ("dim", "n_heads") if is_distilbert else ("hidden_size", "num_attention_heads")
-    for key in ("n_layers", "hidden_dim") if is_distilbert else ("num_hidden_layers", "intermediate_size"):
-        _integer(folder, fields, key, None)
-    width, heads = _integer(folder, fields, width_key, None), _integer(folder, fields, heads_key, None)
+    layers_key, inner_key = ("n_layers", "hidden_dim") if is_distilbert else ("num_hidden_layers", "intermediate_size")
+    _integer(folder, fields, layers_key, most=MAX_LAYERS)
+    _integer(folder, fields, inner_key)
+    width, heads = _integer(folder, fields, width_key), _integer(folder, fields, heads_key)
     if width % heads and "head_dim" not in fields:
         raise UsageError(f"{path}: {width_key} must be a multiple of {heads_key} ({heads}), got {width}")
 

@@ -75,8 +75,10 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare exceptions
-        raise ValueError(f"{path} is not a tokenizer: {error}") from error
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True

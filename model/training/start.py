@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from model.architectures.bert import BertClassifier
 from model.architectures.classifier import Classifier
-from model.checkpoint import load_tensors, one_line
+from model.architectures.factory import build_model
+from model.checkpoint import load_tensors, one_line, read_safetensors
 from model.config import ClassifierConfig, ModelConfig, PretrainedConfig, architecture_of
 from model.data.chat_template import end_token, read_chat_template
 from model.data.pretrained import (
@@ -76,7 +76,7 @@ def start_from(
         FileNotFoundError: a file of a run is missing.
         ValueError: a file of a run is damaged.
     """
-    folder = _checkpoint_folder(path)
+    folder = checkpoint_folder(path)
     if is_pretrained(folder):
         return _start_from_pretrained(folder, task, labels, multi_label, chat_template)
     if not (folder / CONFIG).is_file():
@@ -98,15 +98,15 @@ def start_from(
     notes = (note, *_label_note(before, labels))
 
     def initialise(model: nn.Module) -> None:
-        weights = load_tensors(weights_file(folder))
+        weights = load_tensors(weights_file(folder), only_shapes=_is_meta(model))
         if isinstance(model, Classifier):
             weights = _with_labels(weights, "output", before, labels)
         _load(model, weights, folder, new=("output.",) if isinstance(model, Classifier) else ())
 
-    return Start(config, tokenizer, initialise, notes)
+    return _checked(folder, Start(config, tokenizer, initialise, notes))
 
 
-def _checkpoint_folder(path: Path) -> Path:
+def checkpoint_folder(path: Path) -> Path:
     """Return the averaged or else the best checkpoint of a run, or the folder itself."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; --from needs a run folder, or the folder of a checkpoint")
@@ -139,14 +139,34 @@ def _start_from_pretrained(
         config = with_end_token(config, tokenizer, end_token(config, tokenizer))
 
     def initialise(model: nn.Module) -> None:
-        weights = adapted(read_weights(folder), config, keeps_head=bool(before))
+        weights = adapted(read_weights(folder, only_shapes=_is_meta(model)), config, keeps_head=bool(before))
         new: tuple[str, ...] = ("pooler.",)
         if isinstance(model, BertClassifier):
             weights = _with_labels(weights, model.output_name, before, labels)
             new = (f"{FAMILIES[config.family].prefix}pooler.", "classifier.", "pre_classifier.")
         _load(model, weights, folder, new)
 
-    return Start(config, tokenizer, initialise, tuple(notes))
+    return _checked(folder, Start(config, tokenizer, initialise, tuple(notes)))
+
+
+def _checked(folder: Path, start: Start) -> Start:
+    """Compare the shapes of the weights with those of the model before it gets any memory.
+
+    Raises:
+        UsageError: they differ, or the configuration describes no model.
+    """
+    try:
+        with torch.device("meta"):
+            model = build_model(start.config)
+    except Exception as error:  # values of others that no model can have raise several classes
+        raise UsageError(f"{folder / CONFIG} describes no model: {one_line(error)}; download it again") from None
+    start.initialise(model)
+    return start
+
+
+def _is_meta(model: nn.Module) -> bool:
+    """Return True for a model that has only shapes."""
+    return all(parameter.is_meta for parameter in model.parameters())
 
 
 def _is_classifier(config: PretrainedConfig) -> bool:
@@ -227,8 +247,10 @@ def _find_weights(folder: Path) -> list[Path]:
     raise UsageError(f"{folder} has no weights: it needs {WEIGHTS}, or {PICKLE}; download them")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path, *, only_shapes: bool = False) -> dict[str, Tensor]:
     """Read the weights of a checkpoint of others as float32. No code in a pickle is run.
+
+    With `only_shapes`, they are on the device "meta", without values.
 
     Raises:
         UsageError: a file is missing or damaged.
@@ -237,9 +259,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for path in _find_weights(folder):
         try:
             if path.suffix == ".safetensors":
-                weights |= load_file(path)
+                weights |= read_safetensors(path, only_shapes=only_shapes)
             else:
-                weights |= torch.load(path, map_location="cpu", weights_only=True)
+                weights |= torch.load(path, map_location="meta" if only_shapes else "cpu", weights_only=True)
         except SafetensorError as error:
             raise UsageError(f"{path} is damaged or truncated: {error}; download it again") from None
         except Exception as error:  # of `torch.load`: several classes
@@ -284,7 +306,7 @@ def _with_output(weights: dict[str, Tensor], config: PretrainedConfig) -> dict[s
     """
     output, embedding = weights.get("lm_head.weight"), weights.get("model.embed_tokens.weight")
     if config.value("tie_word_embeddings", config.family == "smollm3"):
-        if output is not None and embedding is not None and not torch.equal(output, embedding):
+        if output is not None and embedding is not None and not (output.is_meta or torch.equal(output, embedding)):
             raise UsageError(
                 "the checkpoint has an lm_head.weight that differs from the embedding, although tie_word_embeddings in "
                 "config.json is true; set it to false"

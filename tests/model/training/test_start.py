@@ -300,7 +300,7 @@ def test_a_pickle_with_code_is_not_run(tmp_path: Path) -> None:
         ({"position_embedding_type": "relative_key"}, 'position_embedding_type "relative_key" is not supported'),
         ({"is_decoder": True}, "is_decoder true is not supported"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported in training; supported are gelu"),
-        ({"num_hidden_layers": None}, "num_hidden_layers must be a positive integer, got null"),
+        ({"num_hidden_layers": None}, "num_hidden_layers must be a whole number from 1 to 1000, got null"),
         ({"num_attention_heads": 7}, "hidden_size must be a multiple of num_attention_heads (7), got 30"),
         ({"vocab_size": 100}, "tokenizer.json has 211 tokens, but vocab_size in config.json is 100"),
         ({"hidden_size": 60}, "embeddings.LayerNorm.bias has the shape [30], but config.json gives [60]"),
