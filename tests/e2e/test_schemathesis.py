@@ -1,8 +1,8 @@
 """Valid and invalid requests generated from the OpenAPI document get the declared responses.
 
-`make test` sends more than a thousand, the same each time: examples and random requests of all routes,
-and all bounds and types of the parameters of the paths `COVERED`. `make test-all` covers the
-parameters of all routes, and `make fuzz` sends many more requests, others each time.
+`make test` sends more than a thousand, the same each time: examples and random requests of all
+routes, and all bounds and types of the parameters of the paths `COVERED`. `make test-all` covers
+the parameters of all routes, and `make fuzz` sends many more requests, others each time.
 """
 
 import json
