@@ -225,7 +225,7 @@ def check_texts_without_ids(value: Any) -> Texts:
 
 def check_texts_or_ids(value: Any) -> Texts | IdLists:
     """Check one text or a list of them, or one list of token ids or a list of such lists."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], int | list):
+    if not isinstance(value, list) or not value or not isinstance(value[0], int | float | list):
         return check_texts(value)
     is_list = isinstance(value[0], list)
     lists = value if is_list else [value]
@@ -233,11 +233,16 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
         raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists of ids, got {len(lists)}.")
     for index, ids in enumerate(lists):
         path = (index,) if is_list else ()
-        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):
+        if not isinstance(ids, list) or not all(map(_is_id, ids)):
             raise field_error("invalid_parameter", f"It must be a list of token ids, from 0 to {MAX_ID}.", *path)
         if not ids:
             raise field_error("empty_input", "It is an empty list.", *path)
-    return IdLists(tuple(tuple(ids) for ids in lists), is_list)
+    return IdLists(tuple(tuple(map(int, ids)) for ids in lists), is_list)
+
+
+def _is_id(value: Any) -> bool:
+    """Return True for a token id; in JSON, 5.0 is an integer, too."""
+    return type(value) in (int, float) and value == value // 1 and 0 <= value <= MAX_ID
 
 
 def must_equal(default: Any = None) -> PlainValidator:

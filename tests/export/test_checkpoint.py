@@ -301,6 +301,11 @@ def test_code_in_a_pickle_does_not_run(kind: str, folder: Path) -> None:
     with pytest.raises(SystemExit, match=r"the pickle has more than tensors or is damaged, .*; convert it"):
         pickle_reader.main(path, folder / "out")
     assert not created.exists()
+    if kind == "zip":
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(ImportFailedError, match=r"pytorch_model.bin: the pickle has more than tensors"):
+            open_folder(folder)
+        assert not created.exists()
     if kind == "plain":  # the pickle is malicious indeed
         pickle.loads(path.read_bytes())
         assert created.exists()
