@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from export.sources.run_folder import RunRecord
+from export.sources.run_folder import Metric, RunRecord
 from service.bundle import Manifest, read_manifest
 
 CARD = "MODEL_CARD.md"
@@ -91,16 +91,32 @@ def _facts(manifest: Manifest, record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _metrics(record: RunRecord) -> list[str]:
-    """Return the section with the metrics, which the record has by split or for one split."""
-    rows = list[tuple[str, str]]()
-    for name, value in record.metrics.items():
-        values = value.items() if isinstance(value, Mapping) else [("", value)]
-        rows += [(f"{name} {part}".strip(), _shown(number)) for part, number in values if number is not None]
+    """Return the section with the metrics and how they were computed."""
+    rows, signatures = list[tuple[str, ...]](), list[str]()
+    for split, metrics in record.metrics.items():
+        for name, found in (metrics or {}).items():
+            if found is None:
+                continue
+            metric = Metric(value=found) if isinstance(found, float) else found
+            number = _examples(metric, split, record)
+            rows.append((name, _shown(metric.value), split, number, metric.search or "", metric.weights or ""))
+            if metric.signature:
+                signatures.append(f"Signature of {name} on {split}: `{metric.signature}`")
     if not rows:
         return []
-    signatures = record.signature.items() if isinstance(record.signature, dict) else [("", record.signature)]
-    said = [f"Signature{f' of {name}' if name else ''}: `{_shown(text)}`" for name, text in signatures if text]
-    return ["## Metrics", _table(("metric", "value"), rows), *said]
+    header = ("metric", "value", "split", "examples", "search", "weights")
+    used = [column for column in range(len(header)) if any(row[column] for row in rows)]
+    table = _table([header[column] for column in used], [[row[column] for column in used] for row in rows])
+    return ["## Metrics", table, *signatures]
+
+
+def _examples(metric: Metric, split: str, record: RunRecord) -> str:
+    """Return the number of examples of a metric, and that of the split if it is larger."""
+    if metric.examples is None:
+        return ""
+    # A long text or dialogue of a language model is several examples.
+    total = None if record.task == "language-model" else record.examples.get(split)
+    return f"{metric.examples:,}" + (f" of {total:,}" if total and total > metric.examples else "")
 
 
 def _training(record: RunRecord) -> list[str]:

@@ -448,10 +448,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if part.name == "dev":
         print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
     if is_own_data and limit is None and checkpoint.name == "averaged":
-        metrics, signature = headline(report)
-        record["metrics"] = {**record.get("metrics", {}), part.name: metrics}
-        # The model card of an export shows both.
-        replace_text(run / "record.json", to_json({**record, "signature": signature or None}))
+        # The model card of an export shows them.
+        record["metrics"] = {**record.get("metrics", {}), part.name: headline(report).to_record(checkpoint.name)}
+        replace_text(run / "record.json", to_json(record))
     if hasattr(arguments, "json"):
         write_json(arguments.json, report)
 

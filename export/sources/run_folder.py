@@ -28,6 +28,18 @@ _OF_DATA = ("source", "target", "vocab_size")
 _WEIGHTS = (WEIGHTS, "model.safetensors", "model.safetensors.index.json")
 
 
+class Metric(BaseModel):
+    """Value of a metric, and how it was computed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    value: float
+    examples: int | None = None  # number of texts, pairs or dialogues
+    search: str | None = None  # such as "greedy"
+    weights: str | None = None  # such as "averaged"
+    signature: str | None = None  # of sacreBLEU
+
+
 class RunRecord(BaseModel):
     """Facts of a training run that its bundle and its model card repeat; each may be missing."""
 
@@ -39,8 +51,7 @@ class RunRecord(BaseModel):
     source: str | None = None  # BCP 47 tags of a translation model
     target: str | None = None
     examples: dict[str, int | None] = {}  # number by split
-    metrics: dict[str, Any] = {}  # values by name, or values by name for each split
-    signature: Any = None  # of the metrics, as sacreBLEU writes it, or such texts by name
+    metrics: dict[str, dict[str, Metric | float | None] | None] = {}  # by split and name
     data: dict[str, str] = {}  # SHA-256 of each file by name
     config: dict[str, Any] = {}  # settings of the training, by the file of the settings if there is one
     starts: list[dict[str, Any]] = []  # facts of each start or resume, with the versions of libraries

@@ -13,7 +13,7 @@ from model.architectures.classifier import Classifier
 from model.data.records import LabelledRecord, Record
 from model.data.tokenizer import encode_lines
 from model.evaluation.batches import device_of, encode_fitting, grouped, padded
-from model.evaluation.result import Evaluation, shortened
+from model.evaluation.result import Evaluation, Method, shortened
 from model.evaluation.share import Share
 
 NUM_SAMPLES = 5
@@ -195,4 +195,5 @@ def evaluate_classification(
     texts, expected = [record.text for record in kept], expected_labels(kept, config.labels)
     predicted = predict(model, tokenizer, texts)
     metrics = label_metrics(predicted, expected, len(config.labels), config.multi_label)
-    return Evaluation(metrics, tuple(confusion_lines(texts, predicted, expected, config.labels)))
+    samples = tuple(confusion_lines(texts, predicted, expected, config.labels))
+    return Evaluation(metrics, samples, dict.fromkeys(metrics, Method(len(kept))))

@@ -26,7 +26,7 @@ from model.data.tokenizer import decode_ids, encode_lines
 from model.decoding.batched import translate_batch
 from model.errors import UsageError
 from model.evaluation.batches import MAX_TOKENS, encode_fitting, grouped
-from model.evaluation.result import Evaluation, shortened
+from model.evaluation.result import Evaluation, Method, shortened
 
 MAX_NEW_TOKENS = 128
 
@@ -151,12 +151,18 @@ def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records:
         f"source: {shortened(source)} | reference: {shortened(reference)} | output: {shortened(output)}"
         for source, reference, output in zip(sources[:3], references[:3], outputs[:3], strict=True)
     ]
-    metrics = {
-        "chrF": _corpus_score(CHRF(), outputs, references).value,
-        # `force` silences the warning of sacreBLEU about outputs that look tokenized.
-        "BLEU": _corpus_score(BLEU(force=True), outputs, references).value,
+    # `force` silences the warning of sacreBLEU about outputs that look tokenized.
+    scores = {
+        name: _corpus_score(metric, outputs, references)
+        for name, metric in (("chrF", CHRF()), ("BLEU", BLEU(force=True)))
     }
-    return Evaluation(metrics, tuple(samples))
+    methods = {name: Method(len(kept), search_name(1), one.signature) for name, one in scores.items()}
+    return Evaluation({name: one.value for name, one in scores.items()}, tuple(samples), methods)
+
+
+def search_name(num_beams: int, length_penalty: float = 1.0) -> str:
+    """Describe the search for translations."""
+    return "greedy" if num_beams == 1 else f"{num_beams} beams, length penalty {length_penalty:g}"
 
 
 def bootstrapped_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, Any]:

@@ -26,8 +26,9 @@ from model.evaluation.accuracy import (
     label_metrics,
     predict,
 )
-from model.evaluation.bleu import bootstrapped_scores, translate
-from model.evaluation.language import language_fields
+from model.evaluation.bleu import bootstrapped_scores, search_name, translate
+from model.evaluation.language import language_evaluation, language_fields
+from model.evaluation.result import Evaluation, Method
 from model.evaluation.retrieval import retrieval_fields
 from model.parts import weights_file
 
@@ -85,15 +86,21 @@ def evaluate_model(
     return {"task": "encoder", **retrieval_fields(model, tokenizer, _only(PairRecord, records))}
 
 
-def headline(report: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the main metrics of a report by name, and the signatures of those of sacreBLEU."""
-    scores = {name: report[key] for name, key in (("BLEU", "bleu"), ("chrF", "chrf")) if key in report}
-    metrics = {name: round(score["value"], 2) for name, score in scores.items()}
-    fields = ("accuracy", "perplexity", "recall_at_1", "recall_at_10", "mrr")
-    metrics |= {name: report[name] for name in fields if name in report} | report.get("metrics", {})
-    if "exact_answers" in report:
-        metrics["exact answers"] = report["exact_answers"]["percent"]
-    return metrics, {name: score["signature"] for name, score in scores.items()}
+def headline(report: Mapping[str, Any]) -> Evaluation:
+    """Return the main metrics of a report of `evaluate_model`."""
+    if report["task"] == "language-model":
+        return language_evaluation(report)
+    if report["task"] == "translation":
+        scores = {name: report[name.lower()] for name in ("BLEU", "chrF")}
+        search = search_name(report["num_beams"], report["length_penalty"])
+        methods = {name: Method(report["sentences"], search, score["signature"]) for name, score in scores.items()}
+        return Evaluation({name: round(score["value"], 2) for name, score in scores.items()}, methods=methods)
+    if report["task"] == "classification":
+        metrics, method = report["metrics"], Method(report["sentences"])
+    else:
+        names = {"recall@1": "recall_at_1", "recall@10": "recall_at_10", "MRR": "mrr"}
+        metrics, method = {name: report[field] for name, field in names.items()}, Method(report["pairs"])
+    return Evaluation(metrics, methods=dict.fromkeys(metrics, method))
 
 
 def _translation(

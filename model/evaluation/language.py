@@ -1,7 +1,7 @@
 """Perplexity and sample outputs of language models, and the share of replies they reproduce."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from model.data.tokenizer import decode_ids, special_id
 from model.decoding.batched import continue_greedily
 from model.errors import UsageError
 from model.evaluation.batches import device_of, grouped, padded
-from model.evaluation.result import Evaluation, shortened
+from model.evaluation.result import Evaluation, Method, shortened
 from model.evaluation.share import Share
 
 MAX_ANSWERS = 50  # dialogues whose last reply is generated
@@ -188,8 +188,13 @@ def samples(
 
 def evaluate_language(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> Evaluation:
     """Return the perplexity, and for dialogues the percentage of replies that are reproduced."""
-    fields = language_fields(model, tokenizer, records)
-    metrics = {"perplexity": fields["perplexity"]}
+    return language_evaluation(language_fields(model, tokenizer, records))
+
+
+def language_evaluation(fields: Mapping[str, Any]) -> Evaluation:
+    """Return the metrics among fields of `language_fields`."""
+    metrics, methods = {"perplexity": fields["perplexity"]}, {"perplexity": Method(fields["records"])}
     if "exact_answers" in fields:
-        metrics["exact answers"] = fields["exact_answers"]["percent"]
-    return Evaluation(metrics, tuple(fields["samples"]))
+        exact = fields["exact_answers"]
+        metrics["exact answers"], methods["exact answers"] = exact["percent"], Method(exact["dialogues"], "greedy")
+    return Evaluation(metrics, tuple(fields["samples"]), methods)

@@ -1,17 +1,44 @@
-"""Result of a metric during training."""
+"""Values of metrics, and how they were computed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a metric was computed."""
+
+    examples: int  # number of texts, pairs or dialogues
+    search: str | None = None  # such as "greedy"; None if the model generates nothing
+    signature: str | None = None  # of sacreBLEU
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Values of a model on a development set, and sample outputs.
+    """Values of a model on a data set, and sample outputs.
 
     The first metric decides in a report; `samples` are lines for a reader.
     """
 
     metrics: dict[str, float]  # such as {"chrF": 55.0, "BLEU": 31.2}; shares are percentages
     samples: tuple[str, ...] = ()
+    methods: Mapping[str, Method] = field(default_factory=dict)  # by the names of metrics
+
+    def to_record(self, weights: str) -> dict[str, dict[str, Any]]:
+        """Return the fields of each metric in the record of a run.
+
+        Args:
+            weights: the evaluated weights, such as "epoch 7" or "averaged".
+        """
+        return {
+            name: {
+                "value": round(value, 4),
+                "weights": weights,
+                **(asdict(self.methods[name]) if name in self.methods else {}),
+            }
+            for name, value in self.metrics.items()
+        }
 
 
 def shortened(text: str, max_characters: int = 120) -> str:

@@ -13,7 +13,7 @@ from model.architectures.encoder import TextEncoder
 from model.data.records import PairRecord, Record
 from model.data.tokenizer import encode_lines
 from model.evaluation.batches import device_of, encode_fitting, grouped, padded
-from model.evaluation.result import Evaluation, shortened
+from model.evaluation.result import Evaluation, Method, shortened
 from model.evaluation.share import Share
 
 MAX_PAIRS = 1000
@@ -120,4 +120,5 @@ def evaluate_encoder(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, rec
     if not kept:
         return Evaluation({})
     fields = retrieval_fields(model, tokenizer, kept)
-    return Evaluation({"recall@1": fields["recall_at_1"], "MRR": fields["mrr"]}, tuple(fields["samples"]))
+    metrics = {"recall@1": fields["recall_at_1"], "MRR": fields["mrr"]}
+    return Evaluation(metrics, tuple(fields["samples"]), dict.fromkeys(metrics, Method(len(kept))))

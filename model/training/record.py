@@ -19,8 +19,8 @@ from model.checkpoint import replace_text
 from model.fields import read_fields, to_json
 
 PACKAGES = {"sightline": "sightline-serving", "torch": "torch", "tokenizers": "tokenizers", "numpy": "numpy"}
-# Fields of earlier versions, which are now in other files of the run.
-MOVED = ("model", "training", "config", "options", "seed")
+# Fields of earlier versions, which are now in other files of the run, or among the metrics.
+MOVED = ("model", "training", "config", "options", "seed", "signature")
 CHECKOUT = Path(__file__).parents[2]
 
 
@@ -54,13 +54,13 @@ class Record:
         self._fields = {**kept, **facts, "starts": [*self._fields.get("starts", []), entry]}
         self._write()
 
-    def end(self, reason: str, result: Mapping[str, Any]) -> None:
-        """Write why and when the training ended, and its result so far."""
+    def end(self, reason: str, result: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
+        """Write why and when the training ended, its result so far, and the last metrics of dev."""
         self._fields["starts"][-1] |= {"end_time": _now(), "end": reason}
         self._fields["result"] = dict(result)
-        if metrics := (result.get("last_epoch") or {}).get("metrics"):
+        if metrics:
             # Metrics of test are those of earlier weights.
-            self._fields |= {"metrics": {"dev": metrics}, "signature": None}
+            self._fields["metrics"] = {"dev": dict(metrics)}
         self._write()
 
     def _write(self) -> None:

@@ -67,6 +67,7 @@ class Report:
         self._flags = flags
         self.display = Display(config.max_epochs, is_silent=not world.is_first)
         self._estimate, self._record = Estimate(), Record(folder.record)
+        self._metrics: Mapping[str, Any] = {}  # of the last evaluation, as fields of the record
         self._events: Events | None = None
         if config.tensorboard and world.is_first:
             self._events = open_events(folder.path / "tensorboard")
@@ -172,7 +173,8 @@ class Report:
             texts.append(f"dev loss {validation_loss:.4f}{' (lowest)' if progress.best_epoch == epoch else ''}")
         row["seconds"] = round(progress.epoch_seconds, 1)
         metrics = evaluation.metrics if evaluation is not None else {}
-        if metrics:
+        if evaluation is not None and metrics:
+            self._metrics = evaluation.to_record(f"epoch {epoch}")
             row["metrics"] = {name: round(value, 4) for name, value in metrics.items()}
             texts += [f"{name} {value:.2f}" for name, value in metrics.items()]
         if not is_whole:
@@ -200,7 +202,7 @@ class Report:
             result |= {"best_epoch": progress.best_epoch, "best_validation_loss": round(progress.best_loss, 4)}
         rows = read_log(self._folder.path) if self._folder.log.exists() else {}
         result["last_epoch"] = rows[max(rows)] if rows else None
-        self._record.end(reason, result)
+        self._record.end(reason, result, self._metrics)
         if self._events is not None:
             self._events.close()
         if checkpoints:

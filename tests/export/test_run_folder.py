@@ -31,8 +31,21 @@ RECORD: dict[str, Any] = {
     "source": "de-CH",
     "target": "zh-Hans",
     "examples": {"train": 5000, "dev": 200, "test": 200},
-    "metrics": {"dev": {"BLEU": 31.234567, "chrF": 55.0}, "test": {"BLEU": 30.0}},
-    "signature": "nrefs:1|case:mixed|tok:13a",
+    "metrics": {
+        "dev": {
+            "BLEU": {"value": 31.234567, "examples": 100, "search": "greedy", "weights": "epoch 7", "signature": "a|b"},
+            "chrF": {"value": 55.0, "examples": 200, "search": "greedy", "weights": "epoch 7", "signature": "c|d"},
+        },
+        "test": {
+            "BLEU": {
+                "value": 30.0,
+                "examples": 200,
+                "search": "5 beams, length penalty 1",
+                "weights": "averaged",
+                "signature": "e|f",
+            }
+        },
+    },
     "data": {"train.jsonl": "ab" * 32},
     "starts": [{"threads": 2}, {"versions": {"python": "3.11.2", "torch": None}}],
     "has_dialogues": False,
@@ -143,8 +156,11 @@ def test_a_card_repeats_the_record(run: Path, tmp_path: Path) -> None:
         "| examples | train 5,000, dev 200, test 200 |",
         "| languages | de-CH to zh-Hans |",
         "| license | CC-BY-4.0 |",
-        "| dev BLEU | 31.23 |\n| dev chrF | 55 |\n| test BLEU | 30 |",
-        "Signature: `nrefs:1|case:mixed|tok:13a`",
+        "| metric | value | split | examples | search | weights |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| BLEU | 31.23 | dev | 100 of 200 | greedy | epoch 7 |\n"
+        "| chrF | 55 | dev | 200 | greedy | epoch 7 |\n"
+        "| BLEU | 30 | test | 200 | 5 beams, length penalty 1 | averaged |\n",
+        "Signature of BLEU on dev: `a|b`\n\nSignature of chrF on dev: `c|d`\n\nSignature of BLEU on test: `e|f`",
         "```sh\nsightline train translation pairs --run run --license 'CC BY 4.0'\n```",
         "Versions: python 3.11.2, torch null",
         f"| train.jsonl | `{'ab' * 32}` |",
@@ -188,11 +204,11 @@ def test_a_record_may_lack_everything(run: Path, tmp_path: Path) -> None:
 
 def test_numbers_of_a_record_may_be_null(run: Path, tmp_path: Path) -> None:
     nulls = {"examples": {"train": 5, "test": None}, "metrics": {"test": None, "dev": {"BLEU": 1.5, "chrF": None}}}
-    write_record(run, RECORD | nulls | {"signature": {"BLEU": "a|b", "chrF": None}})
+    write_record(run, RECORD | nulls)
     assert main([str(run), "--out", str(tmp_path / "toy")]) == 0
     card = (tmp_path / "toy" / CARD).read_text(encoding="utf-8")
     assert "| examples | train 5 |" in card
-    assert "| metric | value |\n| --- | --- |\n| dev BLEU | 1.5 |\n\nSignature of BLEU: `a|b`\n\n## Training" in card
+    assert "| metric | value | split |\n| --- | --- | --- |\n| BLEU | 1.5 | dev |\n\n## Training" in card
 
 
 def test_a_card_has_the_settings_of_a_run_of_any_version(run: Path, tmp_path: Path) -> None:

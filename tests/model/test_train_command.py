@@ -60,7 +60,22 @@ def test_a_run_has_a_checkpoint_its_options_and_a_record(task: TaskName, runs: P
     languages = {name: record[name] for name in ("source", "target") if name in record}
     assert languages == ({"source": "en", "target": "de-CH"} if task == "translation" else {})
     assert ("labels" in record, "has_dialogues" in record) == (task == "classification", task == "language-model")
-    assert record["metrics"]["dev"]
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_the_record_says_how_the_metrics_of_dev_were_computed(task: TaskName, runs: Path) -> None:
+    record = json.loads((runs / task / "record.json").read_text(encoding="utf-8"))
+    (row,) = map(json.loads, (runs / task / "log.jsonl").read_text(encoding="utf-8").splitlines())
+    metrics = record["metrics"]["dev"]
+    assert {name: metric["value"] for name, metric in metrics.items()} == row["metrics"] != {}
+    for name, metric in metrics.items():
+        assert (metric["examples"], metric["weights"]) == (20, "epoch 1")
+        assert metric["search"] == ("greedy" if name in ("BLEU", "chrF", "exact answers") else None)
+        assert bool(metric["signature"]) == (task == "translation")
+    if task == "translation":
+        assert re.fullmatch(
+            r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:.+", metrics["BLEU"]["signature"]
+        )
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
@@ -78,17 +93,29 @@ def test_a_run_is_evaluated_on_the_test_data_of_its_training(
 def test_the_record_gets_the_metrics_of_a_whole_evaluation(
     task: TaskName, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["evaluate", str(runs / task), "--num-beams", "1"]) == 0
+    assert main(["evaluate", str(runs / task), "--num-beams", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     record = json.loads((runs / task / "record.json").read_text(encoding="utf-8"))
     metrics = record["metrics"]["test"]
-    assert record["metrics"]["dev"] and all(isinstance(value, float) for value in metrics.values())
+    assert record["metrics"]["dev"]
+    for metric in metrics.values():
+        assert (metric["examples"], metric["weights"]) == (20, "averaged")
     if task == "translation":
-        assert metrics == {name: round(report[name.lower()]["value"], 2) for name in ("BLEU", "chrF")}
-        assert record["signature"] == {name: report[name.lower()]["signature"] for name in ("BLEU", "chrF")}
+        for name in ("BLEU", "chrF"):
+            score = report[name.lower()]
+            assert (metrics[name]["value"], metrics[name]["signature"]) == (
+                round(score["value"], 2),
+                score["signature"],
+            )
+            assert metrics[name]["search"] == "2 beams, length penalty 1"
     else:
-        first = {"classification": "accuracy", "language-model": "perplexity", "encoder": "recall_at_1"}[task]
-        assert metrics[first] == report[first] and record["signature"] is None
+        name, field = {
+            "classification": ("accuracy", "accuracy"),
+            "language-model": ("perplexity", "perplexity"),
+            "encoder": ("recall@1", "recall_at_1"),
+        }[task]
+        assert metrics[name]["value"] == pytest.approx(report[field], abs=1e-4)
+        assert metrics[name]["signature"] is None
 
 
 def test_a_file_is_evaluated_as_a_whole(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
