@@ -120,6 +120,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def minutes(seconds: float) -> str:
+    """Write an expected duration in minutes: `less than 1 minute`, `1 minute` or `90 minutes`."""
+    return plural(round(seconds / 60), "minute") if seconds >= 60 else "less than 1 minute"
+
+
 def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -11,6 +11,7 @@ import torch
 from model.config import ModelConfig, architecture_of
 from model.training.config import TrainConfig
 from model.training.display import (
+    MEASURED_STEPS,
     Display,
     Estimate,
     Events,
@@ -18,6 +19,7 @@ from model.training.display import (
     add_scalars,
     duration,
     megabytes,
+    minutes,
     open_events,
     peak_memory,
     plural,
@@ -82,7 +84,7 @@ class Report:
         """
         if not self._world.is_first:
             return
-        self.display.line(self._describe(facts))
+        self.display.line(self._describe(facts, progress))
         now, earlier = environment(self._device, self._world.size), self._record.last_start
         start: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, **now}
         if progress.step:
@@ -107,16 +109,18 @@ class Report:
         }
         self._record.start(fields, start)
 
-    def _describe(self, facts: RunFacts) -> str:
+    def _describe(self, facts: RunFacts, progress: Progress) -> str:
         config = self._config
         limit = f" or {config.max_minutes:g} minutes" if config.max_minutes else ""
         length = f"{plural(config.max_epochs, 'epoch')} of {plural(facts.steps, 'step')}{limit}"
         processes = f" in each of {self._world.size} processes" if self._world.size > 1 else ""
+        has_estimate = facts.steps * config.max_epochs - progress.step > MEASURED_STEPS
+        later = f"; the minutes expected follow after {MEASURED_STEPS + 1} steps" if has_estimate else ""
         return (
             f"training {facts.task} on {facts.examples['train']:,} examples, with {facts.examples['dev']:,} for "
             f"validation: {architecture_of(facts.model)} model with {facts.parameters:,} parameters; at most {length}; "
             f"{config.precision} on {self._device.type}, threads: {torch.get_num_threads()}{processes}; weights and "
-            f"optimizer take {megabytes(facts.parameters * BYTES_PER_PARAMETER)}"
+            f"optimizer take {megabytes(facts.parameters * BYTES_PER_PARAMETER)}{later}"
         )
 
     def already_finished(self, reason: str) -> None:
@@ -145,9 +149,12 @@ class Report:
         left = estimate.seconds_left(steps, validations, limit)
         self.display.update(Step(epoch, progress.step, progress.train_loss, rate, tokens, left))
         if estimate.is_first and left is not None and estimate.step_seconds is not None:
+            # Before the first validation, its time is not known.
+            joint = "and" if estimate.validation_seconds else "plus the time of"
             self.display.line(
-                f"about {duration(left)} for at most {steps:,} more steps of {estimate.step_seconds:.2g} s and "
-                f"{validations:,} validations; {megabytes(peak_memory(self._device))} of memory are in use"
+                f"expected: {minutes(left)} for at most {plural(steps, 'more step')} of {estimate.step_seconds:.2g} s, "
+                f"{joint} {plural(validations, 'validation')}; {megabytes(peak_memory(self._device))} of memory are in "
+                "use"
             )
 
     def epoch(

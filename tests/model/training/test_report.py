@@ -14,7 +14,7 @@ import torch
 from model.errors import UsageError
 from model.training.config import TrainConfig, read_train_config
 from model.training.curve import draw_curve
-from model.training.display import MEASURED_STEPS, Display, Estimate, Step, duration
+from model.training.display import MEASURED_STEPS, Display, Estimate, Step, duration, minutes
 from model.training.folder import read_log
 from model.training.record import differences
 from model.training.task import Evaluation
@@ -89,10 +89,11 @@ def test_durations_are_written_for_readers(seconds: float, text: str) -> None:
 def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = iter([{"BLEU": 20.5, "chrF": 40.0}, {"BLEU": 31.25, "chrF": 50.0}])
     toy_trainer("translation", tmp_path, lambda: Evaluation(next(values), ("a → b",))).fit()
-    first, *lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("about ")]
+    first, *lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("expected: ")]
     assert re.fullmatch(
         r"training translation on 30 examples, with 6 for validation: transformer model with 9,312 parameters; at most "
-        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB",
+        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB; the minutes expected follow "
+        r"after 6 steps",
         first,
     )
     assert re.fullmatch(
@@ -107,13 +108,29 @@ def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pyte
     assert list(rows[1])[:5] == ["epoch", "step", "train_loss", "validation_loss", "seconds"]
 
 
-def test_the_time_of_the_run_is_estimated_after_some_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    toy_trainer("translation", tmp_path).fit()
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("about ")]
-    assert re.fullmatch(
-        r"about \d+ s for at most \d+ more steps of [\d.e-]+ s and [\d.]+ validations; [\d,]+ MB of memory are in use",
-        line,
-    )
+def test_the_minutes_of_the_run_are_estimated_after_some_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, batch_tokens, joint in (("many", 32, "plus the time of 2 validations"), ("few", 96, "and 1 validation")):
+        toy_trainer("translation", tmp_path / name, batch_tokens=batch_tokens).fit()
+        first, *lines = capsys.readouterr().err.splitlines()
+        assert first.endswith("; the minutes expected follow after 6 steps")
+        (line,) = [line for line in lines if line.startswith("expected: ")]
+        assert re.fullmatch(
+            rf"expected: less than 1 minute for at most \d+ more steps? of [\d.e-]+ s, {joint}; [\d,]+ MB of memory are "
+            "in use",
+            line,
+        )
+    capsys.readouterr()
+    toy_trainer("translation", tmp_path / "tiny", batch_tokens=10_000).fit()
+    assert "expected" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3, "less than 1 minute"), (60, "1 minute"), (150, "2 minutes"), (12_000, "200 minutes")]
+)
+def test_expected_minutes_are_rounded(seconds: float, text: str) -> None:
+    assert minutes(seconds) == text
 
 
 def test_a_run_that_resumes_or_has_finished_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
