@@ -45,21 +45,29 @@ def train_in_two(context: ForkServerContext, name: str, run: Path, **changes: An
 
 
 def assert_close(first: Path, second: Path) -> None:
+    """Compare the weights of two runs.
+
+    No output depends on a bias of keys, which adds the same to all scores of a query. Its gradient
+    is rounding alone, which Adam scales to whole steps.
+    """
     for name in ("state", "averaged/weights", "best/weights"):
         ours, theirs = (load_file(run / f"{name}.safetensors") for run in (first, second))
         assert ours.keys() == theirs.keys()
         for key in ours:
-            if not key.startswith("adam"):
+            if not key.startswith("adam") and not key.endswith("attention.key.bias"):
                 torch.testing.assert_close(ours[key], theirs[key], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["translation", "classification", "language-model"])
+@pytest.mark.parametrize(
+    ("name", "accumulate"), [("translation", 1), ("classification", 1), ("language-model", 1), ("encoder", 2)]
+)
 def test_two_processes_give_the_weights_of_one_with_twice_the_batches(
-    processes: ForkServerContext, tmp_path: Path, name: str
+    processes: ForkServerContext, tmp_path: Path, name: str, accumulate: int
 ) -> None:
+    """In the task encoder, both compare texts within the same batches."""
     settings: dict[str, Any] = {"dropout": 0.0, "checkpoint_steps": 0}
-    train_in_two(processes, name, tmp_path / "two", **settings)
-    trainer = toy_trainer(name, tmp_path / "one", **settings, accumulate=2)
+    train_in_two(processes, name, tmp_path / "two", **settings, accumulate=accumulate)
+    trainer = toy_trainer(name, tmp_path / "one", **settings, accumulate=2 * accumulate)
     trainer.fit()
     assert_close(tmp_path / "one", tmp_path / "two")
     assert load_metadata(tmp_path / "two" / "state.safetensors")["step"] == trainer.progress.step

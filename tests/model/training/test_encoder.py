@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from model.architectures.encoder import TextEncoder
 from model.config import EncoderConfig
 from model.data.examples import Example, MemoryExamples
 from model.training.encoder import ENCODER, SCALE, make_batch, ranking_loss
+from tests.model.training.toys import toy_trainer
 
 CONFIG = EncoderConfig(40, d_model=16, num_heads=2, d_ff=32, dropout=0.0, max_positions=16)
 PAIRS: list[Example] = [
@@ -73,6 +75,24 @@ def test_a_false_negative_gets_no_gradient(model: TextEncoder) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss.item() == 0
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def test_accumulated_batches_have_the_negatives_of_each_batch_and_not_those_of_a_larger_one(tmp_path: Path) -> None:
+    """Data-parallel processes equal accumulated batches, as test_distributed.py shows."""
+    parts, whole = [make_batch(PAIRS[:2], CONFIG), make_batch(PAIRS[2:], CONFIG)], make_batch(PAIRS, CONFIG)
+    trainer = toy_trainer("encoder", tmp_path, dropout=0.0, clip_norm=1e9)
+    model = trainer.model
+    losses = [ranking_loss(model, part) for part in parts]
+    (sum(losses) / len(PAIRS)).backward()  # type: ignore[union-attr]
+    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    trainer.progress.step = 1
+    loss, count = trainer.update(parts)
+    assert (loss, count) == (pytest.approx(sum(one.item() for one in losses)), len(PAIRS))
+    for gradient, parameter in zip(expected, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-7)
+    assert whole.is_negative.sum() == 12 and sum(int(part.is_negative.sum()) for part in parts) == 4
+    larger = toy_trainer("encoder", tmp_path / "larger", dropout=0.0).model
+    assert ranking_loss(larger, whole).item() > sum(ranking_loss(larger, part).item() for part in parts)
 
 
 def test_padding_does_not_change_the_loss(model: TextEncoder) -> None:
