@@ -14,7 +14,12 @@ from bench.server import serving
 from model.data.customer_messages import LABELS
 from tests.e2e.test_documented_commands import read_blocks
 
-PAGES = {"train-a-translator": "trips", "train-a-classifier": "messages", "train-a-chat-model": "smalltalk"}
+PAGES = {
+    "train-a-translator": "trips",
+    "train-a-classifier": "messages",
+    "train-a-chat-model": "smalltalk",
+    "train-an-embedding-model": "sentences",
+}
 
 
 def shortened(code: str) -> str:
@@ -37,6 +42,10 @@ def check(page: str, response: Any) -> None:
         assert {one["label"] for one in output["labels"]} == set(LABELS)
     elif page == "train-a-chat-model":
         assert response["choices"][0]["message"]["role"] == "assistant"
+    elif page == "train-an-embedding-model":
+        vectors = response["embeddings"] if "embeddings" in response else [one["embedding"] for one in response["data"]]
+        assert [len(vector) for vector in vectors] == [128, 128]
+        assert all(sum(value * value for value in vector) == pytest.approx(1, abs=1e-5) for vector in vectors)
     else:
         assert isinstance(response["outputs"][0]["text"], str)
 

@@ -62,3 +62,19 @@ def test_files_of_others_are_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has files, which could be yours"):
         write_sample("encoder", tmp_path, 20)
     assert (tmp_path / "train.jsonl").read_text(encoding="utf-8") == "{}"
+
+
+def test_common_words_find_the_targets_of_most_pairs_but_not_of_all() -> None:
+    """The figure is in docs/how-to/train-an-embedding-model.md."""
+
+    def words(text: str) -> set[str]:
+        return set(re.findall(r"\w+", text.lower()))
+
+    pairs = draw_sample("encoder", 1_000)["test"]
+    targets = [words(pair["target"]) for pair in pairs]
+    num_found = 0
+    for index, pair in enumerate(pairs):
+        source = words(pair["source"])
+        shares = [len(source & target) / len(source | target) for target in targets]
+        num_found += shares[index] > max(shares[:index] + shares[index + 1 :])
+    assert (num_found, len(pairs)) == (165, 200)
