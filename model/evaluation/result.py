@@ -1,4 +1,4 @@
-"""Values of metrics, and how they were computed."""
+"""Values of metrics, and the methods by which they were computed."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Method:
-    """How a metric was computed."""
+    """Data, search and signature by which a metric was computed."""
 
     examples: int  # number of texts, pairs or dialogues
     search: str | None = None  # such as "greedy"; None if the model generates nothing

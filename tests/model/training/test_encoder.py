@@ -87,7 +87,7 @@ def test_accumulated_batches_have_the_negatives_of_each_batch_and_not_those_of_a
     expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     trainer.progress.step = 1
     loss, count = trainer.update(parts)
-    assert (loss, count) == (pytest.approx(sum(one.item() for one in losses)), len(PAIRS))
+    assert loss == pytest.approx(sum(one.item() for one in losses)) and count == len(PAIRS)
     for gradient, parameter in zip(expected, model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-7)
     assert whole.is_negative.sum() == 12 and sum(int(part.is_negative.sum()) for part in parts) == 4

@@ -92,8 +92,8 @@ def test_a_run_says_what_it_does_and_how_good_it_is(tmp_path: Path, capsys: pyte
     first, *lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("expected: ")]
     assert re.fullmatch(
         r"training translation on 30 examples, with 6 for validation: transformer model with 9,312 parameters; at most "
-        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB; the minutes expected follow "
-        r"after 6 steps",
+        r"2 epochs of \d steps; float32 on cpu, threads: 1; weights and optimizer take 0 MB; the minutes expected "
+        r"follow after 6 steps",
         first,
     )
     assert re.fullmatch(
@@ -117,8 +117,8 @@ def test_the_minutes_of_the_run_are_estimated_after_some_steps(
         assert first.endswith("; the minutes expected follow after 6 steps")
         (line,) = [line for line in lines if line.startswith("expected: ")]
         assert re.fullmatch(
-            rf"expected: less than 1 minute for at most \d+ more steps? of [\d.e-]+ s, {joint}; [\d,]+ MB of memory are "
-            "in use",
+            rf"expected: less than 1 minute for at most \d+ more steps? of [\d.e-]+ s, {joint}; [\d,]+ MB of memory "
+            "are in use",
             line,
         )
     capsys.readouterr()
