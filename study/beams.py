@@ -11,7 +11,7 @@ from bench.record import Result
 from bench.report import table
 from model.evaluation.bleu import moses_lines
 from model.systems import MULTI30K
-from study.bleu import Estimate, Statistics, estimate, interval, resamples, statistics_of, with_interval
+from study.bleu import Statistics, estimate, interval, resamples, statistics_of, with_interval
 from study.runs import TARGET, sources_and_references
 from study.served import Served, serve
 from study.step import no_pictures
@@ -67,8 +67,8 @@ def _row(
         "num_beams": setting[0],
         "length_penalty": setting[1],
         "sentences": len(pairs),
-        "bleu": _estimate(bleu[setting]),
-        "gain": _estimate(bleu[setting] - bleu[greedy]),
+        "bleu": bleu[setting].ends,
+        "gain": (bleu[setting] - bleu[greedy]).ends,
         "length_ratio": [round(float(value), 4) for value in (lengths.sum() / references.sum(), *interval(ratios))],
         "same_text": sum(one["text"] == other["text"] for one, other in pairs),
         "less_likely": sum(gain < -1e-4 for gain in gains),
@@ -78,11 +78,6 @@ def _row(
 
 def _log_probability(output: Mapping[str, Any]) -> float:
     return float(sum(token["logprob"] for token in output["tokens"]))
-
-
-def _estimate(one: Estimate) -> list[float]:
-    """Return the value and the ends of its interval."""
-    return [round(value, 3) for value in (one.value, *one.interval)]
 
 
 def tables(result: Result) -> Mapping[str, str]:

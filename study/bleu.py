@@ -119,6 +119,11 @@ class Estimate:
     def interval(self) -> tuple[float, float]:
         return interval(self.resampled)
 
+    @property
+    def ends(self) -> list[float]:
+        """The value and the ends of its interval, rounded for a result."""
+        return [round(value, 3) for value in (self.value, *self.interval)]
+
     def __sub__(self, other: "Estimate") -> "Estimate":
         return Estimate(self.value - other.value, self.resampled - other.resampled)
 
