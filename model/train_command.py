@@ -33,6 +33,7 @@ from model.data.chat_template import encode_records
 from model.data.corpus import Corpus, Split, open_corpus, open_held_out
 from model.data.encoding import encode
 from model.data.formats import PAIR_TASKS
+from model.data.learnt_texts import learnt_texts, read_texts
 from model.data.preparation import (
     Facts,
     Prepared,
@@ -42,7 +43,7 @@ from model.data.preparation import (
     prepare,
     summary,
 )
-from model.data.records import TASK_NAMES, TaskName, texts_of
+from model.data.records import TASK_NAMES, TaskName
 from model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from model.errors import UsageError
 from model.evaluation.defaults import TEST_SPLIT
@@ -73,6 +74,7 @@ from model.training.recipe import (
     Recipe,
     choose,
     choose_vocabulary,
+    num_characters,
 )
 from model.training.start import TASK_ARCHITECTURES, start_from
 from model.training.task import Task
@@ -98,6 +100,7 @@ class _Beginning:
     tokenizer: Tokenizer
     model: ModelConfig | None = None
     initialise: Callable[[nn.Module], None] | None = None
+    learnt_share: float | None = None  # of the texts of train, if the tokenizer was trained on them
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -160,7 +163,10 @@ def _train(
     show(recipe.reasons)
     if world.is_first:
         replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
-    details = _details(corpus, prepared, values, data, read_fields(folder.record) if folder.record.exists() else {})
+    record = read_fields(folder.record) if folder.record.exists() else {}
+    details = {"learnt_share": beginning.learnt_share, **_details(corpus, prepared, values, data, record)}
+    if is_resumed:
+        details["learnt_share"] = record.get("learnt_share")
     trainer = Trainer(
         run,
         recipe.config,
@@ -264,19 +270,25 @@ def _from_tokenizer(
     if size == AUTO:
         size, reason = choose_vocabulary(facts)
         notes.append(reason)
-    text = ""
+    text, halvings, seed = "", 0, int(values["seed"])
     if world.is_first:
-        texts = (text for record in corpus.train for text in texts_of(record))
+        texts, halvings = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed)
         try:
             text = train_tokenizer(texts, int(size), special_tokens).to_str()
         except ValueError as error:
             raise UsageError(with_flags(str(error))) from None
-    tokenizer = Tokenizer.from_str(world.first(text))
+    text, halvings = world.first((text, halvings))
+    tokenizer = Tokenizer.from_str(text)
     tokenizer.encode_special_tokens = True
+    if halvings:
+        notes.append(
+            f"the tokenizer is trained on about 1/{2**halvings} of the texts, chosen with the seed {seed}, because all "
+            "have too many different words for the memory"
+        )
     found = tokenizer.get_vocab_size()
     if found < int(size):
         notes.append(f"the vocabulary has only {found:,} tokens, because the texts have no more pairs to merge")
-    return _Beginning(tokenizer)
+    return _Beginning(tokenizer, learnt_share=2.0**-halvings)
 
 
 def _prepare(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.data.formats import PAIR_TASKS, TABLES, TEXT, CorpusError, open_file, read_records
 from model.data.records import LabelledRecord, Record, TaskName, texts_of
@@ -279,6 +280,17 @@ def hash_texts(texts: Iterable[str], seed: int = 0) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8, key=seed.to_bytes(8, "big")).digest(), "big")
 
 
+def distinct(hashes: "array[int]") -> NDArray[np.uint64]:
+    """Return different values in ascending order.
+
+    `numpy.unique` takes several times the memory for this.
+    """
+    values = np.sort(np.frombuffer(hashes, np.uint64))
+    is_first = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=is_first[1:])
+    return values[is_first]
+
+
 def check_number_of_labels(number: int, split: Split) -> None:
     if number > MAX_LABELS:
         raise CorpusError(
@@ -304,13 +316,13 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
             train_only.add(hashes[-1])
     if not hashes:
         raise CorpusError(f"{split} is empty or has only blank texts; add examples")
-    distinct = np.unique(np.frombuffer(hashes, np.uint64))
-    candidates = np.setdiff1d(distinct, np.array(sorted(train_only), np.uint64), assume_unique=True)
-    if len(distinct) < 2 or not len(candidates):
+    different = distinct(hashes)
+    candidates = np.setdiff1d(different, np.array(sorted(train_only), np.uint64), assume_unique=True)
+    if len(different) < 2 or not len(candidates):
         raise CorpusError(
-            f"{split} has too few different examples ({len(distinct)}) to keep one for dev; add examples, or add a "
+            f"{split} has too few different examples ({len(different)}) to keep one for dev; add examples, or add a "
             "file dev"
         )
-    count = min(max(round(DEV_SHARE * len(distinct)), 1), MAX_DEV_RECORDS, len(candidates))
+    count = min(max(round(DEV_SHARE * len(different)), 1), MAX_DEV_RECORDS, len(candidates))
     part = Part(False, seed, int(candidates[count - 1]), frozenset(train_only))
     return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))

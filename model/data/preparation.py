@@ -1,8 +1,8 @@
 """Checks of a corpus before training, and its encoded examples in the folder of a run.
 
 `check_corpus` reads all records once and needs no tokenizer; `prepare` encodes them. Both read
-streams. In memory are 8 bytes for each record (16 for a labelled text and for a pair), and tables
-whose sizes do not depend on the number of records.
+streams. In memory are 8 bytes for each record (16 for a labelled text and for a pair), with copies
+while they are sorted up to 60, and tables whose sizes do not depend on the number of records.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from model.data.corpus import Corpus, Split, check_number_of_labels, hash_texts
+from model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
 from model.data.formats import PAIR_TASKS, CorpusError
 from model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
@@ -133,14 +133,12 @@ class _Scan:
         return len(hashes) - len(distinct(hashes))
 
 
-def distinct(hashes: "array[int]") -> NDArray[np.uint64]:
-    """Return different values in ascending order."""
-    return np.unique(np.frombuffer(hashes, np.uint64))
-
-
 def is_in(hashes: "array[int]", values: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Return for each hash whether it is one of the values."""
-    return np.isin(np.frombuffer(hashes, np.uint64), values)
+    """Return for each hash whether it is one of ascending values, at least one."""
+    wanted = np.frombuffer(hashes, np.uint64)
+    nearest = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
+    found: NDArray[np.bool_] = values[nearest] == wanted
+    return found
 
 
 def measure(counts: Mapping[int, int]) -> Lengths:

@@ -199,7 +199,9 @@ OPTIONS: tuple[Option, ...] = (
         "label_smoothing", "share of probability that the loss gives to other tokens or labels", is_auto=True
     ),
     _training_option("clip_norm", "largest norm of the gradients of an update", default=1.0),
-    _training_option("seed", "seed of the initial weights, the order of batches and dropout"),
+    _training_option(
+        "seed", "seed of the initial weights, the order of batches, dropout, and the sample of texts for a tokenizer"
+    ),
     Option("precision", "number format of matrix products", str, AUTO, choices=(AUTO, *PRECISIONS), field="precision"),
     _training_option("threads", "threads on the CPU; 0: as many as PyTorch chooses"),
     # Files

@@ -87,10 +87,15 @@ class Recipe:
 
 def choose_vocabulary(facts: "Facts") -> tuple[int, str]:
     """Return the number of tokens of the tokenizer to train, and why."""
-    sides = 2 if facts.task in ("translation", "encoder") else 1
-    characters = sides * facts.characters["train"].total
+    characters = num_characters(facts)
     size = _within(_VOCABULARY, round(_TOKENS_PER_ROOT * math.sqrt(characters), -2))
     return size, f"vocabulary of {size:,} tokens, for {characters:,} characters of train"
+
+
+def num_characters(facts: "Facts") -> int:
+    """Return the number of characters of train, or of pairs a slightly larger number."""
+    sides = 2 if facts.task in ("translation", "encoder") else 1
+    return sides * facts.characters["train"].total
 
 
 def choose(

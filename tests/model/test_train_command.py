@@ -181,6 +181,23 @@ def test_notes_of_pairs_and_a_missing_library_come_before_the_training(
     assert not (tmp_path / "other").exists()
 
 
+def test_a_tokenizer_is_trained_on_a_sample_of_many_different_words(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model.data.learnt_texts.MAX_WORD_BYTES", 100)
+    run, tokenizers, note = tmp_path / "run", list[str](), None
+    for name in ("run", "again"):
+        command = ["train", "encoder", str(data / "encoder"), "--run", str(tmp_path / name), *SMALL, "--seed", "7"]
+        assert main(command) == 0
+        note = re.search(r"trained on about 1/(\d+) of the texts, chosen with the seed 7", capsys.readouterr().err)
+        tokenizers.append((tmp_path / name / "tokenizer.json").read_text(encoding="utf-8"))
+    assert note is not None and tokenizers[0] == tokenizers[1]
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    assert record["learnt_share"] == 1 / int(note[1])
+    assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "2"]) == 0
+    assert json.loads((run / "record.json").read_text(encoding="utf-8"))["learnt_share"] == record["learnt_share"]
+
+
 def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
     data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
