@@ -140,21 +140,32 @@ def damage_weights(bundle: Path, manifest: Manifest, damage: Damage) -> set[str]
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return a row for each model, part and fault, with a column for each layer."""
-    whole = {row["model"]: row for row in result.rows if "part" not in row}
-    differences: dict[tuple[str, str, str], dict[tuple[int, ...], str]] = {}
-    for row in result.rows:
-        if "part" in row:
-            cells = differences.setdefault((row["model"], row["part"], row["fault"]), {})
-            cells[tuple(row["layers"])] = _format(row["difference"])
-    depth = max(len(layers) for cells in differences.values() for layers in cells)
-    body = []
-    for (model, part, fault), cells in differences.items():
-        every = next((text for layers, text in cells.items() if len(layers) > 1), "")
-        single = [cells.get((layer,), "") for layer in range(depth)]
-        body.append([f"`{system_of(model)}`, {_format(whole[model]['bleu'])}", f"{part}: {fault}", *single, every])
-    head = ["system, BLEU", "output of", *(f"layer {layer}" for layer in range(depth)), "all layers"]
-    return {NAME: table(head, body)}
+    """Return a table of the model with most layers and one of the others."""
+    first, *others = dict.fromkeys(row["model"] for row in result.rows)
+    parts = {NAME: [first], f"{NAME}-small": others}
+    return {part: _table(result, models) for part, models in parts.items() if models}
+
+
+def _table(result: Result, models: Sequence[str]) -> str:
+    """Return a row for each part and fault, with a column for each layer of each model, and the
+    scores of the whole models.
+    """
+    rows = [row for row in result.rows if row["model"] in models]
+    cells = {
+        (row["part"], row["fault"], _column(row, models)): _format(row["difference"]) for row in rows if "part" in row
+    }
+    columns = list(dict.fromkeys(column for _, _, column in cells))
+    body = [
+        [f"{part}: {fault}", *(cells.get((part, fault, column), "") for column in columns)]
+        for part, fault in dict.fromkeys((part, fault) for part, fault, _ in cells)
+    ]
+    whole = ", ".join(f"`{system_of(row['model'])}` {_format(row['bleu'])}" for row in rows if "part" not in row)
+    return f"{table(['output of', *columns], body)}\n\nBLEU of the whole: {whole}."
+
+
+def _column(row: Row, models: Sequence[str]) -> str:
+    layer = f"layer {row['layers'][0]}" if len(row["layers"]) == 1 else "all layers"
+    return layer if len(models) == 1 else f"`{system_of(row['model'])}`, {layer}"
 
 
 def _format(values: Sequence[float]) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench.record import Result
 from bench.weights import read_model
 from model.architectures.transformer import Transformer
 from model.checkpoint import load_checkpoint
@@ -102,7 +103,12 @@ def test_every_damage_is_compared_with_the_whole_model(
     for row in damaged:
         value, low, high = row["difference"]
         assert low <= value <= high and (value < 0) == (row["fault"] == "zero")
-    lines = tables(result)["layers"].splitlines()
-    assert lines[0] == "| system, BLEU | output of | layer 0 | layer 1 | all layers |"
-    assert len(lines) == 2 + 5 + 3  # parts with a zero output, and kinds of attention with a shuffled one
-    assert lines[3].startswith("| `toy`, 100.0 ± 0.0 | encoder self-attention: shuffled | 0.0 ± 0.0 | 0.0 ± 0.0 |  |")
+    (part,) = tables(result).values()
+    lines = part.splitlines()
+    assert lines[0] == "| output of | layer 0 | layer 1 | all layers |"
+    assert len(lines) == 2 + 5 + 3 + 2  # parts with a zero output, and kinds of attention with a shuffled one
+    assert lines[3] == "| encoder self-attention: shuffled | 0.0 ± 0.0 | 0.0 ± 0.0 |  |"
+    assert lines[-1] == "BLEU of the whole: `toy` 100.0 ± 0.0."
+    others = [{**row, "model": model} for model in ("multi30k-en-de-small-depth-1", "other") for row in result.rows]
+    head = tables(Result(rows=[*result.rows, *others]))["layers-small"].splitlines()[0]
+    assert head.startswith("| output of | `small-depth-1`, layer 0 | `small-depth-1`, layer 1 | `small-depth-1`, all")
