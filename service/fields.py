@@ -233,16 +233,11 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
         raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists of ids, got {len(lists)}.")
     for index, ids in enumerate(lists):
         path = (index,) if is_list else ()
-        if not isinstance(ids, list) or not all(map(_is_id, ids)):
+        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):
             raise field_error("invalid_parameter", f"It must be a list of token ids, from 0 to {MAX_ID}.", *path)
         if not ids:
             raise field_error("empty_input", "It is an empty list.", *path)
-    return IdLists(tuple(tuple(map(int, ids)) for ids in lists), is_list)
-
-
-def _is_id(value: Any) -> bool:
-    """Return True for a token id; in JSON, 5.0 is an integer, too."""
-    return type(value) in (int, float) and value == value // 1 and 0 <= value <= MAX_ID
+    return IdLists(tuple(tuple(ids) for ids in lists), is_list)
 
 
 def must_equal(default: Any = None) -> PlainValidator:

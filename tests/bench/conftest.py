@@ -16,15 +16,22 @@ T5_SIZES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def unverified() -> Iterator[None]:
+    """Do not verify the models that are exported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_models(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
-    """Models of the toy bundle, and small ones in place of larger ones, which are not verified."""
+    """Models of the toy bundle, and small ones in place of larger ones."""
     with pytest.MonkeyPatch.context() as patch:
         small = TransformerConfig(640, d_model=32, num_heads=4, d_ff=64, encoder_layers=2, decoder_layers=1)
         patch.setattr(models, "MARIAN", small)
         patch.setattr(models, "GROWN_SIZES", GROWN_SIZES)
         patch.setattr(models, "T5_SIZES", T5_SIZES)
-        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
         yield Models(tmp_path_factory.mktemp("models"), bundle, toy_sentences)
 
 

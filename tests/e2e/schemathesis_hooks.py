@@ -22,6 +22,7 @@ BEYOND_JSON_SCHEMA = (
     r"must be at most \d+ for this model, got \d+",
     r"the dimensions of the model's vectors",
     r"is \d+ tokens of this model, and must be one",
+    r"must have ids of the model's tokens, from 0 to \d+, got \d+",
     r"has no attention maps",
     r"must be from -\d+ to \d+ for \w+ attention, got -?\d+",
     r"must not repeat a (layer|head) of \w+ attention",

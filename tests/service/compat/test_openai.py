@@ -110,9 +110,7 @@ async def test_prompts_of_token_ids_are_continued_as_their_texts(
         lists = [tokenizer.encode(text) for text in texts]
         whole = await complete(server, texts, max_tokens=8)
         assert await choices_of(server, lists) == whole["choices"]
-        # In JSON, 5.0 is an integer, too.
-        for ids in (lists[1], list(map(float, lists[1]))):
-            assert await choices_of(server, ids) == [whole["choices"][1] | {"index": 0}]
+        assert await choices_of(server, lists[1]) == [whole["choices"][1] | {"index": 0}]
         chunks = await stream(server, lists[0], max_tokens=8)
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
     (echoed,) = await choices_of(causal, lists[0], echo=True)
@@ -130,7 +128,7 @@ async def test_prompts_of_token_ids_are_continued_as_their_texts(
             "prompt must have ids of the model's tokens, from 0 to 264, got 265.",
         ),
         ([[3], [3, -1]], "invalid_parameter", "prompt[1]", "prompt[1] must be a list of token ids, from 0 to"),
-        ([3.5, 4], "invalid_parameter", "prompt", "prompt must be a list of token ids"),
+        ([3.0, 4], "invalid_parameter", "prompt", "prompt must be a list of token ids"),
         ([3, True], "invalid_parameter", "prompt", "prompt must be a list of token ids"),
         ([3, "x"], "invalid_parameter", "prompt", "prompt must be a list of token ids"),
         ([[3], "x"], "invalid_parameter", "prompt[1]", "prompt[1] must be a list of token ids"),
