@@ -155,11 +155,11 @@ def _train(
     fields = training_fields(values)
     if is_resumed:
         fields = {**dataclasses.asdict(read_train_config(folder.settings, TrainConfig)), **fields}
-    recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
+    recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world)
     _check_space(run, recipe)
     if recipe.config.max_minutes and "warmup_steps" not in fields:
         updates = _updates_in_time(task, prepared, recipe, world)
-        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, updates)
+        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world, updates)
     show(recipe.reasons)
     if world.is_first:
         replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
@@ -344,6 +344,7 @@ def _recipe(
     values: Mapping[str, Value],
     fields: dict[str, Any],
     corpus: Corpus,
+    world: World,
     updates_in_time: int | None = None,
 ) -> Recipe:
     """Choose the settings that the user left open.
@@ -369,6 +370,7 @@ def _recipe(
             model=beginning.model,
             start=start,  # type: ignore[arg-type]
             updates_in_time=updates_in_time,
+            num_processes=world.size,
         )
     except ValueError as error:
         raise UsageError(with_flags(str(error))) from None
