@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import transformers
-
 from export.families.table import FAMILIES
 from export.families.values import ACTIVATIONS
 from tests.equality import test_sampling_filters
@@ -23,7 +21,6 @@ Row = tuple[str, str, str]
 _LAYERS = re.compile(r"\b(?:full|sliding)_attention\.")
 _OLD_NAMES = {"rope_scaling.": "rope_parameters.", "rope_parameters.type": "rope_parameters.rope_type"}
 _ABSENT = object()
-transformers.logging.set_verbosity_error()  # of configurations with values for tests
 _NO_OPTIONS = WITHOUT_EFFECT | {"model_type"}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
+import transformers
 from pydantic import BaseModel
 
 from docs.comparisons import activation_rows, generation_rows, model_rows, names_of, option_rows
@@ -303,6 +304,7 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
 
 
 def main() -> None:
+    transformers.logging.set_verbosity_error()  # of configurations with values for tests
     parts = make_parts()
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
