@@ -76,8 +76,9 @@ def _training_data(name: str, data: Path | None) -> Path:
 
 def evaluate_split(
     arguments: argparse.Namespace, checkpoint: Path, split: str | None, source: str, target: str
-) -> None:
-    """Print the scores of translations of two files of a folder, in two ways of counting words.
+) -> dict[str, Any]:
+    """Print the scores of translations of two files of a folder, in two ways of counting words, and
+    return the report.
 
     Args:
         arguments: options of the command.
@@ -97,6 +98,7 @@ def evaluate_split(
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
     if hasattr(arguments, "json"):
         write_json(arguments.json, report)
+    return report
 
 
 def _default_split(data: Path, source: str, target: str) -> str:
@@ -141,6 +143,7 @@ def evaluated(
     outputs = translate(model, tokenizer, test_set.sources, num_beams, length_penalty)
     scores = score(outputs, test_set, target)
     return scores, {
+        "task": "translation",
         "split": split,
         "sentences": len(outputs),
         "num_beams": num_beams,

@@ -428,17 +428,19 @@ def evaluate(arguments: argparse.Namespace) -> None:
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
     config, _ = load_parts(checkpoint)
     task = _task_of(config)
-    is_own_data = arguments.data is None
-    if is_own_data:
+    if arguments.data is None:
         if "data_path" not in record:
             raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
         arguments.data = Path(record["data_path"])
+    is_own_data = "data_path" in record and arguments.data.resolve() == Path(record["data_path"]).resolve()
     data, split = arguments.data, getattr(arguments, "split", None)
     source, target = (getattr(arguments, side, record.get(side)) for side in ("source", "target"))
     if task == "translation":
         sides = source or "en", target or "de"
         if split is not None or _has_named_split(data, sides[0]):
-            evaluate_split(arguments, checkpoint, split, *sides)
+            report = evaluate_split(arguments, checkpoint, split, *sides)
+            if is_own_data and limit is None:
+                _record_metrics(run, record, checkpoint, report)
             return
     if split is not None:
         raise UsageError(f"--split is for translation only; omit it for {task}")
@@ -461,12 +463,18 @@ def evaluate(arguments: argparse.Namespace) -> None:
     )
     if part.name == "dev":
         print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
-    if is_own_data and limit is None and checkpoint.name == "averaged":
-        # The model card of an export shows them.
-        record["metrics"] = {**record.get("metrics", {}), part.name: headline(report).to_record(checkpoint.name)}
-        replace_text(run / "record.json", to_json(record))
+    if is_own_data and limit is None:
+        _record_metrics(run, record, checkpoint, report)
     if hasattr(arguments, "json"):
         write_json(arguments.json, report)
+
+
+def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
+    """Write the metrics of the averaged checkpoint into the record, which the model card of an export shows."""
+    if checkpoint.name != "averaged":
+        return
+    record["metrics"] = {**record.get("metrics", {}), report["split"]: headline(report).to_record(checkpoint.name)}
+    replace_text(run / "record.json", to_json(record))
 
 
 def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: Any) -> Split:

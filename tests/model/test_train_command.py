@@ -198,6 +198,33 @@ def test_a_tokenizer_is_trained_on_a_sample_of_many_different_words(
     assert json.loads((run / "record.json").read_text(encoding="utf-8"))["learnt_share"] == record["learnt_share"]
 
 
+@pytest.mark.parametrize("names_data", [False, True])
+def test_the_record_gets_the_metrics_of_a_named_split(
+    data: Path, runs: Path, tmp_path: Path, names_data: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, run, report = tmp_path / "data", tmp_path / "run", tmp_path / "report.json"
+    shutil.copytree(data / "translation", folder)
+    shutil.copytree(runs / "translation", run)
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    (run / "record.json").write_text(json.dumps(record | {"data_path": str(folder)}), encoding="utf-8")
+    write(folder / "news.en", "A dog runs.", "A cat sleeps.")
+    write(folder / "news.de-CH", "Ein Hund rennt.", "Eine Katze schläft.")
+    arguments = ["evaluate", str(run), *([str(folder)] if names_data else []), "--split", "news", "--num-beams", "1"]
+    assert main([*arguments, "--limit", "1"]) == 0
+    assert "news" not in json.loads((run / "record.json").read_text(encoding="utf-8"))["metrics"]
+    assert main([*arguments, "--json", str(report)]) == 0
+    metrics = json.loads((run / "record.json").read_text(encoding="utf-8"))["metrics"]["news"]
+    scores = json.loads(report.read_text(encoding="utf-8"))
+    assert metrics["BLEU"] == {
+        "value": round(scores["bleu"]["value"], 2),
+        "weights": "averaged",
+        "examples": 2,
+        "search": "greedy",
+        "signature": scores["bleu"]["signature"],
+    }
+    assert metrics["chrF"]["value"] == round(scores["chrf"]["value"], 2)
+
+
 def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
     data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
