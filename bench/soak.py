@@ -5,8 +5,9 @@ Clients call the endpoints in turn, with all models that a service started for t
 models that load on their first use would make the caches fill for longer. One call in eight is
 aborted by its client at a random moment. The load pauses several times: all connections are closed,
 and once the service is idle and idle models have released memory, the readings are taken. Growth is
-the difference of two means: of the last readings, and of those after the first half. In the first
-half, the caches of all models in all workers fill up to their limits.
+the difference of two means: of the last readings, and of those after the first half. The texts are
+few, so that the caches of all models in all workers, such as that of prompts, have seen every text
+with every model in the first half.
 """
 
 import asyncio
@@ -41,6 +42,7 @@ MAX_ABORT_DELAY_S = 0.08  # before a client aborts its call
 MAX_IDLE_WAIT_S = 10.0  # for the service to finish work of aborted calls
 SETTLING_S = RELEASE_INTERVAL_S + 1.0  # until connections are closed and idle models have released memory
 TIMEOUT_S = 60.0
+NUM_TEXTS = 50
 MAX_CHARACTERS = 600
 MAX_TOKENS = 32
 LONG_CHARACTERS = 20_000  # long enough to be tokenized in another thread, and rejected as too long
@@ -128,7 +130,7 @@ async def _load_and_read(server: RunningServer, texts: Sequence[str], seconds: f
 
 
 def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
-    """Return texts of one to five sentences that fit all models, the longest first.
+    """Return `NUM_TEXTS` texts of one to five sentences that fit all models, the longest first.
 
     The longest inputs decide how much memory the service needs. If they came late, that would look
     like growth.
@@ -144,7 +146,7 @@ def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
         while any(len(tokenizer.encode(text)) > most for tokenizer, most in readers):
             text = text[: len(text) // 2]
         texts.append(text)
-    return sorted(texts, key=len, reverse=True)
+    return sorted(texts, key=len, reverse=True)[:: max(1, len(texts) // NUM_TEXTS)]
 
 
 def all_calls(cards: Sequence[Body], texts: Sequence[str]) -> Iterator[Call]:

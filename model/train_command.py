@@ -470,7 +470,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
-    """Write the metrics of the averaged checkpoint into the record, which the model card of an export shows."""
+    """Write the metrics of the averaged checkpoint into the record, which the model card shows."""
     if checkpoint.name != "averaged":
         return
     record["metrics"] = {**record.get("metrics", {}), report["split"]: headline(report).to_record(checkpoint.name)}

@@ -4,7 +4,9 @@ The names after the prefix `sightline_` and their meanings follow vLLM where bot
 metric.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from itertools import chain
 from typing import Any, get_args
@@ -20,6 +22,7 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from service.engine.engine import Engine
 from service.engine.request import (
@@ -240,65 +243,80 @@ SHARED_SETTINGS = frozenset(
 )
 
 
-def render(family: Metric) -> bytes:
-    """Return one metric in the Prometheus text format."""
-    return generate_latest(OneMetric(family))
+Texts = list[str]  # metrics in the Prometheus text format, each with its two lines of description
+_SETTING = re.compile(r'setting="(\w+)"')
+_MODEL = re.compile(rf'{MODEL}="([^"]*)"')
 
 
-def sums(families: Families) -> dict[tuple[str, str], float]:
+async def texts_of(families: Families) -> Texts:
+    """Return metrics as text. Other calls go on between two metrics."""
+    texts = []
+    for family in families:
+        texts.append(generate_latest(OneMetric(family)).decode())
+        await asyncio.sleep(0)
+    return texts
+
+
+def sums(texts: Iterable[str]) -> dict[tuple[str, str], float]:
     """Return the values of all metrics of models, by sample and name of the model."""
+    samples = chain.from_iterable(_parse(text)[2] for text in texts)
     return {
-        (sample.name.removeprefix(PREFIX), sample.labels[MODEL]): sample.value
-        for family in families
-        for sample in family.samples
-        if MODEL in sample.labels and "le" not in sample.labels
+        (sample.partition("{")[0].removeprefix(PREFIX), found[1]): value
+        for sample, value in samples
+        if (found := _MODEL.search(sample)) and 'le="' not in sample
     }
 
 
-def pack(families: Families) -> list[Any]:
-    """Return metrics as values of JSON."""
+def without_gauges(texts: Iterable[str]) -> Texts:
+    """Return what is left of metrics after the end of their process."""
+    return [text for text in texts if _parse_head(text)[1] != "gauge"]
+
+
+def merge(pages: Iterable[Iterable[str]]) -> Texts:
+    """Return the metrics of several processes as those of one.
+
+    Values are added, except those of `LARGEST`. Samples are kept as lines of text: as objects of
+    the library, thousands of them would take much memory for a short time.
+    """
+    heads: dict[str, str] = {}
+    merged: dict[str, dict[str, float]] = {}  # values by metric and sample
+    for text in chain.from_iterable(pages):
+        name, head, samples = _parse(text)
+        heads.setdefault(name, head)
+        values = merged.setdefault(name, {})
+        for sample, value in samples:
+            if sample not in values:
+                values[sample] = value
+            elif name in LARGEST and not _is_shared(sample):
+                values[sample] = max(values[sample], value)
+            else:
+                values[sample] += value
     return [
-        [one.name, one.documentation, one.type, [[sample.name, sample.labels, sample.value] for sample in one.samples]]
-        for one in families
+        head + "".join(f"{sample} {floatToGoString(value)}\n" for sample, value in merged[name].items())  # type: ignore[no-untyped-call]
+        for name, head in heads.items()
     ]
 
 
-def without_gauges(packed: Iterable[Any]) -> list[Any]:
-    """Return what is left of packed metrics after the end of their process."""
-    return [family for family in packed if family[2] != "gauge"]
+def _is_shared(sample: str) -> bool:
+    setting = _SETTING.search(sample)
+    return setting is not None and setting[1] in SHARED_SETTINGS
 
 
-def unpack(packed: Iterable[Any]) -> list[Metric]:
-    """Return the metrics of `pack`."""
-    families = []
-    for name, text, kind, samples in packed:
-        family = Metric(name, text, kind)
-        for sample in samples:
-            family.add_sample(*sample)
-        families.append(family)
-    return families
+def _parse(text: str) -> tuple[str, str, Iterator[tuple[str, float]]]:
+    """Return the name of a metric, its description, and the values of its samples.
 
-
-def merge(packed: Iterable[Iterable[Any]]) -> list[Any]:
-    """Return the metrics of several processes as those of one, all as values of JSON.
-
-    Values are added, except those of `LARGEST`.
+    Samples have no timestamps, so that a value follows the last space.
     """
-    merged: dict[str, Any] = {}
-    values: dict[tuple[str, ...], Any] = {}  # samples by name and labels
-    for name, text, kind, samples in chain.from_iterable(packed):
-        family = merged.setdefault(name, [name, text, kind, []])
-        for sample, labels, value in samples:
-            key = (sample, *chain.from_iterable(sorted(labels.items())))
-            found = values.get(key)
-            if found is None:
-                values[key] = one = [sample, labels, value]
-                family[3].append(one)
-            elif name in LARGEST and labels.get("setting") not in SHARED_SETTINGS:
-                found[2] = max(found[2], value)
-            else:
-                found[2] += value
-    return list(merged.values())
+    name, _, length = _parse_head(text)
+    lines = (line.rpartition(" ") for line in text[length:].split("\n")[:-1])
+    return name, text[:length], ((sample, float(value)) for sample, _, value in lines)
+
+
+def _parse_head(text: str) -> tuple[str, str, int]:
+    """Return the name and the type of a metric, and the length of its description."""
+    end = text.index("\n", text.index("\n") + 1)  # of the second line, `# TYPE name type`
+    _, name, kind = text[:end].rsplit(" ", 2)
+    return name, kind, end + 1
 
 
 class LogCollector(Collector):

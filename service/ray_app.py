@@ -198,7 +198,8 @@ class TargetFile:
                     path.unlink()
 
     def remove(self) -> None:
-        self._path.unlink(missing_ok=True)
+        for path in (self._path, self._path.with_suffix(".new")):  # a full disk leaves the second
+            path.unlink(missing_ok=True)
 
 
 class Replica:

@@ -29,6 +29,7 @@ from study import (
     sentence,
     similar,
     speed,
+    vanishing,
 )
 from study.cards import write_cards
 from study.step import Step
@@ -36,6 +37,7 @@ from study.step import Step
 STEPS: Sequence[Step] = (
     collect,
     claims,
+    vanishing,
     quality,
     beams,
     layers,

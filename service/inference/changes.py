@@ -15,7 +15,7 @@ from service.engine.request import FailureCode
 from service.errors import INTERRUPTIONS, ApiError
 from service.inference.admission import AdmissionController
 from service.inference.service import LoadedModel, Service
-from service.metrics import Families
+from service.metrics import Texts, texts_of
 from service.threads import run_in_daemon_thread
 
 POLL_S = 0.01
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class NoPeers:
     """`Peers` of a service that is one process."""
 
-    async def metrics(self, service: Service) -> Families:
-        return service.metrics.collect()
+    async def metrics(self, service: Service) -> Texts:
+        return await texts_of(service.metrics.collect())
 
     async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
         one = ModelLoad(service, name, only_if_lazy=only_if_lazy)

@@ -16,7 +16,7 @@ from service.inference.admission import AdmissionController, RejectionPacer, Res
 from service.inference.dense import DenseLayer
 from service.keys import KeyRing
 from service.machine import usable_memory
-from service.metrics import Families, Metrics
+from service.metrics import Metrics, Texts
 from service.quotas import LocalQuotas, Quotas, QuotaStore
 from service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
 from service.settings import Settings
@@ -121,7 +121,7 @@ class ModelRepository(Protocol):
 class Peers(Protocol):
     """The processes of the service, this one included, for all that concerns them together."""
 
-    async def metrics(self, service: "Service") -> Families:
+    async def metrics(self, service: "Service") -> Texts:
         """Return the metrics of all processes."""
         ...
 

@@ -26,7 +26,7 @@ from service.http.connections import network_of
 from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
 from service.keys import Quota
 from service.machine import available_memory, usable_memory, usable_threads
-from service.metrics import FAILED_WORKERS, PREFIX, merge, pack, without_gauges
+from service.metrics import FAILED_WORKERS, PREFIX, Texts, merge, texts_of, without_gauges
 from service.quotas import Grant, QuotaStore
 from service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
 from service.server import EXIT_CUT_SHORT, RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
@@ -111,7 +111,7 @@ class WorkerProcess:
     num_of_network: Counter[str] = field(default_factory=Counter)
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
-    metrics: list[Any] = field(default_factory=list)  # at the last scrape, or at its end; see `pack`
+    metrics: Texts = field(default_factory=list)  # at the last scrape, or at its end
     exit_code: int | None = None  # negative: the number of the signal that has ended it
 
     @property
@@ -148,7 +148,7 @@ class Supervisor:
         self._changes = asyncio.Lock()  # held while the models of the workers change
         self._replacing = asyncio.Lock()  # held while the workers are replaced
         self._have_all_been_ready = False
-        self._ended_metrics: list[Any] = []  # counters of the workers that have ended
+        self._ended_metrics: Texts = []  # counters of the workers that have ended
         self._has_terminal = has_terminal()
         self._is_draining = False
         self._drain_code = 0  # largest exit code of the workers that have ended while draining
@@ -197,8 +197,8 @@ class Supervisor:
         loop.add_reader(worker.handover.fileno(), self._forget_ended, worker)
         self._update_listening()
 
-        async def keep_metrics(packed: list[Any]) -> None:
-            worker.metrics = packed
+        async def keep_metrics(texts: Texts) -> None:
+            worker.metrics = texts
 
         async def ready(models: dict[str, Any], threads: dict[str, dict[str, int]]) -> None:
             await self._on_ready(worker, models)
@@ -519,12 +519,12 @@ class Supervisor:
             if not isinstance(result, ChannelClosedError)
         ]
 
-    async def _metrics(self) -> list[Any]:
-        for worker, page in await self._gather(self._workers, "metrics"):
-            if not isinstance(page, ApiError):
-                worker.metrics = page
+    async def _metrics(self) -> Texts:
+        for worker, texts in await self._gather(self._workers, "metrics"):
+            if not isinstance(texts, ApiError):
+                worker.metrics = texts
         num_failed = sum(times >= MAX_FAILED_STARTS for times in self._failed_starts.values())
-        own = pack([GaugeMetricFamily(PREFIX + FAILED_WORKERS, "", num_failed)])
+        own = await texts_of([GaugeMetricFamily(PREFIX + FAILED_WORKERS, "", num_failed)])
         return merge([self._ended_metrics, *(one.metrics for one in self._workers), own])
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:

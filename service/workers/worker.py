@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from service.app import create_app
 from service.inference.changes import ModelLoad, unload_here
@@ -20,7 +20,7 @@ from service.inference.service import Service
 from service.keys import Quota
 from service.loading import load_backend
 from service.logs import configure_logging
-from service.metrics import Families, pack, unpack
+from service.metrics import Texts, texts_of
 from service.quotas import Grant
 from service.runtime.threads import ThreadPlan
 from service.server import DrainingServer, log_end
@@ -40,8 +40,9 @@ class SupervisedPeers:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    async def metrics(self, service: Service) -> Families:
-        return unpack(await self._channel.call("metrics"))
+    async def metrics(self, service: Service) -> Texts:
+        texts: Texts = await self._channel.call("metrics")
+        return texts
 
     async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
         await self._channel.call("load", name, only_if_lazy)
@@ -180,8 +181,8 @@ class WorkerServer(DrainingServer):
         if self._service.not_ready_code == "loading":
             self._service.not_ready_code = None
 
-    async def _metrics(self) -> Any:
-        return pack(self._service.metrics.collect())
+    async def _metrics(self) -> Texts:
+        return await texts_of(self._service.metrics.collect())
 
     async def _prepare_load(self, name: str, only_if_lazy: bool) -> str | None:
         one = self._loads[name] = ModelLoad(self._service, name, only_if_lazy=only_if_lazy)

@@ -7,11 +7,12 @@ from typing import Any
 import orjson
 import pytest
 from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
 from service.errors import CLIENT_GONE, ERRORS
 from service.machine import usable_memory
-from service.metrics import PREFIX, Metrics, merge, pack, render, unpack, without_gauges
+from service.metrics import PREFIX, Metrics, merge, sums, texts_of, without_gauges
 from service.settings import Settings
 from tests.service.conftest import MakeBackend, Start, until
 
@@ -26,33 +27,33 @@ KNOWN = {
 }
 
 
-def rendered(metrics: Metrics) -> bytes:
-    return b"".join(map(render, metrics.collect()))
+async def rendered(metrics: Metrics) -> str:
+    return "".join(await texts_of(metrics.collect()))
 
 
 def metric_names(text: str) -> set[str]:
     return {name.removeprefix(PREFIX) for name in re.findall(r"^# TYPE (\S+)", text, flags=re.MULTILINE)}
 
 
-def test_every_metric_has_the_prefix_and_the_suffixes_of_vllm_exist() -> None:
-    text = rendered(Metrics("1.2.3")).decode()
+async def test_every_metric_has_the_prefix_and_the_suffixes_of_vllm_exist() -> None:
+    text = await rendered(Metrics("1.2.3"))
     assert metric_names(text) >= KNOWN
     assert all(line.startswith((f"# HELP {PREFIX}", f"# TYPE {PREFIX}", PREFIX)) for line in text.splitlines())
     assert 'sightline_build_info{version="1.2.3"} 1.0' in text
 
 
 async def test_the_text_equals_that_of_the_library_while_values_and_samples_change(start: Start) -> None:
-    def lines(text: bytes) -> list[str]:
-        return [line for line in text.decode().splitlines() if not line.startswith("sightline_process_")]
+    def lines(text: str) -> list[str]:
+        return [line for line in text.splitlines() if not line.startswith("sightline_process_")]
 
     async with start() as running:
         metrics = running.app.state.service.metrics
         for inputs in ("x", 'a "dog"\\', "", "Hund"):
             await running.post("/v1/generate", {"inputs": inputs})
             await running.client.get(f"/v1/models/{inputs or 'none'}")
-            assert lines(rendered(metrics)) == lines(generate_latest(metrics.registry))
+            assert lines(await rendered(metrics)) == lines(generate_latest(metrics.registry).decode())
         metrics.for_model('one\n"more"')
-        assert lines(rendered(metrics)) == lines(generate_latest(metrics.registry))
+        assert lines(await rendered(metrics)) == lines(generate_latest(metrics.registry).decode())
 
 
 async def test_limits_are_gauges_by_the_names_of_their_settings(start: Start) -> None:
@@ -204,9 +205,9 @@ async def test_a_rejected_call_is_counted_by_the_limit_that_rejected_it(
         await first
 
 
-def test_every_error_code_has_a_counter_before_its_first_error() -> None:
+async def test_every_error_code_has_a_counter_before_its_first_error() -> None:
     """A series that begins at 1 has no rate: an alert would not fire on the first error."""
-    text = rendered(Metrics("1.2.3")).decode()
+    text = await rendered(Metrics("1.2.3"))
     assert all(f'sightline_request_failure_total{{code="{code}"}} 0.0' in text for code in (*ERRORS, CLIENT_GONE))
 
 
@@ -246,7 +247,30 @@ async def test_gauges_follow_the_engine(start: Start, make_backend: MakeBackend)
         assert await running.metric('sightline_num_requests_running{model_name="fake"}') == 0
 
 
-def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all() -> None:
+async def test_metrics_of_one_process_stay_as_they_are_with_any_label_and_value() -> None:
+    metrics = Metrics("1.2.3")
+    metrics.call_counter('/a "b" \\ c\nd\u2028e }{', 200, None)()
+    metrics.histograms["batch_size_rows"].labels("toy").observe(1e-300)
+    for number, value in enumerate((0.1 + 0.2, 1e23, -1e-7, float("inf"), float("-inf"), float("nan"))):
+        metrics.process_gauges["connections"].set(value)
+        texts = await texts_of(metrics.collect())
+        assert merge([texts]) == texts, number
+        # As the library reads and writes them.
+        families = [*text_string_to_metric_families("".join(texts))]
+        assert len(families) == len(texts)
+        expected = {
+            (one.name, tuple(one.labels.items())): one.value
+            for family in families
+            for one in family.samples
+            if "model_name" in one.labels and "le" not in one.labels
+        }
+        found = sums(texts)
+        assert len(found) <= len(expected) > 0
+        for (name, labels), number_of_sample in expected.items():
+            assert found[name.removeprefix(PREFIX), dict(labels)["model_name"]] == number_of_sample
+
+
+async def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all() -> None:
     pages = []
     for count, load_seconds in ((2, 3.0), (5, 1.0)):
         metrics = Metrics("1.2.3")
@@ -259,11 +283,13 @@ def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all(
         for _ in range(count):
             metrics.call_counter("/v1/generate", 200, None)()
             metrics.histograms["batch_size_rows"].labels("toy").observe(3)
-        pages.append(orjson.loads(orjson.dumps(pack(metrics.collect()))))
+        pages.append(await texts_of(metrics.collect()))
     last = without_gauges(pages[-1])
-    assert {kind for _, _, kind, _ in last} == {"counter", "histogram"}
-    open_fds = [one[3][0][2] for page in pages for one in page if one[0] == "sightline_process_open_fds"]
-    text = b"".join(map(render, unpack(merge([*pages, last])))).decode()
+    assert {re.findall(r"^# TYPE \S+ (\S+)$", text, re.MULTILINE)[0] for text in last} == {"counter", "histogram"}
+    open_fds = [
+        float(text.split()[-1]) for page in pages for text in page if "# TYPE sightline_process_open_fds" in text
+    ]
+    text = "".join(merge([*pages, last]))
     for sample, expected in {
         'http_requests_total{route="/v1/generate",status="200"}': 12,
         'batch_size_rows_bucket{le="4.0",model_name="toy"}': 12,
