@@ -18,7 +18,7 @@ from model.data.text import read_lines
 from model.evaluation.defaults import SEED, TEST_SPLIT
 from model.systems import MULTI30K
 from service.bundle import Manifest
-from study.bleu import interval, percent, resamples
+from study.bleu import interval, percent, resamples, with_interval
 from study.maps import Weights, array_of, cumulative, draw_cells, entropies, rollout, share_of_rank
 from study.runs import SOURCE, models_at_start, system_of
 from study.served import Served, serve
@@ -189,13 +189,19 @@ def tables(result: Result) -> Mapping[str, str]:
 
 def _statistics_table(rows: Sequence[Row]) -> str:
     found = {(row["model"], row["kind"], row["quantity"]): row for row in rows if "value" in row}
-    head = ["system", "maps", "entropy, bits: mean (heads)", "weight on the end, %: mean (heads)", "rollout"]
+    head = [
+        *("system", "maps", "entropy, bits: mean (heads)", "weight on the end, %: mean (heads)"),
+        *("on special tokens, %: mean", "rollout: entropy, bits", "rollout: weight on the end, %"),
+    ]
     body = []
     for model, kind in dict.fromkeys((model, kind) for model, kind, _ in found):
         has_rollout = kind != "cross" or (model, "encoder", "entropy") in found
-        end = found[model, kind, "special" if kind == "decoder" else "end"]
-        cells = [_spread(row, has_rollout) for row in (found[model, kind, "entropy"], end)]
-        body.append([f"`{system_of(model)}`", KINDS[kind], *cells, _rollout_cell(end) if has_rollout else ""])
+        entropy_row, special = found[model, kind, "entropy"], found[model, kind, "special"]
+        end = special if kind == "decoder" else found[model, kind, "end"]
+        cells = [_spread(row, has_rollout) for row in (entropy_row, end)]
+        cells.append(f"{100 * _heads(special, has_rollout).mean():.0f}")
+        cells += [_rollout_cell(row) if has_rollout else "" for row in (entropy_row, end)]
+        body.append([f"`{system_of(model)}`", KINDS[kind], *cells])
     entropy, share = (_widest([row for row in rows if row["quantity"] in names]) for names in (["entropy"], ENDS))
     text = f"Intervals of single heads are at most ± {entropy:.2f} bits and ± {100 * share:.0f} %."
     return f"{table(head, body)}\n\n{text}"
@@ -230,15 +236,23 @@ def _end_table(rows: Sequence[Row]) -> str:
 
 def _spread(row: Row, has_rollout: bool) -> str:
     """Format the mean over the heads, and the smallest and largest head."""
-    values = np.array(row["value"])
-    heads = values[:, :-1] if has_rollout else values
+    heads = _heads(row, has_rollout)
     scale, digits = (1, 2) if row["quantity"] == "entropy" else (100, 0)
     mean, least, most = (f"{scale * one:.{digits}f}" for one in (heads.mean(), heads.min(), heads.max()))
     return mean if heads.size == 1 else f"{mean} ({least} to {most})"
 
 
+def _heads(row: Row, has_rollout: bool) -> Weights:
+    """Return the values by layer and head, without the rollout, (L, H)."""
+    values = np.array(row["value"])
+    return values[:, :-1] if has_rollout else values
+
+
 def _rollout_cell(row: Row) -> str:
+    """Format the rollout up to the last layer."""
     value, low, high = (row[name][-1][-1] for name in ("value", "low", "high"))
+    if row["quantity"] == "entropy":
+        return with_interval(value, (low, high), digits=2)
     return percent(value, (low, high))
 
 

@@ -184,7 +184,7 @@ CHOICES = {
 SHOWN = {  # names in the table; the last choice is only a comparison for the one before it
     "mean of the last layer": "last layer",
     "rollout": "rollout",
-    "best head, chosen on the other half": "best head",
+    "best head, chosen on the other half": "head that moves most",
 }
 
 

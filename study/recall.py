@@ -15,9 +15,10 @@ from bench.record import Result, Row
 from bench.report import table
 from bench.style import WIDTH, describe, save, style
 from model.data.dialogues import CONDITIONS
-from model.data.instructions import KINDS
+from model.data.instructions import KINDS, QUESTIONS
 from model.evaluation.defaults import SEED, TURNS
 from model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
+from model.evaluation.share import Share
 from model.systems import bundle_name
 from service.bundle import MANIFEST
 from study.bleu import percent
@@ -29,6 +30,8 @@ NAME = "recall"
 UNSEEN = "unseen values"
 PLAIN = f"{UNSEEN}, plain earlier responses"  # the responses before the last one ignore the instruction
 CASES = (*CONDITIONS, PLAIN)
+# Kinds whose value only the last message asks for, so that earlier responses do not hold it.
+ASKED = tuple(kind for kind in KINDS if kind in QUESTIONS)
 SPREAD = 0.2  # turns between the points of one turn, so that none hides another
 
 
@@ -93,9 +96,10 @@ def served_responses(served: Served, name: str) -> Answer:
 
 
 def tables(result: Result) -> Mapping[str, str]:
-    """Return the tables of shares with intervals: by turn, and of each run at the last turn.
+    """Return the tables of shares with intervals: by turn, by kind of instruction, and of each run.
 
-    The short table has all conditions of the first model, and unseen values of the others.
+    The short table has all conditions of the first model, and unseen values of the others. The
+    table by kind has the first model at the last turn of the training.
     """
     found = {(row["system"], row["condition"], row["turn"]): row for row in result.rows if "condition" in row}
     runs = [row for row in result.rows if "run_seed" in row]
@@ -114,10 +118,30 @@ def tables(result: Result) -> Mapping[str, str]:
     ]
     columns = ["dialogues", *(f"turn {turn}" for turn in turns)]
     seeds = [[LINES[row["system"]][0], str(row["run_seed"]), _share(row)] for row in runs]
-    written = {NAME: table([METHOD, *columns], short), f"{NAME}-all": table(["model", *columns], list(body.values()))}
+    written = {
+        NAME: table([METHOD, *columns], short),
+        f"{NAME}-all": table(["model", *columns], list(body.values())),
+    }
+    if TURNS[-1] in turns:
+        written[f"{NAME}-kinds"] = _kinds_table([found[first, condition, TURNS[-1]] for condition in CASES])
     if seeds:
         written["recall-seeds"] = table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds)
     return written
+
+
+def _kinds_table(rows: Sequence[Row]) -> str:
+    """Return the number of dialogues that follow each kind of instruction, by condition, and the
+    share of the kinds that are asked for.
+    """
+    body = []
+    for row in rows:
+        kept = dict(zip(KINDS, row["kept_by_kind"], strict=True))
+        share = Share(sum(kept[kind] for kind in ASKED), row["total"] * len(ASKED) // len(KINDS))
+        counts = [str(kept[kind]) for kind in KINDS]
+        body.append([row["condition"], *counts, f"{share.count}: {percent(share.value, share.interval)}"])
+    size = rows[0]["total"] // len(KINDS)
+    together = f"{', '.join(ASKED[:-1])} and {ASKED[-1]}, of {size * len(ASKED)}: %"
+    return table(["dialogues", *(f"{kind}, of {size}" for kind in KINDS), together], body)
 
 
 def _share(row: Mapping[str, Any]) -> str:

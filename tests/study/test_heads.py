@@ -53,5 +53,10 @@ def test_a_bundle_is_measured_and_written_up(bundle: Path, tmp_path: Path, toy_s
     parts = heads.tables(result)
     assert "| `toy` | cross-attention | " in parts["heads"] and "Intervals of single heads are " in parts["heads"]
     assert "| `toy` | 3 | " in parts["singular-values"] and "Intervals are at most ± " in parts["singular-values"]
+    cells = [line.strip("| ").split(" | ") for line in parts["heads"].splitlines() if line.startswith("| `toy`")]
+    assert [len(row) for row in cells] == [7, 7, 7]
+    rows = {(row["kind"], row["quantity"]): row for row in result.rows}
+    assert cells[0][4] == f"{100 * np.mean(np.array(rows['encoder', 'special']['value'])[:, :-1]):.0f}"
+    assert cells[0][5].startswith(f"{rows['encoder', 'entropy']['value'][-1][-1]:.2f} ")
     heads.draw(result, tmp_path)
     assert (tmp_path / "singular-values.svg").is_file() and not (tmp_path / "heads.svg").exists()

@@ -19,11 +19,12 @@ from tests.support.steps import drawn_texts, parse
 
 ROWS: list[dict[str, Any]] = [
     {"system": name, "condition": condition, "turn": turn}
-    | {"kept": 9 + index, "total": 40 + turn, "interval_95": [0.1181, 0.3662]}
+    | {"kept": 9 + index, "total": 40 + turn, "interval_95": [0.1181, 0.3662], "kept_by_kind": [1, 0, 3, 4, 1 + index]}
     for turn in (1, 20)
     for index, name in enumerate(LINES)
     for condition in CASES
 ]
+TOGETHER = "figure, hobby and language, of 36: %"
 
 
 def test_served_responses_equal_pytorchs(chats: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_table_has_a_column_for_each_turn_and_every_interval() -> None:
     assert lines[2] == "| with Ghost Attention | trained | 22 [12, 37] | 15 [12, 37] |"
     assert len(lines) == 2 + len(LINES) * len(CASES)
     one = tables(Result(rows=[row for row in ROWS if row["system"] == "chat-baseline"]))
-    assert one.keys() == {"recall", "recall-all"} and len(one["recall"].splitlines()) == 2 + len(CASES)
+    assert one.keys() == {"recall", "recall-all", "recall-kinds"} and len(one["recall"].splitlines()) == 2 + len(CASES)
 
 
 def test_the_short_table_has_all_conditions_of_one_model_and_unseen_values_of_the_others() -> None:
@@ -82,6 +83,13 @@ def test_the_short_table_has_all_conditions_of_one_model_and_unseen_values_of_th
         line for line in every[2 + len(CASES) :] if f"| {UNSEEN} |" in line
     ]
     assert len(lines) == 2 + len(CASES) + len(LINES) - 1
+
+
+def test_the_kinds_of_one_model_are_counted_at_the_last_turn_of_the_training() -> None:
+    lines = tables(Result(rows=ROWS))["recall-kinds"].splitlines()
+    assert lines[0].split(" | ")[3:] == ["figure, of 12", "hobby, of 12", "language, of 12", f"{TOGETHER} |"]
+    assert lines[2] == "| trained | 1 | 0 | 3 | 4 | 1 | 8: 22 [12, 38] |"
+    assert len(lines) == 2 + len(CASES)
 
 
 def test_the_picture_shows_every_condition_and_is_the_same_for_the_same_result(tmp_path: Path) -> None:
