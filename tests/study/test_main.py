@@ -53,6 +53,40 @@ def test_intervals_in_the_text_of_the_study_are_those_of_its_tables() -> None:
     assert {one for one in stated if one.replace(" %", "") not in tables} == UNRECORDED
 
 
+def test_figures_of_the_claims_are_in_the_sections_that_they_link() -> None:
+    page = Path("docs/research/claims.md")
+    lines = page.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    missing, count = [], 0
+    for statement, where, result, _ in rows:
+        linked = re.findall(r"\]\(([\w./-]+)#([\w-]+)\)", where)
+        text = " ".join(_section(page.parent / document, anchor) for document, anchor in linked)
+        figures = _figures(result)
+        count += len(figures)
+        missing += [(statement, one) for one in figures if not re.search(rf"(?<![\d.]){re.escape(one)}(?!\.?\d)", text)]
+    assert count > 30
+    assert missing == []
+
+
+def _figures(result: str) -> list[str]:
+    """Return intervals, then all other numbers with a decimal point and percentages."""
+    interval = re.compile(r"\d[\d.]* ± [\d.]*\d|\d[\d.]* \[\d[\d.]*, [\d.]*\d\]")
+    rest = interval.sub("", result)
+    shares = [number for found in re.findall(r"\d[\d.]*(?: to \d[\d.]*)? %", rest) for number in found.split()]
+    numbers = [*re.findall(r"\d+\.\d+", rest), *(one for one in shares if one[0].isdigit())]
+    return [*interval.findall(result), *dict.fromkeys(numbers)]
+
+
+def _section(document: Path, anchor: str) -> str:
+    """Return the text under a heading and its subheadings in one line."""
+    text = document.read_text(encoding="utf-8")
+    for heading in re.finditer(r"^(#+) (.+)$", text, re.MULTILINE):
+        if re.sub(r"[^\w -]", "", heading[2].lower()).replace(" ", "-") == anchor:
+            following = re.compile(rf"^#{{1,{len(heading[1])}}} ", re.MULTILINE).search(text, heading.end())
+            return " ".join(text[heading.end() : following.start() if following else None].split())
+    raise ValueError(f"{document} has no heading with the anchor {anchor}")
+
+
 def test_the_documents_show_every_picture() -> None:
     text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
     assert [path.name for path in PICTURES.iterdir() if f"]({PICTURES.name}/{path.name})" not in text] == []
