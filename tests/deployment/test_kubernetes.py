@@ -243,18 +243,40 @@ def test_the_file_of_keys_is_in_the_mounted_secret() -> None:
     assert f"create secret generic {volume['secret']['secretName']} --from-file={keys.name}" in page
 
 
+def check_memory(resources: Mapping[str, Any]) -> None:
+    """Check that a memory limit is enough for the shipped bundles, by the formula of tune.md."""
+    limits = resources["limits"]
+    assert resources["requests"] == limits
+    limit = float(limits["memory"].removesuffix("Gi")) * GIB
+    num_workers = int(limits["cpu"])
+    manifests = find_bundles(Path("bundles")).values()
+    worker = PROCESS_BYTES + sum(one.loaded_bytes for one in manifests)
+    state = MAX_ROWS * sum(map(row_bytes, manifests))
+    eighth = min(limit / 8, GIB)  # of the prefix cache, and of the responses
+    assert num_workers * worker - (num_workers - 1) * SHARED_BYTES + state + 2 * eighth < limit
+
+
 def test_the_memory_limit_is_enough_for_the_shipped_bundles() -> None:
-    """The formula is that of docs/how-to/tune.md."""
     for container in (CONTAINER, KSERVE_CONTAINER):
-        limits = container["resources"]["limits"]
-        assert container["resources"]["requests"] == limits
-        limit = float(limits["memory"].removesuffix("Gi")) * GIB
-        num_workers = int(limits["cpu"])
-        manifests = find_bundles(Path("bundles")).values()
-        worker = PROCESS_BYTES + sum(one.loaded_bytes for one in manifests)
-        state = MAX_ROWS * sum(map(row_bytes, manifests))
-        eighth = min(limit / 8, GIB)  # of the prefix cache, and of the responses
-        assert num_workers * worker - (num_workers - 1) * SHARED_BYTES + state + 2 * eighth < limit
+        check_memory(container["resources"])
+
+
+def shown_patch() -> dict[str, Any]:
+    """Return the changes of the Deployment that the page shows."""
+    (shown,) = [one.code for one in read_blocks(PAGE) if one.language == "yaml"]
+    patch: dict[str, Any] = yaml.safe_load(shown)
+    return patch
+
+
+def shown_resources() -> dict[str, Any]:
+    """Return the requests and limits that the changes on the page set."""
+    (patch,) = shown_patch()["patches"]
+    return {one["path"].rsplit("/", 1)[1]: one["value"] for one in yaml.safe_load(patch["patch"])}
+
+
+def test_the_memory_limit_that_the_page_shows_is_enough_for_the_shipped_bundles() -> None:
+    assert CONTAINER["resources"].keys() == shown_resources().keys()
+    check_memory(shown_resources())
 
 
 def test_autoscalers_count_waiting_and_running_sequences() -> None:
@@ -433,12 +455,10 @@ def test_what_kubectl_renders_is_valid(tmp_path: Path, components: Sequence[str]
 
 @pytest.mark.kubernetes
 def test_the_changes_that_the_page_shows_are_applied(tmp_path: Path) -> None:
-    (shown,) = [one.code for one in read_blocks(PAGE) if one.language == "yaml"]
     image = {"name": "sightline-bundles", "newName": "registry.example/models", "newTag": "3"}
-    resources = render_overlay(tmp_path, ["bundles-image"], images=[image], **yaml.safe_load(shown))
+    resources = render_overlay(tmp_path, ["bundles-image"], images=[image], **shown_patch())
     pod = resources["Deployment sightline"]["spec"]["template"]["spec"]
-    resource = {"cpu": "4", "memory": "4Gi"}
-    assert pod["containers"][0]["resources"] == {"requests": resource, "limits": resource}
+    assert pod["containers"][0]["resources"] == shown_resources()
     assert pod["initContainers"][0]["image"] == "registry.example/models:3"
 
 
