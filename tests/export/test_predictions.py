@@ -195,6 +195,9 @@ def test_quantized_predictions_and_rows_that_depend_on_no_others(bits: Any, expo
     if bits != 32:
         error = np.abs(whole - exact.predict(hidden)).mean() / np.abs(whole).mean()
         assert 0 < error < (0.05 if bits == 8 else 0.5)
+    runner.terminate()
+    with pytest.raises(Exception, match="terminate"):
+        runner.predict(hidden)
 
 
 @pytest.mark.parametrize(
