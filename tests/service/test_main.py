@@ -249,26 +249,39 @@ def test_a_graph_that_does_not_end_is_ended_and_its_model_loaded_again_or_the_pr
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_at_any_moment_ends_all_processes(folder: Path, workers: str) -> None:
-    """From the first moment of the start, over loading, to requests in progress."""
-    outcomes = []
+    """From the start of Python, over loading, to requests in progress, which are answered."""
+    outcomes, num_answered = [], 0
     for moment in range(20):
         port = free_port()
         command = ("--bundles", str(folder), "--port", str(port), "--drain-s", "0", "--workers", workers)
         with process(*command) as running, ThreadPoolExecutor() as calls:
+            asked = []
             if moment < 14:
                 time.sleep(0.2 * moment)
             else:
                 ask_until_ready(port)
-                for _ in range(4):
-                    calls.submit(ask, port, "/v1/generate", {"inputs": ["A man sleeps."] * 64})
+                asked = [calls.submit(ask, port, "/v1/generate", {"inputs": ["A man sleeps."] * 32}) for _ in range(4)]
                 time.sleep(0.05 * (moment - 14))
             children = family_cpu_seconds(running.pid)
             running.send_signal(signal.SIGTERM)
             outcomes.append(running.wait(timeout=25))
+            statuses = []
+            for one in asked:
+                with contextlib.suppress(OSError, http.client.HTTPException):  # the listener was closed before
+                    answer = one.result()
+                    # No call waits for the shutdown timeout, so this error is that of a late call.
+                    assert "outputs" in answer or answer["error"]["code"] == "draining"
+                    statuses.append(200 if "outputs" in answer else 503)
+            # No connection of a call that the service had begun was cut.
+            assert running.stdout is not None
+            lines = [line for line in map(json.loads, running.stdout) if line.get("route") == "/v1/generate"]
+            assert sorted(statuses) == sorted(line["status"] for line in lines)
+            num_answered += statuses.count(200)
             wait_until_gone(pid for pid in children if pid != running.pid)
     # Before `main` has read the settings, the signal ends Python at once.
     num_early = next(number for number, outcome in enumerate(outcomes) if outcome == 0)
     assert outcomes == [-signal.SIGTERM] * num_early + [0] * (20 - num_early) and num_early < 8
+    assert num_answered > 0
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:

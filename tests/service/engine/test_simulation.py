@@ -5,6 +5,7 @@ each step.
 import dataclasses
 import logging
 import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -245,11 +246,17 @@ class Simulation:
         generated = final.targets[0].tokens[len(request.target_prefix) :]
         assert streamed == (list(generated) if request.stream else [])
 
+    def ends(self) -> Counter[str]:
+        """Return how many requests ended in each way: the type of the result, or the error code."""
+        finals = [client.finals[0] for client in self.clients.values()]
+        return Counter(one.code if isinstance(one, Failed) else type(one).__name__ for one in finals)
+
     def check_results(self) -> None:
         for client in self.clients.values():
             (final,) = client.finals
             request, source = client.request, client.request.source_ids
             if isinstance(final, Generated):
+                assert client.budget is None or client.budget.error is None
                 self.check_generated(client, final)
             elif isinstance(final, Encoded):
                 np.testing.assert_array_equal(final.hidden[:, 0], source)
@@ -279,6 +286,8 @@ def run(seed: int, num_steps: int, **kind: bool) -> Simulation:
     return simulation
 
 
+# Results, cancellations, failing graphs, deadlines, and responses that slow clients have not read.
+ENDS = {"Generated", "Encoded", "Cancelled", "internal", "deadline_exceeded", "overloaded"}
 KINDS: list[dict[str, bool]] = [{}, {"has_many_calls": True}, {"is_decoder_only": True}]
 
 
@@ -295,5 +304,9 @@ def test_every_request_ends_exactly_once_with_the_correct_result(seed: int, kind
 @pytest.mark.parametrize("first", range(0, 100_000, 1000))
 def test_a_hundred_thousand_short_schedules(first: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)  # the tracebacks of the faults would be kept in memory
+    ends: dict[int, Counter[str]] = {index: Counter() for index in range(len(KINDS))}
     for seed in range(first, first + 1000):
-        run(seed, 8, **KINDS[seed % len(KINDS)])
+        index = seed // 3 % len(KINDS)  # of each three seeds, one has calls that fail
+        ends[index] += run(seed, 8, **KINDS[index]).ends()
+    for counts in ends.values():
+        assert counts.keys() == ENDS and min(counts.values()) >= 10, ends
