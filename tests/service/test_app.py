@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from service.bundle import BundleError
 from service.engine.engine import Engine
 from service.runtime.protocol import RuntimeUnavailableError
 from tests.service.conftest import MakeBackend, Start, until
-from tests.support.fake_runner import Faults
+from tests.support.fake_runner import FakeRunner, Faults
 
 pytestmark = pytest.mark.anyio
 
@@ -113,6 +114,46 @@ async def test_a_step_longer_than_the_request_timeout_ends_the_process(start: St
             assert running.exit_codes == [1]
         finally:
             hang.set()
+
+
+async def test_while_a_model_is_loaded_again_after_it_hung_the_service_is_ready_and_others_are_served(
+    start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """See decision 38."""
+    monkeypatch.setattr("service.app.WATCH_INTERVAL_S", 0.02)
+    is_allowed = threading.Event()  # the load
+    endless: list[FakeRunner] = []
+
+    def wrap(runner: FakeRunner) -> FakeRunner:
+        if runner.manifest.name == "one" and not endless:
+
+            def wait(*arguments: Any, **options: Any) -> Any:
+                runner.is_terminated.wait()
+                raise RuntimeError("terminated")
+
+            monkeypatch.setattr(runner, "step", wait)
+            endless.append(runner)
+        return runner
+
+    async with start(make_backend("one", "two", wrap=wrap), request_timeout_s=0.3, queue_timeout_s=0.3) as running:
+
+        async def states() -> dict[str, str]:
+            return {one["id"]: one["state"] for one in (await running.get("/v1/models"))["data"]}
+
+        running.backend.repository.wait_for = is_allowed
+        try:
+            response = await running.post("/v1/generate", {"inputs": "x", "model": "one"})
+            assert response.json()["error"]["code"] in {"deadline_exceeded", "internal"}
+            await until(lambda: running.backend.repository.loads == ["one"])
+            assert await states() == {"one": "loading", "two": "ready"}
+            for path in ("/health/ready", "/v2/models/one/ready"):
+                assert (await running.client.get(path)).status_code == 200
+            assert (await running.post("/v1/generate", {"inputs": "x", "model": "two"})).status_code == 200
+        finally:
+            is_allowed.set()
+        await until(lambda: running.app.state.service.state_of("one") == "ready")
+        assert (await running.post("/v1/generate", {"inputs": "x", "model": "one"})).status_code == 200
+        assert running.exit_codes == []
 
 
 async def test_an_orderly_shutdown_is_not_a_failure(start: Start) -> None:
