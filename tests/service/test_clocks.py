@@ -1,0 +1,27 @@
+"""Durations and deadlines follow clocks that are never set."""
+
+import re
+from pathlib import Path
+
+WALL_CLOCK = re.compile(
+    r"\btime\.(?:time|time_ns|ctime|localtime|gmtime|strftime|CLOCK_REALTIME)\b"
+    r"|\b(?:datetime|date)\.(?:now|today|utcnow)\b"
+    r"|\bfrom time import\b"
+)
+ALLOWED = {
+    "quotas.py": "the windows of quotas, which several services share",
+    "traces.py": "the times of spans",
+    "text/chat.py": "the date in chat templates",
+    "compat/openai/text.py": "the field created",
+    "compat/ollama.py": "the field created_at",
+}
+
+
+def test_the_time_of_day_is_read_only_where_it_is_shown_or_shared() -> None:
+    folder = Path("service")
+    found = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if WALL_CLOCK.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == ALLOWED.keys(), "use time.monotonic for durations and deadlines"
