@@ -127,13 +127,34 @@ async def test_a_call_beyond_the_requests_gets_429_with_the_time_to_wait(start: 
 
 
 async def test_tokens_of_inputs_and_outputs_are_counted(start: Start, keys: Path) -> None:
-    give_quota(keys, tokens_per_minute=1)
+    """Those of single responses, of streams, and of calls above the limit."""
+    give_quota(keys, tokens_per_minute=100)
+    parameters = {"min_new_tokens": 30, "max_new_tokens": 30}
     async with start(keys=keys) as running:
-        headers = {"x-api-key": "sl-alice"}
-        assert (await running.client.post("/v1/generate", json=BODY, headers=headers)).status_code == 200
-        await asyncio.sleep(0)
-        response = await running.client.post("/v1/generate", json=BODY, headers=headers)
-        assert response.status_code == 429 and "may use 1 tokens a minute" in response.json()["error"]["message"]
+
+        async def post(**fields: Any) -> tuple[int, str]:
+            """Return the tokens that are left before the call, and the text of its response."""
+            body = {"inputs": "a dog", "parameters": parameters, **fields}
+            response = await running.client.post("/v1/generate", json=body, headers={"x-api-key": "sl-alice"})
+            await asyncio.sleep(0)  # tokens are counted after the response
+            return int(response.headers["x-ratelimit-remaining-tokens"]), response.text
+
+        left, text = await post()
+        assert left == 100
+        num_tokens = total(json.loads(text)["usage"])
+        assert num_tokens > 30
+        left, text = await post(stream=True)
+        assert left == 100 - num_tokens
+        (end,) = [line for line in text.splitlines() if '"usage"' in line]
+        assert total(json.loads(end.removeprefix("data:"))["usage"]) == num_tokens
+        left, _ = await post(inputs=["a dog"] * 2)
+        assert left == 100 - 2 * num_tokens > 0
+        left, text = await post()
+        assert left == 0 and "may use 100 tokens a minute" in json.loads(text)["error"]["message"]
+
+
+def total(usage: dict[str, int]) -> int:
+    return usage["input_tokens"] + usage["output_tokens"]
 
 
 async def test_a_key_has_at_most_so_many_sequences_in_progress(
