@@ -243,13 +243,17 @@ def check_killed_replica(service: RayService, lines: list[str]) -> None:
     assert all('sightline_http_requests_total{route="/v1/generate",status="200"}' in page for page in counts)
 
 
-def test_a_redeployment_loses_no_request_and_serve_shutdown_leaves_nothing(new_service: RayService) -> None:
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_redeployment_loses_no_request_and_serve_shutdown_leaves_nothing(
+    new_service: RayService, num_replicas: int
+) -> None:
     service, lines = new_service, list[str]()
     with cluster(service, lines) as (address, dashboard):
         assert listening_addresses(service) and not open_addresses(service)
 
         def deploy(**settings: Any) -> None:
-            command = [str(BIN / "sightline"), "serve", *arguments(service, address=address, workers=2, **settings)]
+            given = arguments(service, address=address, workers=num_replicas, **settings)
+            command = [str(BIN / "sightline"), "serve", *given]
             done = subprocess.run(
                 command, env=dict(service.environment), capture_output=True, text=True, timeout=120, check=False
             )
