@@ -115,6 +115,7 @@ class CallLog:
             **call.details,
             "total_ms": round(1000 * (time.monotonic() - call.started), 3),
         }
+        call.begin_span()  # of a call whose client has left before the response began
         if self._service.traces is not None and call.span is not None:
             fields["trace_id"] = trace_id(call.span)
             error = code if status >= 500 else None

@@ -1,6 +1,7 @@
 """Traces of calls, received by a collector that speaks OTLP, and the header Server-Timing."""
 
 import gzip
+import json
 import logging
 import threading
 import time
@@ -15,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from service import logs, traces
 from service.traces import TracesError, check_traces
-from tests.service.conftest import MakeBackend, Start
+from tests.service.conftest import MakeBackend, Serve, Start, wait_until
 from tests.support.fake_runner import fake_manifest
 
 pytestmark = pytest.mark.anyio
@@ -152,6 +153,25 @@ async def test_prompts_errors_and_streams_are_traced(
     assert attributes(generated)["sightline.key"] == "alice"
     assert b"sl-alice" not in collector.data
     assert len({span.trace_id for span in collector.spans}) == 4
+
+
+def test_a_call_whose_client_leaves_before_the_response_is_traced(
+    serve: Serve, make_backend: MakeBackend, collector: Collector
+) -> None:
+    with serve(make_backend(step_s=0.02), otlp_endpoint=collector.endpoint) as wire:
+        connection = wire.http()
+        body = {"inputs": "a secret dog", "parameters": {"min_new_tokens": 60, "max_new_tokens": 60}}
+        headers = {"Content-Type": "application/json", "traceparent": SAMPLED}
+        connection.request("POST", "/v1/generate", json.dumps(body), headers)
+        wait_until(lambda: wire.backend.engines[0].num_running == 1)
+        connection.close()
+        wire.wait_idle()
+    span = collector.named("POST /v1/generate")
+    assert (span.trace_id.hex(), span.parent_span_id.hex()) == (TRACE, PARENT)
+    found = attributes(span)
+    assert (found["http.response.status_code"], found["error.type"]) == (499, "client_closed_request")
+    assert span.status.code == span.status.STATUS_CODE_UNSET
+    assert span.end_time_unix_nano > span.start_time_unix_nano
 
 
 @pytest.mark.parametrize(
