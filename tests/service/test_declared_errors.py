@@ -27,7 +27,7 @@ from service.http.openapi import HEAD_ERRORS
 from service.inference import results, submission, tokens
 from service.loading import load_backend
 from service.settings import Settings
-from tests.service.conftest import MakeBackend, Running, Serve, Start, read_all, reading_examples, until
+from tests.service.conftest import MASK, MakeBackend, Running, Serve, Start, read_all, reading_examples, until
 from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_manifest, fake_masked_manifest
 
 pytestmark = pytest.mark.anyio
@@ -424,3 +424,47 @@ async def test_every_example_of_a_body_succeeds(start: Start, make_backend: Make
                 responses = Cause().responses_to(example, running, operation)
                 statuses = [response.status_code async for response in responses]
                 assert 200 in statuses, f"{operation}: {example}"
+
+
+MARKER = "unmistakable"
+# Routes with bodies that have no free text, only ids, a token or the name of a model.
+WITHOUT_TEXT = {"/v1/similar", "/v1/detokenize", "/decode"}
+
+
+async def test_no_text_of_a_body_is_in_a_log_metric_trace_or_error(
+    start: Start, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # slow to import
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    caplog.set_level(logging.DEBUG)
+    spans: list[str] = []
+
+    def export(exporter: OTLPSpanExporter, batch: Sequence[Any]) -> SpanExportResult:
+        spans.extend(span.to_json() for span in batch)
+        return SpanExportResult.SUCCESS
+
+    monkeypatch.setattr(OTLPSpanExporter, "export", export)
+    cause = Cause(
+        settings={"model_control": "explicit", "keys": KEYS, "otlp_endpoint": "http://127.0.0.1:9"},
+        headers={"x-api-key": "sl-boss"},
+        change=partial(each_text_as, f"{MARKER} {MASK}"),
+    )
+    shown: list[str] = []
+    served = set[str]()
+    reading = [one for one in operations() if one.reads_body and "/repository/" not in one.path]
+    async with caused(start, make_backend, cause) as running:
+        for operation in reading:
+            for body in cause.bodies(operation):
+                async for response in cause.responses_to(body, running, operation):
+                    if response.status_code == 200:
+                        served.add(operation.path)
+                        break
+                    shown.append(f"{operation}: {response.headers} {response.text}")
+                    if response.headers["x-error-code"] != "unsupported_task":
+                        break
+        shown.append((await running.client.get("/metrics", headers=cause.headers)).text)
+    assert served == {one.path for one in reading} - WITHOUT_TEXT
+    shown += [caplog.text, *(str(vars(record).get(logs.FIELDS)) for record in caplog.records), *spans]
+    assert len(spans) > 100
+    assert not any(secret in one for one in shown for secret in (MARKER, "sl-boss"))
