@@ -377,11 +377,17 @@ def _recipe(
 
 
 def _check_space(run: Path, recipe: Recipe) -> None:
-    """Check that the disk has space for two states, and for the weights that a run keeps."""
+    """Check that the disk has space for two states, and for the weights that a run keeps.
+
+    The checkpoints that the folder has already count as space, because the run keeps or replaces
+    them. A new state and the weights of an epoch are always written before older ones are removed.
+    """
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in build_model(recipe.model).parameters())
     kept = recipe.config.average_last + 3  # of the last epochs and the next, averaged and best
-    check_space(run, parameters * (2 * BYTES_OF_STATE + kept * BYTES_OF_WEIGHT))
+    present = sum(path.stat().st_size for path in run.rglob("*.safetensors"))
+    needed = parameters * (2 * BYTES_OF_STATE + kept * BYTES_OF_WEIGHT) - present
+    check_space(run, max(needed, parameters * (BYTES_OF_STATE + BYTES_OF_WEIGHT)))
 
 
 def _details(

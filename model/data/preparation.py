@@ -566,7 +566,7 @@ def check_writable(run: Path) -> None:
 
 
 def check_space(run: Path, bytes_needed: int) -> None:
-    """Check that the disk has space for two checkpoints of a run.
+    """Check that the disk has space for the checkpoints that a run adds.
 
     Raises:
         UsageError: it has less.
@@ -575,7 +575,7 @@ def check_space(run: Path, bytes_needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < bytes_needed:
         raise UsageError(
-            f"the disk of {folder} has {free / 2**20:,.0f} MiB free, but two checkpoints need "
+            f"the disk of {folder} has {free / 2**20:,.0f} MiB free, but new checkpoints need "
             f"{bytes_needed / 2**20:,.0f} MiB; remove files, or choose another folder for the run"
         )
 

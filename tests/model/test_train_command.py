@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from model.__main__ import main
+from model.architectures.factory import build_model
 from model.config import ClassifierConfig, read_model_config
 from model.data.records import TASK_NAMES, TaskName
 from model.data.samples import write_sample
@@ -386,4 +387,20 @@ def test_other_impossible_runs_are_errors_of_one_line(
     assert "--max-length-tokens must be at most --batch-tokens (9), got 192" in capsys.readouterr().err
     monkeypatch.setattr("shutil.disk_usage", lambda path: Disk(0, 0, 1000))
     assert main(["train", "language-model", chat, "--run", new, *SMALL]) == 2
-    assert "MiB free, but two checkpoints need" in capsys.readouterr().err
+    assert "MiB free, but new checkpoints need" in capsys.readouterr().err
+
+
+def test_the_checkpoints_of_a_resumed_run_count_as_space(
+    data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "encoder", tmp_path / "run")
+    model = build_model(read_model_config(tmp_path / "run" / "config.json"))
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    free = 4 * weights  # for a new state with the moments of Adam, and the weights of an epoch
+    monkeypatch.setattr("shutil.disk_usage", lambda path: Disk(0, 0, free))
+    command = ["train", "encoder", str(data / "encoder"), "--threads", "1", "--epochs", "2", "--run"]
+    assert main([*command, str(tmp_path / "new"), "--vocab-size", "300"]) == 2
+    assert "MiB free, but new checkpoints need" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "run")]) == 0
+    free -= 1
+    assert main([*command, str(tmp_path / "run")]) == 2

@@ -487,7 +487,7 @@ def test_too_little_space_is_an_error(tmp_path: Path) -> None:
     message = str(caught.value)
     assert message.startswith(f"the disk of {tmp_path} has ")
     assert message.endswith(
-        " MiB free, but two checkpoints need 1,099,511,627,776 MiB; remove files, or choose another folder for the run"
+        " MiB free, but new checkpoints need 1,099,511,627,776 MiB; remove files, or choose another folder for the run"
     )
 
 
