@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from model.architectures.factory import build_model
-from model.checkpoint import replace_text
+from model.checkpoint import load_metadata, replace_text
 from model.commands import evaluate_split, write_json
 from model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
 from model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
@@ -71,6 +71,7 @@ from model.training.options import (
 )
 from model.training.recipe import (
     MAX_LENGTH_TOKENS,
+    SETTINGS_OF_LENGTH,
     Recipe,
     choose,
     choose_vocabulary,
@@ -150,11 +151,11 @@ def _train(
         beginning = _start_from(task, facts, values, notes, check_files)
     else:
         beginning = _from_tokenizer(task, corpus, facts, values, notes, world, check_files)
-    prepared = _prepare(run, corpus, facts, beginning, values, world)
-    show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     fields = training_fields(values)
     if is_resumed:
-        fields = {**dataclasses.asdict(read_train_config(folder.settings, TrainConfig)), **fields}
+        fields = _resumed_fields(folder, fields, notes)
+    prepared = _prepare(run, corpus, facts, beginning, values, world)
+    show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
     recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world)
     _check_space(run, recipe)
     if recipe.config.max_minutes and "warmup_steps" not in fields:
@@ -221,6 +222,25 @@ def _check_unchanged(
     ]
     if changed:
         raise UsageError(f"{folder} contains a run with other values of {', '.join(changed)}; choose another folder")
+
+
+def _resumed_fields(folder: RunFolder, given: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Return the settings of a resumed run: those of its folder, unless the user gave others.
+
+    If the number of epochs changes, settings that depend on it and that the user left open are
+    missing, so that they are chosen again. If the run has a limit of minutes, the distance between
+    validations stays, because the time decides it.
+    """
+    settings = dataclasses.asdict(read_train_config(folder.settings, TrainConfig))
+    fields, before, done = {**settings, **given}, settings["max_epochs"], 0
+    with suppress(ValueError):  # the trainer raises the error of a damaged state
+        done = load_metadata(folder.state).get("epoch", 0)
+    chosen = SETTINGS_OF_LENGTH - given.keys() - ({"evaluate_epochs"} if fields["max_minutes"] else set())
+    if chosen and fields["max_epochs"] != before and fields["max_epochs"] > done:
+        flags = ", ".join(sorted(FLAGS[name] for name in chosen))
+        notes.append(f"{flags}: chosen again, for {fields['max_epochs']} epochs instead of {before}")
+        fields = {name: value for name, value in fields.items() if name not in chosen}
+    return fields
 
 
 def _start_from(

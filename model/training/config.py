@@ -30,6 +30,7 @@ CHANGEABLE = frozenset(
         "max_minutes",
         "patience_epochs",
         "evaluate_epochs",
+        "average_last",
         "checkpoint_minutes",
         "checkpoint_steps",
         "threads",

@@ -57,6 +57,10 @@ _UPDATES_PER_VALIDATION, _VALIDATIONS = 200, 10  # validations of a run, if an e
 _PATIENCE_VALIDATIONS = 5
 _AVERAGED_SHARE = 0.1  # of all epochs
 _AVERAGED = (1, 10)
+# Settings that the number of epochs determines and that no update depends on, so that they can be
+# chosen again when a run gets another number. The warm-up depends on it too, but is part of the
+# schedule of the updates that the run has made.
+SETTINGS_OF_LENGTH = frozenset({"patience_epochs", "evaluate_epochs", "average_last"})
 
 # A new classifier has one target for each text, and starts with log-count ratios, so that it is
 # soon good and soon overfits: batches of at most some texts of mean length, small steps, and the

@@ -6,11 +6,13 @@ import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model.__main__ import main
 from model.architectures.factory import build_model
+from model.checkpoint import load_metadata
 from model.config import ClassifierConfig, read_model_config
 from model.data.records import TASK_NAMES, TaskName
 from model.data.samples import write_sample
@@ -248,6 +250,38 @@ def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
     for option in (("--seed", "5"), ("--size", "small"), ("--dropout", "0.5"), ("--vocab-size", "400")):
         assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), *option]) == 2
         assert f"contains a run with other values of {option[0]}; choose another folder" in capsys.readouterr().err
+
+
+def test_settings_that_depend_on_the_epochs_are_chosen_again_for_another_number(
+    data: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, command = tmp_path / "run", ["train", "classification", str(data / "classification"), "--run"]
+    shutil.copytree(runs / "classification", run)
+    before = read_train_config(run / "train.json", TrainConfig)
+    assert (before.max_epochs, before.average_last, before.patience_epochs) == (1, 1, 5)
+    assert main([*command, str(run), "--epochs", "12"]) == 0
+    printed = capsys.readouterr().err
+    flags = "--average-last, --evaluate-epochs, --patience-epochs"
+    assert f"{flags}: chosen again, for 12 epochs instead of 1\n" in printed
+    assert "note: --epochs is 12 instead of 1, --patience-epochs is 6 instead of 5, --average-last is 9" in printed
+    after = read_train_config(run / "train.json", TrainConfig)
+    length: dict[str, Any] = {"max_epochs": 12, "average_last": 9, "patience_epochs": 6, "evaluate_epochs": 1}
+    assert after == dataclasses.replace(before, **length)  # the warm-up is part of the schedule
+    epochs = load_metadata(run / "averaged" / "weights.safetensors")["epochs"]
+    assert epochs == list(range(4, 13))
+    # A number of epochs that the run has done, and the same number, change nothing.
+    for number in ("5", "12"):
+        assert main([*command, str(run), "--epochs", number]) == 0
+        assert "chosen again" not in capsys.readouterr().err
+        assert read_train_config(run / "train.json", TrainConfig) == after
+    # Given values stay those of the run until others are given.
+    given = ("--average-last", "2", "--patience-epochs", "3", "--minutes", "9")
+    assert main([*command, str(run), "--epochs", "13", *given]) == 0
+    assert main([*command, str(run), "--epochs", "14", "--average-last", "3"]) == 0
+    assert "chosen again" not in capsys.readouterr().err
+    after = read_train_config(run / "train.json", TrainConfig)
+    assert (after.average_last, after.patience_epochs, after.evaluate_epochs) == (3, 3, 1)
+    assert load_metadata(run / "averaged" / "weights.safetensors")["epochs"] == [12, 13, 14]
 
 
 def test_the_evaluation_of_a_divided_file_leaves_out_the_records_of_the_training(

@@ -164,7 +164,7 @@ def test_an_epoch_of_accumulated_batches_has_fewer_updates_and_resumes(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "change", [{"accumulate": 2}, {"batch_tokens": 32}, {"precision": "bfloat16"}, {"average_last": 3}]
+    "change", [{"accumulate": 2}, {"batch_tokens": 32}, {"precision": "bfloat16"}, {"label_smoothing": 0.2}]
 )
 def test_settings_that_change_the_updates_stay_those_of_the_run(tmp_path: Path, change: dict[str, Any]) -> None:
     toy_trainer("classification", tmp_path)
