@@ -1,6 +1,7 @@
 """Runs on data of one's own, from the folder of the run to the responses of the service.
 
-The classifiers and the encoder have random weights. The chat model is overfitted on four dialogues.
+The classifiers, the encoder and the other models of text have random weights. The command
+`sightline train language-model` overfits the chat model on four dialogues.
 """
 
 import json
@@ -21,7 +22,6 @@ from export.__main__ import main
 from export.card import CARD
 from export.pipeline import Checked
 from model.__main__ import main as train
-from model.architectures.causal import CausalModel
 from model.architectures.classifier import Classifier
 from model.architectures.encoder import TextEncoder
 from model.architectures.factory import Model, build_model
@@ -29,12 +29,11 @@ from model.checkpoint import load_model, save_checkpoint
 from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
 from model.data.chat_format import IM_END, IM_START
 from model.data.customer_messages import LABELS as MESSAGE_LABELS
-from model.data.encoding import encode, encode_prompt
-from model.data.records import DialogueRecord, Message, Role
+from model.data.encoding import encode_prompt
+from model.data.records import Message, Role
 from model.data.samples import write_sample
 from model.data.tokenizer import decode_ids, prompt_tokenizer, train_tokenizer
 from model.decoding.reference import greedy, pytorch_steps
-from model.training.language_model import LANGUAGE_MODEL
 from service.bundle import ChatTemplate, read_manifest
 from service.text.chat import apply_chat_template
 from service.text.tokenizer import TextTokenizer
@@ -51,13 +50,16 @@ DIALOGUES: tuple[tuple[tuple[Role, str], ...], ...] = (
     (("user", "Hello!"), ("assistant", "Good morning.\nHow are you?"), ("user", "Fine."), ("assistant", "Splendid!")),
 )
 TINY: dict[str, Any] = {"d_model": 32, "num_heads": 4, "d_ff": 64, "max_positions": 64}
-STEPS = 50
+# One update an epoch, and no validation before the last one.
+CHAT_OPTIONS = (
+    *("--epochs", "50", "--evaluate-epochs", "50", "--average-last", "1", "--vocab-size", "400", "--dropout", "0"),
+    *("--learning-rate", "0.004", "--warmup-steps", "10", "--threads", "1"),
+)
 RECORDS: Mapping[str, dict[str, Any]] = {
     "five": {"task": "classification", "examples": {"train": 1000}, "license": "MIT"},
     "several": {"task": "classification"},
     "vectors": {"task": "encoder"},
     "plain": {"task": "language-model", "has_dialogues": False},
-    "chat": {"task": "language-model", "has_dialogues": True, "examples": {"train": 4}},
     "swiss": {"task": "translation", "source": "de-CH", "target": "zh-Hans"},
 }
 
@@ -74,12 +76,6 @@ def prompt_ids(tokenizer: Tokenizer, messages: Sequence[tuple[Role, str]]) -> li
     return encode_prompt(tokenizer, [Message(*message) for message in messages])
 
 
-def make_tokenizer(texts: Sequence[str]) -> Tokenizer:
-    tokenizer = train_tokenizer(texts, vocab_size=400)
-    tokenizer.add_special_tokens([IM_START, IM_END])
-    return tokenizer
-
-
 def make_model(name: str, vocab_size: int) -> Model:
     configs: dict[str, ModelConfig] = {
         "five": ClassifierConfig(vocab_size, labels=LABELS, **TINY),
@@ -87,50 +83,51 @@ def make_model(name: str, vocab_size: int) -> Model:
         "vectors": EncoderConfig(vocab_size, **TINY),
         "plain": CausalConfig(vocab_size, layers=2, **TINY),
         "swiss": TransformerConfig(vocab_size, encoder_layers=1, decoder_layers=1, **TINY),
-        "chat": CausalConfig(vocab_size, layers=2, dropout=0.0, **TINY | {"d_model": 64, "max_positions": 160}),
     }
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(5)
         model = build_model(configs[name]).eval()
-        for parameter in model.parameters() if name != "chat" else ():
+        for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
-def overfit(model: CausalModel, tokenizer: Tokenizer) -> None:
-    """Train on the dialogues."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=6e-3)
-    records = [DialogueRecord(tuple(Message(*message) for message in dialogue)) for dialogue in DIALOGUES]
-    batch = LANGUAGE_MODEL.make_batch(encode(tokenizer, records), model.config)
-    with torch.enable_grad():
-        for _ in range(STEPS):
-            loss = LANGUAGE_MODEL.training_loss(model, batch, 0.0) / LANGUAGE_MODEL.count(batch, 0)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    assert loss.item() < 0.05
+def write_dialogues(path: Path, dialogues: Sequence[Sequence[tuple[Role, str]]]) -> None:
+    """Write dialogues as users have them."""
+    lines = [
+        json.dumps({"messages": [{"role": role, "content": content} for role, content in dialogue]})
+        for dialogue in dialogues
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def train_on_dialogues(folder: Path, run: Path) -> None:
+    """Train a model on the dialogues with the command."""
+    write_dialogues(folder / "train.jsonl", DIALOGUES)
+    write_dialogues(folder / "dev.jsonl", [(("user", "Who is it?"), ("assistant", "Otto."))])
+    arguments = ["train", "language-model", str(folder), "--run", str(run), "--license", "MIT", *CHAT_OPTIONS]
+    assert train(arguments) == 0
 
 
 @pytest.fixture(scope="module")
 def folder(toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of each run, and the bundle that `sightline export RUN` writes of it."""
     folder = tmp_path_factory.mktemp("own")
-    contents = [content for dialogue in DIALOGUES for _, content in dialogue]
-    tokenizer = make_tokenizer([*toy_sentences, *contents])
+    tokenizer = train_tokenizer(toy_sentences, vocab_size=400)
     tokenizer.save(str(folder / "tokenizer.json"))
     sentences = folder / "sentences.txt"
     sentences.write_text("A dog.\n", encoding="utf-8")
     for name, record in RECORDS.items():
         model, run = make_model(name, tokenizer.get_vocab_size()), folder / "runs" / name
-        if name == "chat":
-            assert isinstance(model, CausalModel)
-            overfit(model, tokenizer)
         save_checkpoint(run / "averaged", model.config, model.state_dict(), folder / "tokenizer.json", {})
         (run / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    train_on_dialogues(folder / "dialogues", folder / "runs" / "chat")
+    for run in (folder / "runs").iterdir():
         # The tests compare all models with PyTorch; the export checks one of them.
-        check = pipeline.check if name == "chat" else lambda *_: Checked(UNCHECKED, None, 1)
+        check = pipeline.check if run.name == "chat" else lambda *_: Checked(UNCHECKED, None, 1)
         with patch.object(pipeline, "check_in_child", check):
-            assert main([str(run), "--out", str(folder / "bundles" / name), "--sentences", str(sentences)]) == 0
+            assert main([str(run), "--out", str(folder / "bundles" / run.name), "--sentences", str(sentences)]) == 0
     return folder
 
 
