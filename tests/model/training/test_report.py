@@ -279,3 +279,18 @@ def test_events_for_tensorboard_have_losses_and_metrics(tmp_path: Path, monkeypa
     assert [one[0] for one in written[:-1]] == ["loss/train", "loss/dev", "dev/accuracy"]
     assert written[2] == ("dev/accuracy", 80.0, step)
     assert written[-1][0] == "closed"
+
+
+def test_tensorboard_reads_the_events_of_a_run(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="the package tensorboard is not installed"
+    )
+    trainer = toy_trainer("classification", tmp_path, lambda: Evaluation({"accuracy": 80.0}), tensorboard=True)
+    trainer.fit()
+    events = accumulators.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["dev/accuracy", "loss/dev", "loss/train"]
+    rows = read_log(tmp_path)
+    for tag, field in (("loss/train", "train_loss"), ("loss/dev", "validation_loss")):
+        read = [(one.step, one.value) for one in events.Scalars(tag)]
+        assert read == [(row["step"], pytest.approx(row[field], abs=1e-4)) for row in rows.values()]
+    assert [one.value for one in events.Scalars("dev/accuracy")] == [80.0] * trainer.progress.epoch
