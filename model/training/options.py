@@ -21,7 +21,7 @@ from model.data.records import TASK_NAMES, TaskName
 from model.errors import UsageError
 from model.fields import Limits
 from model.training.config import PRECISIONS, TrainConfig
-from model.training.recipe import SIZES
+from model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, SIZES
 
 AUTO = "auto"
 TASK_KEY = "task"  # key of a configuration file that names its task
@@ -44,6 +44,7 @@ class Option:
     field: str = ""  # name of the field of TrainConfig, if there is one
     metavar: str = ""
     is_language: bool = False  # a BCP 47 tag, or empty
+    chosen: str = "chosen from the data"  # default AUTO in words
 
     @property
     def flag(self) -> str:
@@ -53,7 +54,7 @@ class Option:
     def shown_default(self) -> str:
         """Default in words, for the help and the documentation."""
         if self.default == AUTO:
-            return "bfloat16 on a GPU, otherwise float32" if self.name == "precision" else "chosen from the data"
+            return self.chosen
         if self.default == "":
             return "none"
         return str(self.default).lower() if self.kind is bool else str(self.default)
@@ -179,10 +180,20 @@ OPTIONS: tuple[Option, ...] = (
     Option("tokenizer", "use this tokenizer.json instead of training one", str, "", metavar="FILE"),
     Option("vocab_size", "number of tokens of the tokenizer that is trained", int, AUTO, Limits(1, 2**20)),
     Option("dropout", "probability of dropout in the model", float, AUTO, Limits(0.0, 0.9)),
-    _training_option("max_length_tokens", "length of the longest example; longer ones are dropped", is_auto=True),
+    _training_option(
+        "max_length_tokens",
+        "length of the longest example; longer ones are dropped",
+        is_auto=True,
+        chosen=f"{MAX_LENGTH_TOKENS}, or the positions of the model of --from if it has fewer",
+    ),
     # Length of the training
     _training_option("epochs", "most passes over the training data", field="max_epochs", is_auto=True),
-    _training_option("minutes", "end the training after this time; 0: no limit", field="max_minutes"),
+    _training_option(
+        "minutes",
+        "end the training after this time; 0: no limit; only updates and the validations between them count, not the "
+        "check of the data, the tokenizer, the encoding and the last validation",
+        field="max_minutes",
+    ),
     _training_option("patience_epochs", "epochs without a lower dev loss after which the training ends", is_auto=True),
     _training_option("evaluate_epochs", "epochs from one validation on dev to the next", is_auto=True),
     _training_option("average_last", "number of last epochs whose weights are averaged", is_auto=True),
@@ -196,13 +207,24 @@ OPTIONS: tuple[Option, ...] = (
     _training_option("learning_rate", "largest learning rate", field="peak_learning_rate", is_auto=True),
     _training_option("warmup_steps", "updates until the largest learning rate is reached", is_auto=True),
     _training_option(
-        "label_smoothing", "share of probability that the loss gives to other tokens or labels", is_auto=True
+        "label_smoothing",
+        "share of probability that the loss gives to other tokens or labels",
+        is_auto=True,
+        chosen="".join(f"{share:g} for {task}, " for task, share in LABEL_SMOOTHING.items()) + "otherwise 0",
     ),
     _training_option("clip_norm", "largest norm of the gradients of an update", default=1.0),
     _training_option(
         "seed", "seed of the initial weights, the order of batches, dropout, and the sample of texts for a tokenizer"
     ),
-    Option("precision", "number format of matrix products", str, AUTO, choices=(AUTO, *PRECISIONS), field="precision"),
+    Option(
+        "precision",
+        "number format of matrix products",
+        str,
+        AUTO,
+        choices=(AUTO, *PRECISIONS),
+        field="precision",
+        chosen="bfloat16 on a GPU, otherwise float32",
+    ),
     _training_option("threads", "threads on the CPU; 0: as many as PyTorch chooses"),
     # Files
     _training_option("checkpoint_minutes", "minutes between checkpoints within an epoch; 0: none"),

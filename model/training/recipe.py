@@ -42,7 +42,7 @@ _LAYERS: Mapping[TaskName, Mapping[Size, int]] = {
     "encoder": {"tiny": 2, "small": 4, "base": 6},
     "language-model": {"tiny": 4, "small": 6, "base": 8},
 }
-_LABEL_SMOOTHING: Mapping[TaskName, float] = {"translation": 0.1}
+LABEL_SMOOTHING: Mapping[TaskName, float] = {"translation": 0.1}  # other tasks: 0
 
 # Rules for the updates. Batches are so small that an epoch has some updates, within limits.
 _UPDATES_PER_EPOCH = 60
@@ -250,7 +250,7 @@ def _choose_training(
     choose_value("patience_epochs", patience, f"an end after {patience} epochs without a lower dev loss")
     averaged = _within(_AVERAGED, (_CLASSIFIER_AVERAGED_SHARE if is_new_classifier else _AVERAGED_SHARE) * epochs)
     choose_value("average_last", averaged, f"averaged weights of the last {_count(averaged, 'epoch')}")
-    smoothing = _LABEL_SMOOTHING.get(task, 0.0)
+    smoothing = LABEL_SMOOTHING.get(task, 0.0)
     choose_value("label_smoothing", smoothing, f"label smoothing {smoothing:g}, for {task}")
     return TrainConfig(**chosen)
 
