@@ -112,18 +112,32 @@ class Recipe:
 
 
 def languages_of(codes: Sequence[str]) -> Languages:
-    """Return the languages of a translation model from two BCP 47 tags.
+    """Return the languages of a translation model from two BCP 47 tags, in their usual case.
 
     Raises:
         UsageError: a tag is not a language tag.
     """
     source, target = codes
     try:
-        return Languages(sources=(source,), targets=(target,))
+        return Languages(sources=(_with_usual_case(source),), targets=(_with_usual_case(target),))
     except ValidationError:
         raise UsageError(
             f"languages must be BCP 47 tags such as en, de-CH or zh-Hans, got {source} and {target}"
         ) from None
+
+
+def _with_usual_case(tag: str) -> str:
+    """Return a BCP 47 tag as `de-Latn-CH`: lower case, scripts as titles, regions in upper case.
+
+    Subtags after one of a single character are in lower case (RFC 5646, section 2.1.1).
+    """
+    first, *subtags = tag.lower().split("-")
+    parts, is_extension = [first], len(first) == 1
+    for subtag in subtags:
+        is_extension |= len(subtag) == 1
+        change = {2: str.upper, 4: str.title}.get(len(subtag), str) if not is_extension else str
+        parts.append(change(subtag))
+    return "-".join(parts)
 
 
 def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:

@@ -22,8 +22,8 @@ from model.data.records import LabelledRecord, Record, TaskName, texts_of
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
 MAX_LABELS = 10_000
-# BCP 47, without the rare forms, as bundles have it; private tags begin with x-.
-LANGUAGE_TAG = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*|x(-[A-Za-z0-9]{1,8})+")
+# BCP 47, without the rare forms; private tags begin with x-. The export writes the usual case.
+LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{1,8})+")
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,9 @@ def open_corpus(
     """
     if (source or target) and task not in PAIR_TASKS:
         raise CorpusError(f"source and target are languages of {' and '.join(PAIR_TASKS)}; omit them for {task}")
-    if source is not None and source == target:
+    # Language tags have no case, but other endings of files do.
+    sides = [side.lower() if task == "translation" else side for side in (source, target) if side is not None]
+    if len(sides) > len(set(sides)):
         raise CorpusError(f"source and target must be different languages, got {source} for both")
     if multi_label and task != "classification":
         raise CorpusError(f"several labels a text are possible for classification only; omit the option for {task}")

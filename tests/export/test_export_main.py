@@ -13,7 +13,7 @@ from export import commands, pipeline
 from export.__main__ import main
 from export.convert.bundles import quantize_bundle
 from export.errors import VerificationError
-from export.options import BundleMetadata
+from export.options import BundleMetadata, languages_of
 from export.pipeline import Exported
 from model.architectures.causal import CausalModel
 from model.architectures.recurrent import RecurrentModel
@@ -222,7 +222,23 @@ def test_a_replaced_bundle_keeps_its_languages_and_its_chat_template(
     assert [one.training_unit for one in said] == ["sentence", "sentence", "text"]
 
 
-@pytest.mark.parametrize("languages", [("english", "de"), ("en", "DE"), ("en", "d")])
+@pytest.mark.parametrize(
+    ("tag", "usual"),
+    [
+        ("EN", "en"),
+        ("De-de", "de-DE"),
+        ("zh-hANS-tw", "zh-Hans-TW"),
+        ("es-419", "es-419"),
+        ("SL-Rozaj-1994", "sl-rozaj-1994"),
+        ("X-Mine", "x-mine"),
+        ("en-X-AB-Mine", "en-x-ab-mine"),
+    ],
+)
+def test_languages_of_a_bundle_have_their_usual_case(tag: str, usual: str) -> None:
+    assert languages_of((tag, "fr")) == Languages(sources=(usual,), targets=("fr",))
+
+
+@pytest.mark.parametrize("languages", [("english", "de"), ("en", "de_CH"), ("en", "d")])
 def test_languages_that_are_no_codes_exit_with_2_and_one_line(
     checkpoint: Path, tmp_path: Path, languages: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,11 +84,20 @@ def test_languages_come_from_names_of_files_or_options(
 
 
 def test_files_of_private_languages_are_found_and_other_endings_are_none(tmp_path: Path) -> None:
-    endings = ("x-elvish", "en-x-mine", "bak", "EN", "deutsch")
+    endings = ("x-elvish", "en-x-mine", "bak", "e", "deutsch")
     corpus = open_corpus(write(tmp_path, {f"train.{one}": "a\nb\n" for one in endings[:2]}), "translation")
     assert corpus.languages == ("en-x-mine", "x-elvish")
-    with pytest.raises(CorpusError, match=r"missing file train in .*train\.EN, train\.deutsch"):
+    with pytest.raises(CorpusError, match=r"missing file train in .*train\.deutsch, train\.e;"):
         open_corpus(write(tmp_path / "other", {f"train.{one}": "a\nb\n" for one in endings[3:]}), "translation")
+
+
+def test_language_tags_in_any_case_name_the_files_as_they_are(tmp_path: Path) -> None:
+    names = [f"{split}.{tag}" for split in ("train", "dev") for tag in ("EN", "De-de")]
+    folder = write(tmp_path, {name: f"{name}\n" for name in names})
+    assert open_corpus(folder, "translation", source="EN", target="De-de").languages == ("EN", "De-de")
+    assert open_corpus(folder, "translation").languages == ("De-de", "EN")
+    same = "source and target must be different languages, got EN for both"
+    assert error_of(folder, "translation", source="EN", target="en") == same
 
 
 def test_options_choose_among_several_languages_and_other_endings(tmp_path: Path) -> None:
