@@ -37,6 +37,7 @@ from model.errors import UsageError
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
 MAX_LINE_BYTES = 2**24
 MAX_LABEL_CHARACTERS = 200
+DEVELOPER = "developer"  # role that APIs also have for system messages
 SEPARATOR = "|"  # of several labels in a cell of a table
 TABLES = (".jsonl", ".tsv", ".csv")
 TEXT = ".txt"
@@ -314,9 +315,9 @@ class _Reader:
             name = f"messages[{index}]"
             if not isinstance(one, dict) or one.keys() != {"role", "content"}:
                 self._fail(f"{name} must be an object with the fields role and content, and no other")
-            role: Role = one["role"]
+            role: Role = "system" if one["role"] == DEVELOPER else one["role"]
             if role not in get_args(Role):
-                self._fail(f"{name}.role must be one of {', '.join(get_args(Role))}")
+                self._fail(f"{name}.role must be one of {', '.join([*get_args(Role), DEVELOPER])}")
             if role != "system" or index > 0:
                 expected = ("user", "assistant")[turn % 2]
                 if role != expected:
@@ -325,10 +326,19 @@ class _Reader:
                         "assistant take turns"
                     )
                 turn += 1
-            messages.append(Message(role, self._text(one["content"], f"{name}.content")))
+            messages.append(Message(role, self._content(one["content"], f"{name}.content")))
         if turn == 0 or turn % 2:
             self._fail("messages must end with a message of the assistant")
         return tuple(messages)
+
+    def _content(self, value: Any, name: str) -> str:
+        """Return the content of a message, which may be a list of parts with texts."""
+        if not isinstance(value, list):
+            return self._text(value, name)
+        for index, part in enumerate(value):
+            if not isinstance(part, dict) or part.keys() != {"type", "text"} or part["type"] != "text":
+                self._fail(f'{name}[{index}] must be {{"type": "text", "text": "a text"}}; other parts cannot be read')
+        return "".join(self._text(part["text"], f"{name}[{index}].text") for index, part in enumerate(value))
 
     def _check_kind(self, name: str, kind: str) -> None:
         """Check that all records have values of one kind."""

@@ -129,6 +129,20 @@ def test_a_dialogue_has_an_optional_system_message_and_turns(tmp_path: Path) -> 
     assert second == DialogueRecord((Message("user", "Hi"), Message("assistant", "Hello")))
 
 
+def test_a_message_may_have_parts_and_the_role_developer(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Who are"}, {"type": "text", "text": " you?"}]
+    dialogue = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": [{"type": "text", "text": "Otto."}]},
+    ]
+    no_parts = [{"role": "user", "content": []}, dialogue[2]]
+    write_jsonl(tmp_path / "a.jsonl", ["messages"], [(dialogue,), (no_parts,)])
+    (record,) = read(tmp_path / "a.jsonl", "language-model")
+    expected = (Message("system", "Be brief."), Message("user", "Who are you?"), Message("assistant", "Otto."))
+    assert record == DialogueRecord(expected)
+
+
 @pytest.mark.parametrize(
     "content",
     [b"one\ntwo\n", b"one\r\ntwo\r\n", b"one\ntwo", b"\xef\xbb\xbfone\ntwo\n"],
@@ -280,7 +294,7 @@ TURNS = "after an optional system message, user and assistant take turns"
         (messages("assistant"), f"line 1: messages[0].role must be user, got assistant; {TURNS}"),
         (messages("user", "user"), f"line 1: messages[1].role must be assistant, got user; {TURNS}"),
         (messages("user", "system"), f"line 1: messages[1].role must be assistant, got system; {TURNS}"),
-        (messages("user", "tool"), "line 1: messages[1].role must be one of system, user, assistant"),
+        (messages("user", "tool"), "line 1: messages[1].role must be one of system, user, assistant, developer"),
         ('{"messages": "Hi"}', "line 1: messages must be a list of objects with role and content, got a string"),
         (
             '{"messages": [{"role": "user"}]}',
@@ -292,12 +306,21 @@ TURNS = "after an optional system message, user and assistant take turns"
         ),
         (
             '{"messages": [{"role": [], "content": "a"}]}',
-            "line 1: messages[0].role must be one of system, user, assistant",
+            "line 1: messages[0].role must be one of system, user, assistant, developer",
         ),
         (
             '{"messages": [{"role": "user", "content": ["a"]}]}',
-            "line 1: messages[0].content must be a string, got a list",
+            'line 1: messages[0].content[0] must be {"type": "text", "text": "a text"}; other parts cannot be read',
         ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}',
+            'line 1: messages[0].content[0] must be {"type": "text", "text": "a text"}; other parts cannot be read',
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}',
+            "line 1: messages[0].content[0].text must be a string, got an integer",
+        ),
+        (messages("user", "developer"), f"line 1: messages[1].role must be assistant, got system; {TURNS}"),
         ('{"text": "a", "messages": []}', "line 1: too many fields; the fields are text or messages"),
         ("{}", "line 1: missing field 'messages'; the fields are text or messages"),
     ],
