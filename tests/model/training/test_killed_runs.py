@@ -4,6 +4,8 @@ import functools
 import itertools
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from model.checkpoint import load_metadata
+from model.data.records import TASK_NAMES, TaskName
+from model.data.samples import write_sample
 from model.errors import Interrupted, exit_status
 from model.training.trainer import Trainer
 from tests.model.training.toys import TOYS, assert_same_run, toy_trainer, train_toy
@@ -65,6 +69,37 @@ def test_a_run_that_is_killed_twenty_times_gives_the_same_weights(
     processes: ForkServerContext, tmp_path: Path, name: str
 ) -> None:
     kill_often(processes, name, tmp_path, kills=20, seed=2)
+
+
+@pytest.mark.slow  # starts some processes, each of which imports PyTorch
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_a_command_that_is_killed_three_times_gives_the_same_weights(tmp_path: Path, task: TaskName) -> None:
+    """The command also prepares the data again, which a kill may have left half done."""
+    write_sample(task, tmp_path / "data", 60)
+    options = ("--epochs", "3", "--vocab-size", "300", "--threads", "1", "--checkpoint-steps", "1")
+    rng, killed = random.Random(3), 0
+
+    def start(run: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "sightline", "train", task, str(tmp_path / "data"), "--run", str(run)]
+        return subprocess.Popen([*command, *options], stderr=subprocess.DEVNULL)
+
+    started = time.monotonic()
+    assert start(tmp_path / "whole").wait(300) == 0
+    seconds = time.monotonic() - started
+    for number in itertools.count():
+        run, status = tmp_path / f"run-{number}", None
+        while status is None:
+            process = start(run)
+            try:
+                status = process.wait(rng.uniform(0.3, 1) * seconds if killed < 3 else 300)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                killed += 1
+        assert status == 0
+        assert_same_run(tmp_path / "whole", run)
+        if killed == 3:
+            break
 
 
 @pytest.fixture(scope="module")
