@@ -146,7 +146,7 @@ def _table(result: Result, by: str, ends: Sequence[int]) -> str:
 
 
 def _cell(found: Mapping[str, Any]) -> str:
-    return with_interval(found["value"], found["interval"], digits=2)
+    return with_interval(found["value"], found["interval"], digits=3)
 
 
 draw = no_pictures
