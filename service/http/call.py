@@ -23,7 +23,7 @@ from service.fields import first_error, paths_of, validate
 from service.http.incoming import EXCHANGE, Exchange
 from service.inference.call import Call
 from service.inference.service import Service
-from service.traces import traceresponse
+from service.traces import Traces, traceresponse
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -107,17 +107,18 @@ class HttpCall(Call):
                 phases = {**self.phases, "total": 1000 * (time.monotonic() - self.started)}
                 durations = ", ".join([f"{name};dur={milliseconds:.3f}" for name, milliseconds in phases.items()])
                 message["headers"].append((b"server-timing", durations.encode()))  # browsers show it
-            self.begin_span()
+            if self.service.traces is not None:
+                self.begin_span(self.service.traces)
             if self.span is not None:
                 message["headers"].append((b"traceresponse", traceresponse(self.span)))
             if self.service.is_retiring:
                 message["headers"].append((b"connection", b"close"))
         await self._send(message)
 
-    def begin_span(self) -> None:
+    def begin_span(self, traces: Traces) -> None:
         """Begin the span of the call, unless it has one or is not traced."""
-        if self.span is None and self.service.traces is not None and self.route not in QUIET_ROUTES:
-            self.span = self.service.traces.begin(self.span_name, self.headers, self.started)
+        if self.span is None and self.route not in QUIET_ROUTES:
+            self.span = traces.begin(self.span_name, self.headers, self.started)
 
     @property
     def route(self) -> str:

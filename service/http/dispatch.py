@@ -115,11 +115,12 @@ class CallLog:
             **call.details,
             "total_ms": round(1000 * (time.monotonic() - call.started), 3),
         }
-        call.begin_span()  # of a call whose client has left before the response began
-        if self._service.traces is not None and call.span is not None:
-            fields["trace_id"] = trace_id(call.span)
-            error = code if status >= 500 else None
-            self._service.traces.end(call.span, _attributes(call, status, code), error, call.phases, call.computed)
+        if (traces := self._service.traces) is not None:
+            call.begin_span(traces)  # of a call whose client has left before the response began
+            if call.span is not None:
+                fields["trace_id"] = trace_id(call.span)
+                error = code if status >= 500 else None
+                traces.end(call.span, _attributes(call, status, code), error, call.phases, call.computed)
         log_call(logging.DEBUG if route in QUIET_ROUTES else logging.INFO, fields)
 
 
