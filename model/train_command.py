@@ -459,13 +459,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
         arguments.data = Path(record["data_path"])
     is_own_data = "data_path" in record and arguments.data.resolve() == Path(record["data_path"]).resolve()
+    is_recorded = is_own_data and limit is None and checkpoint.name == "averaged"
     data, split = arguments.data, getattr(arguments, "split", None)
     source, target = (getattr(arguments, side, record.get(side)) for side in ("source", "target"))
     if task == "translation":
         sides = source or "en", target or "de"
         if split is not None or _has_named_split(data, sides[0]):
             report = evaluate_split(arguments, checkpoint, split, *sides)
-            if is_own_data and limit is None:
+            if is_recorded:
                 _record_metrics(run, record, checkpoint, report)
             return
     if split is not None:
@@ -489,16 +490,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
     )
     if part.name == "dev":
         print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
-    if is_own_data and limit is None:
+    if is_recorded:
         _record_metrics(run, record, checkpoint, report)
     if hasattr(arguments, "json"):
         write_json(arguments.json, report)
 
 
 def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
-    """Write the metrics of the averaged checkpoint into the record, which the model card shows."""
-    if checkpoint.name != "averaged":
-        return
+    """Write the metrics of a checkpoint into the record of the run, which the model card shows."""
     record["metrics"] = {**record.get("metrics", {}), report["split"]: headline(report).to_record(checkpoint.name)}
     replace_text(run / "record.json", to_json(record))
 

@@ -251,23 +251,19 @@ async def test_metrics_of_one_process_stay_as_they_are_with_any_label_and_value(
     metrics = Metrics("1.2.3")
     metrics.call_counter('/a "b" \\ c\nd\u2028e }{', 200, None)()
     metrics.histograms["batch_size_rows"].labels("toy").observe(1e-300)
-    for number, value in enumerate((0.1 + 0.2, 1e23, -1e-7, float("inf"), float("-inf"), float("nan"))):
+    for value in (0.1 + 0.2, 1e23, -1e-7, float("inf"), float("-inf"), float("nan")):
         metrics.process_gauges["connections"].set(value)
         texts = await texts_of(metrics.collect())
-        assert merge([texts]) == texts, number
+        assert merge([texts]) == texts
         # As the library reads and writes them.
         families = [*text_string_to_metric_families("".join(texts))]
         assert len(families) == len(texts)
-        expected = {
-            (one.name, tuple(one.labels.items())): one.value
+        assert sums(texts) == {
+            (one.name.removeprefix(PREFIX), one.labels["model_name"]): one.value
             for family in families
             for one in family.samples
             if "model_name" in one.labels and "le" not in one.labels
         }
-        found = sums(texts)
-        assert len(found) <= len(expected) > 0
-        for (name, labels), number_of_sample in expected.items():
-            assert found[name.removeprefix(PREFIX), dict(labels)["model_name"]] == number_of_sample
 
 
 async def test_the_metrics_of_several_processes_add_up_except_what_is_the_same_in_all() -> None:
