@@ -34,7 +34,7 @@ COPY loadtest loadtest
 RUN python -m compileall -q service sightline loadtest
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "sightline", "load"]
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Sightline load test" \
       org.opencontainers.image.description="Measures a running Sightline service." \
@@ -56,7 +56,7 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD ["pyt
 ENTRYPOINT ["python", "-m", "service"]
 # Labels come last: another version or revision only changes the image's metadata. Some shipped
 # models may not be used commercially; their MODEL_CARD.md files state the licences of the weights.
-ARG VERSION=0.2.0
+ARG VERSION=0.3.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Sightline" \
       org.opencontainers.image.description="Serves trained attention models over HTTP, and shows what they attend to." \

@@ -21,7 +21,11 @@ LOAD ?= --clients 16 --duration 10s# see: sightline load --help
 FUZZ_EXAMPLES ?= 500
 TESTS ?= --ignore tests/bench --ignore tests/study# of make test: files, folders or options of pytest
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+PROJECT_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# A tag such as v0.3.0 gives the version of its commit. Later commits have a local version of PEP 440, such as
+# 0.3.0+12.gabcdef0, and uncommitted changes add `dirty`. Without git or a tag, the version is that of pyproject.toml.
+VERSION = $(or $(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null | sed 's/^v//; s/-/+/; s/-/./g'),$(PROJECT_VERSION))
+IMAGE_VERSION = $(subst +,-,$(VERSION))# tags of images have no +
 REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude='*' 2>/dev/null || echo unknown)
 SERVE := .venv-serve-$(RUNTIME)
 DEV := .venv
@@ -49,11 +53,11 @@ model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME 
 	$(SERVE)/bin/sightline models get $(MODEL) $(if $(BITS),--bits $(BITS))
 
 image:  ## build the image sightline with its version and commit in the labels
-	docker build --target service --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
-	  -t sightline:$(VERSION) -t sightline .
+	docker build --target service --build-arg VERSION=$(IMAGE_VERSION) --build-arg REVISION=$(REVISION) \
+	  -t sightline:$(IMAGE_VERSION) -t sightline .
 
 up:  ## start the service in a container on http://127.0.0.1:8000
-	SERVICE_VERSION=$(VERSION) SERVICE_REVISION=$(REVISION) $(COMPOSE) up --build --detach
+	SERVICE_VERSION=$(IMAGE_VERSION) SERVICE_REVISION=$(REVISION) $(COMPOSE) up --build --detach
 
 down:  ## stop and remove that container; running requests are finished first
 	$(COMPOSE) down
@@ -137,6 +141,8 @@ docs: $(DEV)/ready  ## build the documentation as a site in build/docs; a broken
 	$(DEV)/bin/python -m mkdocs build
 
 wheel: $(DEV)/ready  ## write the release file build/sightline_serving-VERSION-py3-none-any.whl
+	@case $(VERSION) in $(PROJECT_VERSION) | *+*) ;; *) \
+	  echo "The tag of this commit is v$(VERSION), but the version in pyproject.toml is $(PROJECT_VERSION)." >&2; exit 1 ;; esac
 	rm -rf build/lib
 	$(DEV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 

@@ -1,6 +1,7 @@
-"""Tests of `make help` and of the version in the image's labels."""
+"""Tests of `make help` and of the version of images and of the wheel."""
 
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -42,6 +43,40 @@ def test_every_phony_target_has_a_description() -> None:
 
 def test_the_files_that_start_first_exist() -> None:
     assert [file for file in LONGEST if not Path(file).exists()] == []
+
+
+def versions_in(folder: Path) -> list[str]:
+    """Return the version of a checkout, and the version of its images."""
+    rule = "versions: ; @echo $(VERSION) $(IMAGE_VERSION)"
+    return output_of("--directory", str(folder), "--eval", rule, "versions").split()
+
+
+def test_the_version_is_that_of_the_tag_or_else_of_the_project(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        return subprocess.run(
+            ["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout
+
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(name, tmp_path)
+    assert versions_in(tmp_path) == [VERSION, VERSION]
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    git("tag", "vanilla")
+    assert versions_in(tmp_path) == [VERSION, VERSION]
+    git("tag", "v98.7.6")
+    assert versions_in(tmp_path) == ["98.7.6", "98.7.6"]
+    wheel = ["make", "--directory", str(tmp_path), "--old-file", ".venv/ready", "wheel"]
+    failed = subprocess.run(wheel, capture_output=True, text=True, check=False)
+    assert failed.returncode != 0
+    assert f"The tag of this commit is v98.7.6, but the version in pyproject.toml is {VERSION}." in failed.stderr
+    (tmp_path / "Makefile").write_text(f"{MAKEFILE}\n", encoding="utf-8")
+    assert versions_in(tmp_path) == ["98.7.6+dirty", "98.7.6-dirty"]
+    git("commit", "--quiet", "--all", "--message", "second")
+    commit = git("rev-parse", "--short", "HEAD").strip()
+    assert versions_in(tmp_path) == [f"98.7.6+1.g{commit}", f"98.7.6-1.g{commit}"]
 
 
 def test_the_default_version_of_the_images_is_the_projects() -> None:
