@@ -28,10 +28,9 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /app
 
 FROM base AS loadtest
-COPY service/__init__.py service/__init__.py
 COPY sightline sightline
-COPY loadtest loadtest
-RUN python -m compileall -q service sightline loadtest
+COPY loadtest sightline/loadtest
+RUN python -m compileall -q sightline
 USER 10001:10001
 ENTRYPOINT ["python", "-m", "sightline", "load"]
 ARG VERSION=0.3.0
@@ -44,8 +43,9 @@ LABEL org.opencontainers.image.title="Sightline load test" \
 
 FROM base AS service
 COPY bundles bundles
-COPY service service
-RUN python -m compileall -q service
+COPY sightline sightline
+COPY service sightline/service
+RUN python -m compileall -q sightline
 # ORT_DISABLE_TELEMETRY: otherwise, ONNX Runtime sends usage data over the network.
 ENV SIGHTLINE_HOST=0.0.0.0 SIGHTLINE_PORT=8000 ORT_DISABLE_TELEMETRY=1
 USER 10001:10001
@@ -53,7 +53,7 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD ["python", "-c", \
   "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"SIGHTLINE_PORT\"]}/health/ready', timeout=2)"]
 # The exec form lets Python receive SIGTERM, so that it drains and exits.
-ENTRYPOINT ["python", "-m", "service"]
+ENTRYPOINT ["python", "-m", "sightline.service"]
 # Labels come last: another version or revision only changes the image's metadata. Some shipped
 # models may not be used commercially; their MODEL_CARD.md files state the licences of the weights.
 ARG VERSION=0.3.0

@@ -11,15 +11,16 @@ SYSTEMS ?=# systems of the zoo to train, such as 'luong-dot chat-gatt'; all by d
 RUN ?= runs/multi30k-en-de
 PRECISION ?= float32# of the zoo; bfloat16 is faster on processors that support it, see docs/research/training.md
 BUNDLE ?= bundles/multi30k-en-de
+BUNDLES ?= bundles# folders to serve, such as 'bundles lab/bundles'
 COMPOSE ?= docker-compose# or: docker compose
-BENCH ?=# sections and options, see: python -m bench --help
+BENCH ?=# sections and options, see: python -m lab.bench --help
 ALLOW_DIRTY ?=# 1 measures with uncommitted changes
 SOAK ?= 30# minutes
 MODEL ?= minilm# see: sightline models get --help
 BITS ?=# bits per weight of MODEL: 8, 4 or 32; 32 by default
 LOAD ?= --clients 16 --duration 10s# see: sightline load --help
 FUZZ_EXAMPLES ?= 500
-TESTS ?= --ignore tests/bench --ignore tests/study# of make test: files, folders or options of pytest
+TESTS ?= --ignore tests/lab# of make test: files, folders or options of pytest
 
 PROJECT_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 # A tag such as v0.3.0 gives the version of its commit. Later commits have a local version of PEP 440, such as
@@ -46,8 +47,13 @@ help:  ## list all targets
 	  /^[a-z-]+:.*##/ { split($$0, line, /:.*##  ?/); sub(/.*## /, ""); printf "  %-14s %s\n", line[1], $$0 }' Makefile
 
 ##@ Serve
-serve: $(SERVE)/ready  ## serve the bundles in bundles/ on http://127.0.0.1:8000
-	SIGHTLINE_DEFAULT_MODEL=$${SIGHTLINE_DEFAULT_MODEL-multi30k-en-de} $(SERVE)/bin/python -m service
+serve: $(SERVE)/ready  ## serve the bundles in BUNDLES on http://127.0.0.1:8000
+ifneq ($(words $(BUNDLES)),1)
+	rm -rf build/bundles && mkdir -p build/bundles
+	ln -s $(abspath $(wildcard $(addsuffix /*,$(BUNDLES)))) build/bundles
+endif
+	SIGHTLINE_DEFAULT_MODEL=$${SIGHTLINE_DEFAULT_MODEL-multi30k-en-de} \
+	  exec $(SERVE)/bin/python -m sightline.service --bundles $(if $(word 2,$(BUNDLES)),build/bundles,$(BUNDLES))
 
 model: $(SERVE)/ready  ## download MODEL, a name of the catalogue or OWNER/NAME of a hub, and import it to bundles/
 	$(SERVE)/bin/sightline models get $(MODEL) $(if $(BITS),--bits $(BITS))
@@ -77,10 +83,10 @@ export: $(DEV)/ready  ## export RUN to BUNDLE, with the options ARGS
 
 zoo: $(DEV)/ready  ## train, score and export all systems, or SYSTEMS, on ZOO_DATA (many hours); repeat to resume
 	$(DEV)/bin/sightline train zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
-	$(DEV)/bin/python -m export zoo runs/zoo --out runs/zoo-bundles --half-weights
+	$(DEV)/bin/python -m sightline.export zoo runs/zoo --out runs/zoo-bundles --half-weights
 
 ##@ Develop
-check: $(DEV)/ready  ## check format, lint, prose, types and the imports between packages
+check: $(DEV)/ready  ## check format, lint, prose, lines, types and the imports between packages
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/python -m tests.prose
@@ -94,13 +100,13 @@ fix: $(DEV)/ready  ## format the code and apply the automatic lint fixes
 test: $(DEV)/ready  ## run all tests of the product that need only Python, or TESTS, in parallel
 	$(PYTEST) $(TESTS)
 
-test-all: $(DEV)/ready  ## run test, tests of bench and study, slow tests, and equality and export under each instruction set
+test-all: $(DEV)/ready  ## run test, tests of the lab, slow tests, and equality and export under each instruction set
 	$(PYTEST) -m 'not docker and not browser and not cgroup and not download and not redis and not prometheus and not kubernetes and not proxies and not ray'
 	$(DEV)/bin/python -m tests.instruction_sets
 
-coverage: $(DEV)/ready  ## run test and print how many lines of service/ and export/ ran in the processes of the tests
+coverage: $(DEV)/ready  ## run test and print how many lines of base, service and export ran in the processes of the tests
 	$(DEV)/bin/python $(PIP_INSTALL) -e '.[coverage]'
-	$(PYTEST) --ignore tests/bench --ignore tests/study -p pytest_cov --cov=service --cov=export --cov-report=term
+	$(PYTEST) --ignore tests/lab -p pytest_cov --cov=sightline.base --cov=sightline.service --cov=sightline.export --cov-report=term
 
 fuzz: $(DEV)/ready  ## send FUZZ_EXAMPLES random requests to each route of the OpenAPI document (half an hour)
 	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(DEV)/bin/python -m pytest -m slow tests/e2e/test_schemathesis.py
@@ -154,16 +160,16 @@ clean:  ## remove the virtual environments and the caches of tools
 
 ##@ Measure
 bench: $(DEV)/ready  ## measure docs/performance.md, or the sections BENCH (40 minutes on a quiet machine)
-	$(DEV)/bin/python -m bench $(BENCH) $(DIRTY)
+	$(DEV)/bin/python -m lab.bench $(BENCH) $(DIRTY)
 
 bench-quick: $(DEV)/ready  ## print the main ratios to other servers (5 minutes)
-	$(DEV)/bin/python -m bench --quick $(BENCH) $(DIRTY)
+	$(DEV)/bin/python -m lab.bench --quick $(BENCH) $(DIRTY)
 
 soak: $(DEV)/ready  ## load all endpoints for SOAK minutes and check that memory, descriptors and threads do not grow
-	$(DEV)/bin/python -m bench soak --minutes $(SOAK) $(DIRTY)
+	$(DEV)/bin/python -m lab.bench soak --minutes $(SOAK) $(DIRTY)
 
 gpu-check: $(GPU)/ready  ## compare CUDA's results and speed with the CPU; needs a GPU
-	$(GPU)/bin/python -m bench.gpu $(DIRTY)
+	$(GPU)/bin/python -m lab.bench.gpu $(DIRTY)
 
 $(SERVE)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SERVE)

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from export.families.table import FAMILIES
-from export.families.values import ACTIVATIONS
+from sightline.export.families.table import FAMILIES
+from sightline.export.families.values import ACTIVATIONS
 from tests.equality import test_sampling_filters
 from tests.export.compared_models import compared_models
 from tests.export.test_family_options import CASES, WITHOUT_EFFECT, flat, make_config

@@ -23,23 +23,23 @@ from pydantic import BaseModel
 from docs.comparisons import activation_rows, generation_rows, model_rows, names_of, option_rows
 from docs.limits import LIMITS
 from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
-from export.configurations import check_configuration
-from export.families.table import FAMILIES_BY_KIND
-from export.sources.chat_template import convert
-from model.data import pretrained
-from model.data.jinja import ChatTemplateError
-from model.data.records import TASK_NAMES
-from model.training.options import OPTIONS
-from service import bundle
-from service.app import create_app
-from service.bundle import Manifest
-from service.errors import ERRORS
-from service.http.docs import type_of
-from service.metrics import Metrics
-from service.settings import Settings, env_name, flag_name
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
-from sightline.parser import EXIT_STATUSES
+from sightline.base import bundle
+from sightline.base.bundle import Manifest
+from sightline.base.text.jinja import ChatTemplateError
+from sightline.commands.parser import EXIT_STATUSES
+from sightline.export.configurations import check_configuration
+from sightline.export.families.table import FAMILIES_BY_KIND
+from sightline.export.sources.chat_template import convert
+from sightline.model.data import pretrained
+from sightline.model.data.records import TASK_NAMES
+from sightline.model.training.options import OPTIONS
+from sightline.service.app import create_app
+from sightline.service.errors import ERRORS
+from sightline.service.http.docs import type_of
+from sightline.service.metrics import Metrics
+from sightline.service.settings import Settings, env_name, flag_name
 from tests.export.chat_templates import CHAT_MODELS, SPECIAL
 
 WIDTH = 100

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from service.errors import ErrorCode, Limit
-from service.http.call import MAX_FORM_FIELDS
-from service.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
-from service.inference.fill_mask import MAX_MASKS
-from service.inference.results import MAX_NUMBERS
-from service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES
+from sightline.service.errors import ErrorCode, Limit
+from sightline.service.http.call import MAX_FORM_FIELDS
+from sightline.service.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from sightline.service.inference.fill_mask import MAX_MASKS
+from sightline.service.inference.results import MAX_NUMBERS
+from sightline.service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from service.metrics import PREFIX, Metrics
+from sightline.service.metrics import PREFIX, Metrics
 
 WIDTH = 100
 RUNBOOK = "docs/how-to/runbook.md"

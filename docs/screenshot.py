@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.server import serving
+from lab.bench.server import serving
 
 OUT = Path("docs/images/page.png")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

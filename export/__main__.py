@@ -1,4 +1,4 @@
-"""Command line for bundles: `python -m export CHECKPOINT --out BUNDLE`.
+"""Command line for bundles: `python -m sightline.export CHECKPOINT --out BUNDLE`.
 
 The commands `zoo`, `verify`, `align`, `quantize`, `half` and `pack` take the place of CHECKPOINT.
 """
@@ -11,12 +11,20 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from export.errors import VerificationError, one_line
-from export.limits import needs_limits, out_of_memory, run_limited
-from export.options import BLOCK_SIZE, BLOCK_SIZES, DEFAULT_SENTENCES, FLOAT32_BITS, MAX_LOSS, MIN_PAIRS, StateType
-from export.sources.checkpoint import Kind
-from model.errors import EXIT_FAILED, EXIT_USAGE, exit_status
-from service.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
+from sightline.base.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, exit_status
+from sightline.export.errors import VerificationError, one_line
+from sightline.export.limits import needs_limits, out_of_memory, run_limited
+from sightline.export.options import (
+    BLOCK_SIZE,
+    BLOCK_SIZES,
+    DEFAULT_SENTENCES,
+    FLOAT32_BITS,
+    MAX_LOSS,
+    MIN_PAIRS,
+    StateType,
+)
+from sightline.export.sources.checkpoint import Kind
 
 Action = Callable[[argparse.Namespace], BaseModel]
 
@@ -103,9 +111,9 @@ def _positive(text: str) -> int:
 
 
 def _add_zoo(parser: argparse.ArgumentParser) -> None:
-    from model.systems import SYSTEMS
+    from sightline.model.systems import SYSTEMS
 
-    parser.description = "Export all finished runs of `python -m model zoo`."
+    parser.description = "Export all finished runs of `python -m sightline.model zoo`."
     parser.add_argument("runs", type=Path, help="parent folder of the runs")
     parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="parent folder of the bundles")
     parser.add_argument(
@@ -241,7 +249,8 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
     )
 
 
-# Functions that add the options of a command to its parser. `export.commands` runs the commands.
+# Functions that add the options of a command to its parser. `sightline.export.commands` runs the
+# commands.
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "export": _add_export,
     "zoo": _add_zoo,
@@ -254,14 +263,14 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of `python -m export` and return the exit code."""
+    """Run a command of `python -m sightline.export` and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None and needs_limits(words):
-        return run_limited("export", words)
+        return run_limited("sightline.export", words)
     if words and words[0] in OPTIONS.keys() - {"export"}:
-        return run(words[0], argparse.ArgumentParser(prog=f"python -m export {words[0]}"), words[1:])
+        return run(words[0], argparse.ArgumentParser(prog=f"python -m sightline.export {words[0]}"), words[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m export",
+        prog="python -m sightline.export",
         usage="%(prog)s [zoo | verify | align | quantize | half | pack] ...\n"
         "       %(prog)s [options] --out BUNDLE checkpoint",
     )
@@ -278,7 +287,7 @@ def run(command: str, parser: argparse.ArgumentParser, arguments: Sequence[str])
 
     def action(arguments: argparse.Namespace) -> BaseModel:
         # Imported here, so that `--help` and wrong options do not need its libraries.
-        from export import commands
+        from sightline.export import commands
 
         record: BaseModel = getattr(commands, command)(arguments)
         return record

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from export.sources.run_folder import Metric, RunRecord
-from service.bundle import Manifest, read_manifest
+from sightline.base.bundle import Manifest, read_manifest
+from sightline.export.sources.run_folder import Metric, RunRecord
 
 CARD = "MODEL_CARD.md"
 # The last line of a card that this module wrote. A card without it belongs to the user.

@@ -14,33 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from export.card import CARD, write_card
-from export.convert.bundles import Text, half_bundle, pack_bundle, quantize_bundle
-from export.convert.quality import ParallelText
-from export.convert.text_quality import PlainText, text_ids
-from export.describe import chat_of
-from export.errors import VerificationError
-from export.limits import begin_step
-from export.options import (
-    DEFAULT_SENTENCES,
-    FLOAT32_BITS,
-    MAX_LOSS,
-    MIN_PAIRS,
-    BundleMetadata,
-    ExportOptions,
-    Recipe,
-    languages_of,
-    metadata_of,
-)
-from export.pipeline import Exported, export_checkpoint, verify_bundle
-from export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
-from export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
-from export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
-from model.data.text import numbered_sentences
-from model.data.tokenizer import encode_lines, read_tokenizer
-from model.errors import UsageError
-from model.parts import load_parts
-from service.bundle import (
+from sightline.base.bundle import (
     Alignment,
     BundleError,
     Manifest,
@@ -51,6 +25,32 @@ from service.bundle import (
     read_manifest,
     sha256_of,
 )
+from sightline.base.errors import UsageError
+from sightline.export.card import CARD, write_card
+from sightline.export.convert.bundles import Text, half_bundle, pack_bundle, quantize_bundle
+from sightline.export.convert.quality import ParallelText
+from sightline.export.convert.text_quality import PlainText, text_ids
+from sightline.export.describe import chat_of
+from sightline.export.errors import VerificationError
+from sightline.export.limits import begin_step
+from sightline.export.options import (
+    DEFAULT_SENTENCES,
+    FLOAT32_BITS,
+    MAX_LOSS,
+    MIN_PAIRS,
+    BundleMetadata,
+    ExportOptions,
+    Recipe,
+    languages_of,
+    metadata_of,
+)
+from sightline.export.pipeline import Exported, export_checkpoint, verify_bundle
+from sightline.export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
+from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
+from sightline.export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
+from sightline.model.data.text import numbered_sentences
+from sightline.model.data.tokenizer import encode_lines, read_tokenizer
+from sightline.model.parts import load_parts
 
 GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 
@@ -96,7 +96,7 @@ def _recorded(arguments: argparse.Namespace, record: RunRecord | None) -> dict[s
     """
     if record is None:
         return {}
-    known: dict[str, Any] = {"chat": None}  # `export.describe` has the format of the training
+    known: dict[str, Any] = {"chat": None}  # `sightline.export.describe` has the format of the training
     if record.license:
         known["license"] = record.license
     if record.task not in (None, "translation"):
@@ -129,7 +129,7 @@ def _check_apart(checkpoint: Path, out: Path) -> None:
 @contextmanager
 def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
     """Convert a GGUF file to a temporary folder of Hugging Face."""
-    from export.sources.gguf import convert
+    from sightline.export.sources.gguf import convert
 
     with TemporaryDirectory(prefix="sightline-") as temporary:
         folder = Path(temporary)
@@ -237,7 +237,7 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
     Raises:
         UsageError: all texts are too long.
     """
-    from export.check.alignment import sentences_of
+    from sightline.export.check.alignment import sentences_of
 
     is_english = manifest.languages is None or manifest.languages.source == "en"
     texts: Sequence[str] = sentences_of(manifest)
@@ -273,7 +273,7 @@ def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
     names = [name for name in arguments.systems if (arguments.runs / f"{name}-1" / "scores.json").exists()]
     if not names:
         raise FileNotFoundError(
-            f"{arguments.runs} has no finished run (NAME-1/scores.json); train with python -m model zoo"
+            f"{arguments.runs} has no finished run (NAME-1/scores.json); train with python -m sightline.model zoo"
         )
     failures = []
     for name in names:
@@ -292,7 +292,7 @@ def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
 
 def zoo_metadata(name: str) -> BundleMetadata:
     """Return the metadata of the bundle of a system of the zoo."""
-    from model.systems import SYSTEMS, bundle_name
+    from sightline.model.systems import SYSTEMS, bundle_name
 
     system = SYSTEMS[name]
     corpus, chat = system.corpus, system.corpus.chat
@@ -351,8 +351,8 @@ def verify(arguments: argparse.Namespace) -> Verification:
 
 def align(arguments: argparse.Namespace) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
-    from export.check.alignment import GUIDED, choose_alignment, record_alignment
-    from export.check.sessions import open_sessions
+    from sightline.export.check.alignment import GUIDED, choose_alignment, record_alignment
+    from sightline.export.check.sessions import open_sessions
 
     bundle: Path = arguments.bundle
     manifest = read_bundle(bundle)
@@ -422,7 +422,7 @@ def _plain_text(arguments: argparse.Namespace) -> PlainText:
 
 def _parallel_text(arguments: argparse.Namespace) -> ParallelText:
     """Return the text of `--data`."""
-    from model.evaluation.bleu import read_test_set
+    from sightline.model.evaluation.bleu import read_test_set
 
     split, target = arguments.split, arguments.target
     pairs = read_test_set(arguments.data, split, arguments.source, target, arguments.limit)

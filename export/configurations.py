@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.errors import ImportFailedError
-from export.families.table import describe_configuration, find_family
-from export.sources.checkpoint import CONFIG, Config, Tensors
-from export.sources.generation import read_generation
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.table import describe_configuration, find_family
+from sightline.export.sources.checkpoint import CONFIG, Config, Tensors
+from sightline.export.sources.generation import read_generation
 
 
 @dataclass(frozen=True)

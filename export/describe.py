@@ -16,35 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from tokenizers import Tokenizer
 
-from export.errors import ImportFailedError
-from export.families import firefox, trained
-from export.families.description import Description
-from export.families.table import describe, find_family, rotary_limits
-from export.families.weights import Array, Weights
-from export.graphs.builder import WeightFile
-from export.graphs.model import Graphs, build_graphs
-from export.options import ExportOptions
-from export.sources.chat_template import convert, read_chat_template
-from export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
-from export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
-from export.sources.firefox.marian_binary import open_marian, read_file
-from export.sources.firefox.shortlist import Shortlist, parse_shortlist
-from export.sources.generation import Generation, after_forced_tokens, read_generation
-from export.sources.packed import packed_format
-from export.sources.reranker import read_reranker
-from export.sources.run_folder import RECORD, read_record
-from export.sources.sentence_transformers import SentenceOptions, read_sentence_options
-from export.sources.training_run import TrainingRun
-from export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
-from export.tokenizers.languages import language_tag
-from export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
-from model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
-from model.data import dialogues
-from model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
-from model.data.jinja import ChatTemplateError
-from model.data.tokenizer import BOS, PAD, prompt_tokenizer
-from model.errors import UsageError
-from service.bundle import (
+from sightline.base.bundle import (
     ChatTemplate,
     Dense,
     Embedding,
@@ -57,9 +29,37 @@ from service.bundle import (
     TrainingUnit,
     sha256_of,
 )
+from sightline.base.errors import UsageError
+from sightline.base.text.jinja import ChatTemplateError
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import firefox, trained
+from sightline.export.families.description import Description
+from sightline.export.families.table import describe, find_family, rotary_limits
+from sightline.export.families.weights import Array, Weights
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.model import Graphs, build_graphs
+from sightline.export.options import ExportOptions
+from sightline.export.sources.chat_template import convert, read_chat_template
+from sightline.export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
+from sightline.export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
+from sightline.export.sources.firefox.marian_binary import open_marian, read_file
+from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
+from sightline.export.sources.generation import Generation, after_forced_tokens, read_generation
+from sightline.export.sources.packed import packed_format
+from sightline.export.sources.reranker import read_reranker
+from sightline.export.sources.run_folder import RECORD, read_record
+from sightline.export.sources.sentence_transformers import SentenceOptions, read_sentence_options
+from sightline.export.sources.training_run import TrainingRun
+from sightline.export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
+from sightline.export.tokenizers.languages import language_tag
+from sightline.export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
+from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
+from sightline.model.data import dialogues
+from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
+from sightline.model.data.tokenizer import BOS, PAD, prompt_tokenizer
 
 if TYPE_CHECKING:
-    from model.architectures.recurrent import RecurrentModel
+    from sightline.model.architectures.recurrent import RecurrentModel
 
 # Embedding of models that are trained on pairs of similar texts.
 MEAN = Embedding(pooling="mean", normalize=True)
@@ -102,7 +102,7 @@ def build(described: Described, file: WeightFile, ops: Ops) -> Graphs:
         ImportFailedError: the configuration or the weights have a part that the graphs ignore.
     """
     if described.recurrent is not None:
-        from export.graphs.recurrent import build as build_recurrent
+        from sightline.export.graphs.recurrent import build as build_recurrent
 
         return build_recurrent(described.recurrent, file)
     assert described.model is not None and described.weights is not None, "all other models have a description"
@@ -180,7 +180,7 @@ def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
 def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]]:
     """Return the chat template of a language model, and the token that ends a message.
 
-    Runs without a record were trained on dialogues of `model.data.dialogues`.
+    Runs without a record were trained on dialogues of `sightline.model.data.dialogues`.
 
     Raises:
         ValueError: the tokenizer has no such token.

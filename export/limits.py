@@ -20,8 +20,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from model.errors import EXIT_FAILED
-from model.memory import limit_memory
+from sightline.base.errors import EXIT_FAILED
+from sightline.base.memory import limit_memory
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 MEMORY_BYTES = 3 << 29  # beside the libraries, the files and the weights
@@ -146,7 +146,7 @@ def run_limited(module: str, arguments: Sequence[str], status_of_signal: int = E
     """
     with tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as messages:
         files = [report.fileno(), messages.fileno()]
-        command = [sys.executable, "-P", "-m", "export.limits", *map(str, [os.getpid(), *files]), module]
+        command = [sys.executable, "-P", "-m", "sightline.export.limits", *map(str, [os.getpid(), *files]), module]
         # The child finds modules where this process does. A panic prints no stack.
         path = os.pathsep.join(folder or os.curdir for folder in sys.path)
         environment = os.environ | {"PYTHONPATH": path, "RUST_BACKTRACE": "0"}
@@ -204,7 +204,7 @@ def _main() -> None:
     os.dup2(int(messages), STDERR)
     os.close(int(messages))
     # This file is the module `__main__` here, and another one for all others.
-    from export import limits
+    from sightline.export import limits
 
     limits._report = int(report)
     os.set_inheritable(int(report), False)

@@ -6,12 +6,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from export.describe import Described
-from export.errors import ImportFailedError
-from export.graphs.model import Graphs
-from export.options import BundleMetadata, ExportOptions
-from export.writing import WEIGHTS, write_graphs
-from service.bundle import SCHEMA_VERSION, Manifest, Origin, record_files
+from sightline.base.bundle import SCHEMA_VERSION, Manifest, Origin, record_files
+from sightline.export.describe import Described
+from sightline.export.errors import ImportFailedError
+from sightline.export.graphs.model import Graphs
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.writing import WEIGHTS, write_graphs
 
 
 def write_model(

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from model.errors import UsageError
-from service.bundle import (
+from sightline.base.bundle import (
     BundleError,
     ChatTemplate,
     Languages,
@@ -21,8 +20,9 @@ from service.bundle import (
     TrainingUnit,
     read_manifest,
 )
+from sightline.base.errors import UsageError
 
-DEFAULT_SENTENCES = Path(__file__).parents[1] / "loadtest" / "sentences.txt"
+DEFAULT_SENTENCES = Path(__file__).resolve().parents[1] / "loadtest" / "sentences.txt"
 
 # Allowed block sizes by bits. With larger blocks, ONNX Runtime rounds a single row of activations
 # differently than several rows: with 8 bits from 128 and with 4 bits from 64 if the processor has
@@ -38,7 +38,7 @@ FLOAT32_BITS = 32
 StateType = Literal["int8", "float32"]
 
 MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
-# Limits of the loss on plain text, see `export.convert.text_quality`.
+# Limits of the loss on plain text, see `sightline.export.convert.text_quality`.
 MIN_COSINE = 0.99  # of the embeddings, mean of the texts
 MIN_SAME_LABELS = 0.98  # share of equal best labels
 MAX_SCORE_DIFFERENCE = 0.1  # of the probability that a model with a single label returns
@@ -90,7 +90,7 @@ class Recipe:
     encoder: QuantScheme | None = None  # None means the default `ENCODER_SCHEME`
     layers: QuantScheme = "group-wise"  # layers of the decoder
     projection: QuantScheme = "group-wise"  # output projection
-    states: StateType = "int8"  # keys and values of the decoder, see `export.convert.states`
+    states: StateType = "int8"  # keys and values of the decoder, see `sightline.export.convert.states`
 
     @property
     def schemes(self) -> dict[LayerGroup, QuantScheme]:

@@ -2,12 +2,12 @@
 
 One way leads from each kind of source to a bundle, with one module for each step:
 
-1. `export.sources` opens a training run, a folder of Hugging Face, or a Firefox model. GGUF files
-   are converted to a folder first.
-2. `export.describe` describes it, with `export.families` and `export.tokenizers`.
-3. `export.graphs` builds the graphs.
-4. `export.writing` and `export.manifest` write the files.
-5. `export.check` compares the written bundle with the source, in a child process.
+1. `sources/` opens a training run, a folder of Hugging Face, or a Firefox model. GGUF files are
+   converted to a folder first.
+2. `describe.py` describes it, with `families/` and `tokenizers/`.
+3. `graphs/` builds the graphs.
+4. `writing.py` and `manifest.py` write the files.
+5. `check/` compares the written bundle with the source, in a child process.
 
 No step needs transformers, and only recurrent models need PyTorch. One tensor at a time is read and
 written. The child process keeps the memory of the check apart from that of the other steps.
@@ -30,18 +30,7 @@ from typing import TextIO
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from export.describe import Described, build, described
-from export.errors import ImportFailedError
-from export.graphs.builder import WeightFile
-from export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
-from export.manifest import write_model
-from export.options import BundleMetadata, ExportOptions
-from export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
-from export.sources.opening import open_source
-from export.sources.training_run import TrainingRun
-from export.writing import WEIGHTS, replacing
-from model.errors import UsageError
-from service.bundle import (
+from sightline.base.bundle import (
     Alignment,
     BundleError,
     Manifest,
@@ -50,7 +39,18 @@ from service.bundle import (
     read_bundle,
     write_manifest,
 )
-from service.machine import available_memory
+from sightline.base.errors import UsageError
+from sightline.base.machine import available_memory
+from sightline.export.describe import Described, build, described
+from sightline.export.errors import ImportFailedError
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
+from sightline.export.manifest import write_model
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
+from sightline.export.sources.opening import open_source
+from sightline.export.sources.training_run import TrainingRun
+from sightline.export.writing import WEIGHTS, replacing
 
 NO_OPTIONS = ExportOptions()
 UNKNOWN = Provenance()
@@ -102,7 +102,7 @@ def export_checkpoint(
         bundle: folder to write or replace.
         metadata: descriptive fields of the manifest.
         options: options that change the graphs, the limits or the check.
-        kind: kind of the folder, see `export.sources.checkpoint.detect_kind`.
+        kind: kind of the folder, see `sightline.export.sources.checkpoint.detect_kind`.
         provenance: location from which the folder was downloaded.
         allowed: folders that symbolic links may lead into, such as the cache of a hub.
         stream: shows the progress if it is a terminal.
@@ -292,9 +292,9 @@ def check_in_child(
 def check(
     source: Opening, folder: Path, manifest: Manifest, options: ExportOptions, guided: tuple[int, int] | None
 ) -> Checked:
-    from export.check.alignment import choose_alignment
-    from export.check.serving import check_serving
-    from export.check.sessions import open_sessions
+    from sightline.export.check.alignment import choose_alignment
+    from sightline.export.check.serving import check_serving
+    from sightline.export.check.sessions import open_sessions
 
     check_serving(folder, manifest)
     with open_source(*source) as checkpoint:
@@ -325,12 +325,12 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
                 )
         tokenizer = model.tokenizers[model.source_tokenizer]
         if model.recurrent is not None:
-            from export.check import recurrent
-            from export.check.sessions import open_sessions
+            from sightline.export.check import recurrent
+            from sightline.export.check.sessions import open_sessions
 
             sessions = open_sessions(bundle, manifest)
             return recurrent.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
-        from export.check.verify import verify
+        from sightline.export.check.verify import verify
 
         assert model.model is not None and model.weights is not None, "only recurrent models have no description"
         sentences = [encoding.ids for encoding in tokenizer.encode_batch(list(options.sentences))]

@@ -8,11 +8,11 @@ training itself has no limits.
 import sys
 from pathlib import Path
 
-from export.errors import one_line
-from export.limits import begin_step, folder_bytes, out_of_memory, run_limited
-from model.data.chat_format import CHAT_TEMPLATE
-from model.data.records import TaskName
-from model.errors import EXIT_USAGE
+from sightline.base.errors import EXIT_USAGE
+from sightline.export.errors import one_line
+from sightline.export.limits import begin_step, folder_bytes, out_of_memory, run_limited
+from sightline.model.data.chat_format import CHAT_TEMPLATE
+from sightline.model.data.records import TaskName
 
 EXIT_INTERRUPTED = 130
 
@@ -29,7 +29,7 @@ def check_files(path: Path, task: TaskName, has_dialogues: bool) -> None:
         SystemExit: the files cannot be used; the child process has printed the error.
     """
     template = [CHAT_TEMPLATE] if has_dialogues else []
-    status = run_limited("export.training_check", [str(path), task, *template], EXIT_USAGE)
+    status = run_limited("sightline.export.training_check", [str(path), task, *template], EXIT_USAGE)
     if status:
         sys.exit(status)
 
@@ -64,15 +64,15 @@ def check(path: Path, task: TaskName, template: str | None = None) -> None:
         OSError, ValueError: see `start_from`.
         ImportFailedError: the tokenizer cannot be served, so that it should not be trained with.
     """
-    from export.check.serving import check_texts, read_served_tokenizer
-    from model.parts import TOKENIZER
+    from sightline.export.check.serving import check_texts, read_served_tokenizer
+    from sightline.model.parts import TOKENIZER
 
     if not path.is_dir():
         begin_step(f"reading {path}", folder_bytes(path))
         tokenizer = read_served_tokenizer(path)
         check_texts(tokenizer, len(tokenizer))
         return
-    from model.training.start import checkpoint_folder, start_from
+    from sightline.model.training.start import checkpoint_folder, start_from
 
     begin_step(f"reading {path}", folder_bytes(path))
     file = checkpoint_folder(path) / TOKENIZER

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import onnx
 
-from export.errors import ImportFailedError
-from export.graphs.model import Graphs
-from model.errors import UsageError
-from service.bundle import MANIFEST, BundleError, Graph, read_manifest
+from sightline.base.bundle import MANIFEST, BundleError, Graph, read_manifest
+from sightline.base.errors import UsageError
+from sightline.export.errors import ImportFailedError
+from sightline.export.graphs.model import Graphs
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 SIMILAR, PREDICT, ROWS, WEIGHTS = "similar.onnx", "predict.onnx", "rows.onnx", "weights.bin"

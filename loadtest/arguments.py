@@ -8,10 +8,10 @@ from pathlib import Path
 
 import orjson
 
-from loadtest.client import Client
-from loadtest.load import Load
-from loadtest.report import TIMES
-from loadtest.targets import TARGETS, Options, Prompt
+from sightline.loadtest.client import Client
+from sightline.loadtest.load import Load
+from sightline.loadtest.report import TIMES
+from sightline.loadtest.targets import TARGETS, Options, Prompt
 
 DEFAULT_DURATION_S = 10.0
 TIMEOUT_S = 60.0  # twice the default request timeout of the service, which should have responded by then

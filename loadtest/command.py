@@ -16,13 +16,13 @@ from typing import Any
 
 import uvloop
 
-from loadtest.arguments import add_threshold, parse_arguments
-from loadtest.compare import Change, NotComparableError, compare_measurements, compare_records, format_changes
-from loadtest.load import Load, run_load
-from loadtest.page import write_page
-from loadtest.profiles import Stage, split, sweep, window
-from loadtest.record import Record, RecordError, make_record, read_record, write_record
-from loadtest.report import DEFINITIONS, Summary, format_rates, format_table
+from sightline.loadtest.arguments import add_threshold, parse_arguments
+from sightline.loadtest.compare import Change, NotComparableError, compare_measurements, compare_records, format_changes
+from sightline.loadtest.load import Load, run_load
+from sightline.loadtest.page import write_page
+from sightline.loadtest.profiles import Stage, split, sweep, window
+from sightline.loadtest.record import Record, RecordError, make_record, read_record, write_record
+from sightline.loadtest.report import DEFINITIONS, Summary, format_rates, format_table
 
 EXIT_FAILED, EXIT_USAGE, EXIT_LAGGED, EXIT_WORSE = 1, 2, 4, 5
 

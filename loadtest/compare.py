@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.load import Measurement
-from loadtest.outcome import Success
-from loadtest.record import Record
-from loadtest.report import TIMES, is_good
+from sightline.loadtest.load import Measurement
+from sightline.loadtest.outcome import Success
+from sightline.loadtest.record import Record
+from sightline.loadtest.report import TIMES, is_good
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from loadtest.client import Client, IncompleteResponseError
-from loadtest.outcome import Failure, Outcome, Rejection, Success, classify
+from sightline.loadtest.client import Client, IncompleteResponseError
+from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success, classify
 
 PAUSE_S = 0.05  # pause of a client after a rejection or failure, so that it does not flood a failing service
 TICK_S = 0.01  # interval of the timer that measures the lag

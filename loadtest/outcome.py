@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from loadtest.client import Response
-from loadtest.events import parse_events
+from sightline.loadtest.client import Response
+from sightline.loadtest.events import parse_events
 
 
 @dataclass(frozen=True, slots=True)

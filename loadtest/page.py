@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from loadtest.compare import Change
-from loadtest.load import Measurement
-from loadtest.outcome import Failure, Outcome, Rejection, Success
-from loadtest.plots import Line, line_plot
-from loadtest.record import Record
-from loadtest.report import DEFINITIONS, TIMES, Distribution, Summary, is_good
+from sightline.loadtest.compare import Change
+from sightline.loadtest.load import Measurement
+from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
+from sightline.loadtest.plots import Line, line_plot
+from sightline.loadtest.record import Record
+from sightline.loadtest.report import DEFINITIONS, TIMES, Distribution, Summary, is_good
 
 MAX_INTERVALS = 60  # of the plots over time
 MIN_MS = 0.01  # shorter times are drawn as this one

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from loadtest.commit import commit
-from loadtest.load import Measurement
-from loadtest.outcome import Failure, Outcome, Rejection, Success
-from loadtest.profiles import Stage
-from loadtest.report import Summary, summarize
+from sightline.loadtest.commit import commit
+from sightline.loadtest.load import Measurement
+from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
+from sightline.loadtest.profiles import Stage
+from sightline.loadtest.report import Summary, summarize
 
 DIGITS = 6  # of seconds
 

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.load import Measurement
-from loadtest.outcome import Failure, Outcome, Rejection, Success
+from sightline.loadtest.load import Measurement
+from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
 
 # Times of a success by the names of their objectives: title and function.
 TIMES: Mapping[str, tuple[str, Callable[[Success], float | None]]] = {

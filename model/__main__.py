@@ -1,4 +1,4 @@
-"""Command line for training and evaluation, `python -m model COMMAND`.
+"""Command line for training and evaluation, `python -m sightline.model COMMAND`.
 
 The options need no PyTorch, so that every installation has `--help`.
 """
@@ -11,14 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
-from model.data.formats import PAIR_TASKS
-from model.data.records import TaskName
-from model.data.samples import DEFAULT_EXAMPLES, write_sample
-from model.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_status, is_out_of_memory
-from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
-from model.systems import GROUPS, PLAN, SYSTEMS
-from model.training.config import PRECISIONS, SystemConfig
-from model.training.options import add_options, given_options, options_to_toml
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_status, is_out_of_memory
+from sightline.model.data.formats import PAIR_TASKS
+from sightline.model.data.records import TaskName
+from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
+from sightline.model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
+from sightline.model.systems import GROUPS, PLAN, SYSTEMS
+from sightline.model.training.config import PRECISIONS, SystemConfig
+from sightline.model.training.options import add_options, given_options, options_to_toml
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -32,7 +32,7 @@ class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def add_command(
-    commands: Commands, name: str, action: str, text: str, module: str = "model.commands"
+    commands: Commands, name: str, action: str, text: str, module: str = "sightline.model.commands"
 ) -> argparse.ArgumentParser:
     """Add a command whose action is a function of a module that needs PyTorch."""
     parser = commands.add_parser(name, help=text, formatter_class=DefaultsFormatter)
@@ -68,7 +68,7 @@ def add_train(commands: Commands) -> None:
 def add_task(tasks: Commands, task: TaskName, data: str, example: str) -> None:
     """Add the command that trains a model for a task."""
     text = f"train on {data}"
-    parser = add_command(tasks, task, "train", text, "model.train_command")
+    parser = add_command(tasks, task, "train", text, "sightline.model.train_command")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.set_defaults(task=task)
     parser.usage = "%(prog)s DATA --run RUN [OPTION ...]"
@@ -165,7 +165,7 @@ def _field(text: str) -> tuple[str, str]:
 
 def add_evaluate(commands: Commands) -> None:
     text = "compute the metrics of a trained model on data that it was not trained on"
-    parser = add_command(commands, "evaluate", "evaluate", text, "model.train_command")
+    parser = add_command(commands, "evaluate", "evaluate", text, "sightline.model.train_command")
     parser.description = (
         "Compute the metrics of a trained model: BLEU and chrF of translations, accuracy and F1 of labels, perplexity "
         "of texts, recall of similar texts."
@@ -278,7 +278,8 @@ def run(
     Args:
         parser: parser of the program.
         arguments: words of the command line; by default those of the process.
-        check_files: checks files of others that a training reads, see `model.train_command`.
+        check_files: checks files of others that a training reads, see
+            `sightline.model.train_command`.
 
     Raises:
         ModuleNotFoundError: a library of the extra `train` is not installed.
@@ -322,15 +323,15 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of `python -m model` and return the exit code."""
+    """Run a command of `python -m sightline.model` and return the exit code."""
     try:
-        return run(argparse.ArgumentParser(prog="python -m model"), arguments)
+        return run(argparse.ArgumentParser(prog="python -m sightline.model"), arguments)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "model":
+        if error.name is None or error.name.partition(".")[0] == "sightline":
             raise
         print(
-            f"error: python -m model needs the library {error.name}: run `make .venv/ready` and use .venv/bin/python, "
-            "or run pip install '.[train]'",
+            f"error: python -m sightline.model needs the library {error.name}: run `make .venv/ready` and use "
+            ".venv/bin/python, or run pip install '.[train]'",
             file=sys.stderr,
         )
         return EXIT_USAGE

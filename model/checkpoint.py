@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.architectures.factory import Model, TranslationModel, build_model
-from model.config import ModelConfig, PretrainedConfig, architecture_of, model_config_to_json
-from model.data.pretrained import WEIGHTS as PRETRAINED_WEIGHTS
-from model.data.pretrained import checkpoint_texts
-from model.errors import UsageError
-from model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts, weights_file
+from sightline.base.errors import UsageError
+from sightline.model.architectures.factory import Model, TranslationModel, build_model
+from sightline.model.config import ModelConfig, PretrainedConfig, architecture_of, model_config_to_json
+from sightline.model.data.pretrained import WEIGHTS as PRETRAINED_WEIGHTS
+from sightline.model.data.pretrained import checkpoint_texts
+from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts, weights_file
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Actions of the commands of `python -m model`. They need PyTorch; the options do not."""
+"""Actions of the commands of `python -m sightline.model`. They need PyTorch; the options do not."""
 
 import argparse
 import dataclasses
@@ -13,23 +13,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.checkpoint import load_checkpoint, load_metadata, load_model, replace_text
-from model.config import ModelConfig, architecture_of, with_fields
-from model.data.derived import derive
-from model.data.text import read_labelled
-from model.decoding.reference import one_thread
-from model.errors import Interrupted, UsageError
-from model.evaluation.accuracy import accuracy, accuracy_fields
-from model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
-from model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
-from model.evaluation.recall import greedy_answers, recall
-from model.parts import WEIGHTS
-from model.systems import GROUPS, PLAN, SYSTEMS, Corpus, System
-from model.training.config import Precision, SystemConfig, read_train_config
-from model.training.tasks import VALIDATION_SPLITS, read_system_data
-from model.training.trainer import Trainer
+from sightline.base.errors import Interrupted, UsageError
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.checkpoint import load_checkpoint, load_metadata, load_model, replace_text
+from sightline.model.config import ModelConfig, architecture_of, with_fields
+from sightline.model.data.derived import derive
+from sightline.model.data.text import read_labelled
+from sightline.model.decoding.reference import one_thread
+from sightline.model.evaluation.accuracy import accuracy, accuracy_fields
+from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
+from sightline.model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
+from sightline.model.evaluation.recall import greedy_answers, recall
+from sightline.model.parts import WEIGHTS
+from sightline.model.systems import GROUPS, PLAN, SYSTEMS, Corpus, System
+from sightline.model.training.config import Precision, SystemConfig, read_train_config
+from sightline.model.training.tasks import VALIDATION_SPLITS, read_system_data
+from sightline.model.training.trainer import Trainer
 
 
 def train_system(arguments: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def _training_data(name: str, data: Path | None) -> Path:
         raise UsageError(f"the system {name} generates its training data; remove the argument {data}")
     if not generates_data and data is None:
         raise UsageError(
-            f"the system {name} needs a folder of training data: python -m model system {name} DATA --run RUN"
+            f"the system {name} needs a folder of training data: python -m sightline.model system {name} DATA --run RUN"
         )
     return data or Path()
 
@@ -263,7 +263,16 @@ def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace
             return ""
         print(f"{name}, seed {seed}", flush=True)
         options = ["--runs", str(arguments.runs), "--systems", name, "--precision", arguments.precision]
-        command = [sys.executable, "-m", "model", "zoo", str(arguments.data), *options, "--only-seed", str(seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "sightline.model",
+            "zoo",
+            str(arguments.data),
+            *options,
+            "--only-seed",
+            str(seed),
+        ]
         with run.with_name(f"{run.name}.out").open("a") as output:
             child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)  # noqa: S603
             children.add(child)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from model.fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
+from sightline.model.fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
 
-# Fields that must match the tokenizer, see `model.data.tokenizer`.
+# Fields that must match the tokenizer, see `sightline.model.data.tokenizer`.
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
 
 
@@ -33,7 +33,7 @@ class ModelConfig:
             )
 
 
-# How self-attention knows the order of the tokens, see `model.layers.positions`.
+# How self-attention knows the order of the tokens, see `sightline.model.layers.positions`.
 Positions = Literal["sinusoidal", "none", "learned", "relative", "alibi", "rotary"]
 MAX_DISTANCE = 16  # k of Shaw et al. 2018: distances beyond it share a vector
 ROTARY_BASE = 10_000.0
@@ -91,7 +91,7 @@ class TransformerConfig(StackConfig):
     pre_norm: bool = False  # x + Sublayer(LayerNorm(x)) instead of LayerNorm(x + Sublayer(x))
     encoder_attention: EncoderAttention = "multi-head"  # the decoder's attention is always multi-head
     linformer_size: Size = 128  # number of projected keys [k of Wang et al. 2020]
-    linformer_sharing: Sharing = "layerwise"  # which projections are shared, see `model.layers.linformer`
+    linformer_sharing: Sharing = "layerwise"  # which projections are shared, see `sightline.model.layers.linformer`
     causal_encoder: bool = False  # source tokens attend to no later ones, as target tokens do
 
     def __post_init__(self) -> None:
@@ -232,7 +232,8 @@ Pooling = Literal["mean", "first", "last", "max"]
 
 @dataclass(frozen=True)
 class PretrainedConfig(ModelConfig):
-    """Configuration of a model in the layout of Hugging Face, see `model.data.pretrained`.
+    """Configuration of a model in the layout of Hugging Face, see
+    `sightline.model.data.pretrained`.
 
     The fields of `ModelConfig` follow from config.json and the tokenizer, but may then be changed:
     `dropout` is that of hidden states, or of attention weights if the family has no other.

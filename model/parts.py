@@ -4,12 +4,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from model.config import ModelConfig, read_model_config
-from model.data import pretrained
-from model.data.pretrained import CONFIG as CONFIG
-from model.data.pretrained import TOKENIZER as TOKENIZER
-from model.data.pretrained import is_pretrained, read_pretrained
-from model.data.tokenizer import check_tokenizer, read_tokenizer
+from sightline.model.config import ModelConfig, read_model_config
+from sightline.model.data import pretrained
+from sightline.model.data.pretrained import CONFIG as CONFIG
+from sightline.model.data.pretrained import TOKENIZER as TOKENIZER
+from sightline.model.data.pretrained import is_pretrained, read_pretrained
+from sightline.model.data.tokenizer import check_tokenizer, read_tokenizer
 
 WEIGHTS = "weights.safetensors"
 

@@ -5,13 +5,13 @@ sizes. Two correct programs therefore give different results. The size of the di
 the model: attention scores near 100, or a state that is fed back for 80 steps, amplify every
 rounding error.
 
-The limits follow from backward error analysis. Let e be the relative error of `model.float32` for
-the largest number of terms of a product in the model. The exact result is computed in float64, and
-so are the results of perturbed models, whose weights are multiplied by 1 + e * z with z from the
-standard normal distribution. A float32 result is accepted if its distance from the exact result is
-at most the largest distance of a perturbed model's result, plus e times the largest result for the
-rounding of the last operation. The limits need no constants for depth, number of steps or size of
-scores, because the perturbed models have the same ones.
+The limits follow from backward error analysis. Let e be the relative error of
+`sightline.model.float32` for the largest number of terms of a product in the model. The exact
+result is computed in float64, and so are the results of perturbed models, whose weights are
+multiplied by 1 + e * z with z from the standard normal distribution. A float32 result is accepted
+if its distance from the exact result is at most the largest distance of a perturbed model's result,
+plus e times the largest result for the rounding of the last operation. The limits need no constants
+for depth, number of steps or size of scores, because the perturbed models have the same ones.
 
 On small copies of all trained systems, ONNX Runtime and PyTorch in float32 reach a quarter of these
 limits.
@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from model.float32 import max_abs, rounding_error
+from sightline.model.float32 import max_abs, rounding_error
 
 PAIRS = 3  # number of pairs of perturbed models
 

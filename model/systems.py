@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
-from model.data.derived import Derived
-from model.data.dialogues import CHAT, ChatTemplate
+from sightline.model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from sightline.model.data.derived import Derived
+from sightline.model.data.dialogues import CHAT, ChatTemplate
 
 if TYPE_CHECKING:
-    from model.training.task import Task
+    from sightline.model.training.task import Task
 
 TaskName = Literal["translation", "classification", "chat", "ghost-attention", "ghost-attention-all-answers"]
 
@@ -82,7 +82,7 @@ class Corpus:
     license: str  # license of the weights
     languages: tuple[str, str] | None = None  # ISO 639-1 codes of source and target
     chat: ChatTemplate | None = None
-    derived: Derived | None = None  # the corpus is derived from the folder, see `model.data.derived`
+    derived: Derived | None = None  # the corpus is derived from the folder, see `sightline.model.data.derived`
 
     @property
     def data_name(self) -> str:
@@ -112,7 +112,7 @@ class System:
     @property
     def task(self) -> "Task[Any, Any]":
         """The task, whose losses need PyTorch."""
-        from model.training.tasks import TASKS
+        from sightline.model.training.tasks import TASKS
 
         return TASKS[self.task_name]
 
@@ -353,7 +353,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Number and length of the runs that `python -m model zoo` trains of a system."""
+    """Number and length of the runs that `python -m sightline.model zoo` trains of a system."""
 
     seeds: int
     max_epochs: int

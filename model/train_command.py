@@ -24,17 +24,18 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from model.architectures.factory import build_model
-from model.checkpoint import load_metadata, replace_text
-from model.commands import evaluate_split, write_json
-from model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
-from model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
-from model.data.chat_template import encode_records
-from model.data.corpus import Corpus, Split, open_corpus, open_held_out
-from model.data.encoding import encode
-from model.data.formats import PAIR_TASKS
-from model.data.learnt_texts import learnt_texts, read_texts
-from model.data.preparation import (
+from sightline.base.errors import UsageError
+from sightline.model.architectures.factory import build_model
+from sightline.model.checkpoint import load_metadata, replace_text
+from sightline.model.commands import evaluate_split, write_json
+from sightline.model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
+from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
+from sightline.model.data.chat_template import encode_records
+from sightline.model.data.corpus import Corpus, Split, open_corpus, open_held_out
+from sightline.model.data.encoding import encode
+from sightline.model.data.formats import PAIR_TASKS
+from sightline.model.data.learnt_texts import learnt_texts, read_texts
+from sightline.model.data.preparation import (
     Facts,
     Prepared,
     check_corpus,
@@ -43,21 +44,20 @@ from model.data.preparation import (
     prepare,
     summary,
 )
-from model.data.records import TASK_NAMES, TaskName
-from model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
-from model.errors import UsageError
-from model.evaluation.defaults import TEST_SPLIT
-from model.evaluation.evaluate import evaluate_checkpoint, headline
-from model.fields import read_fields, to_json
-from model.parts import CONFIG, load_parts
-from model.training.classification import CLASSIFICATION
-from model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
-from model.training.display import check_tensorboard
-from model.training.distributed import World, default_device
-from model.training.encoder import ENCODER
-from model.training.folder import RunFolder, locked
-from model.training.language_model import LANGUAGE_MODEL
-from model.training.options import (
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
+from sightline.model.evaluation.defaults import TEST_SPLIT
+from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
+from sightline.model.fields import read_fields, to_json
+from sightline.model.parts import CONFIG, load_parts
+from sightline.model.training.classification import CLASSIFICATION
+from sightline.model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
+from sightline.model.training.display import check_tensorboard
+from sightline.model.training.distributed import World, default_device
+from sightline.model.training.encoder import ENCODER
+from sightline.model.training.folder import RunFolder, locked
+from sightline.model.training.language_model import LANGUAGE_MODEL
+from sightline.model.training.options import (
     AUTO,
     FLAGS,
     Value,
@@ -69,7 +69,7 @@ from model.training.options import (
     training_fields,
     with_flags,
 )
-from model.training.recipe import (
+from sightline.model.training.recipe import (
     MAX_LENGTH_TOKENS,
     SETTINGS_OF_LENGTH,
     Recipe,
@@ -77,11 +77,11 @@ from model.training.recipe import (
     choose_vocabulary,
     num_characters,
 )
-from model.training.start import TASK_ARCHITECTURES, start_from
-from model.training.task import Task
-from model.training.tasks import VALIDATION_SPLITS
-from model.training.trainer import Trainer
-from model.training.translation import TRANSLATION
+from sightline.model.training.start import TASK_ARCHITECTURES, start_from
+from sightline.model.training.task import Task
+from sightline.model.training.tasks import VALIDATION_SPLITS
+from sightline.model.training.trainer import Trainer
+from sightline.model.training.translation import TRANSLATION
 
 TASKS: Mapping[TaskName, Task[Any, Any]] = {
     task.name: task for task in (TRANSLATION, CLASSIFICATION, LANGUAGE_MODEL, ENCODER)

@@ -1,4 +1,4 @@
-"""`python -m service`: read the settings and serve.
+"""`python -m sightline.service`: read the settings and serve.
 
 The exit code is 0 after a signal and a drain, even if the drain took too long; 1 if the engine died
 or a second signal cut the drain short; 2 if the settings or the installation cannot be used; 3 if
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from service.keys import KeysError
-from service.logs import configure_logging, open_missing_streams
-from service.quotas import QuotaStorageError
-from service.settings import SettingsError, read_settings
-from service.startup import SWITCH_INTERVAL_S, check_settings
-from service.traces import TracesError
+from sightline.service.keys import KeysError
+from sightline.service.logs import configure_logging, open_missing_streams
+from sightline.service.quotas import QuotaStorageError
+from sightline.service.settings import SettingsError, read_settings
+from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
+from sightline.service.traces import TracesError
 
 EXIT_SETTINGS = 2
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
@@ -29,10 +29,10 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
 
     Args:
         arguments: flags of the command line.
-        parser: parser that gets the flags; by default that of `python -m service`.
+        parser: parser that gets the flags; by default that of `python -m sightline.service`.
     """
     open_missing_streams()
-    parser = parser or argparse.ArgumentParser(prog="python -m service", allow_abbrev=False)
+    parser = parser or argparse.ArgumentParser(prog="python -m sightline.service", allow_abbrev=False)
     _add_ray_flags(parser)
     options = argparse.Namespace()
     try:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     configure_logging(settings.log_level, log_format=settings.log_format)
     if options.ray:
-        from service.ray_command import serve_with_ray
+        from sightline.service.ray_command import serve_with_ray
 
         try:
             return serve_with_ray(settings, options.address, options.metrics_targets)
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.
-    from service.server import serve
-    from service.workers.supervisor import max_workers, supervise
+    from sightline.service.server import serve
+    from sightline.service.workers.supervisor import max_workers, supervise
 
     num_workers = max_workers(settings)
     return serve(settings) if num_workers == 1 else supervise(settings, num_workers)

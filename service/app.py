@@ -9,8 +9,13 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from service import __version__, compat
-from service.api import (
+from sightline import __version__
+from sightline.base.bundle import BundleError, Languages
+from sightline.base.errors import INTERRUPTIONS
+from sightline.base.machine import resident_bytes
+from sightline.base.threads import run_in_daemon_thread
+from sightline.service import compat
+from sightline.service.api import (
     align,
     answer,
     attention,
@@ -27,20 +32,16 @@ from service.api import (
     tag,
     tokens,
 )
-from service.bundle import BundleError, Languages
-from service.errors import INTERRUPTIONS
-from service.http import docs, page
-from service.http.application import Application
-from service.http.dispatch import CallLog, Dispatcher
-from service.inference.changes import NoPeers
-from service.inference.lazy import reload
-from service.inference.service import Backend, ServedModel, Service, prefix_cache_bytes, state_bytes
-from service.keys import KeyRing
-from service.machine import resident_bytes
-from service.metrics import Metrics, ModelMetrics
-from service.runtime.protocol import RuntimeUnavailableError
-from service.settings import Settings
-from service.threads import run_in_daemon_thread
+from sightline.service.http import docs, page
+from sightline.service.http.application import Application
+from sightline.service.http.dispatch import CallLog, Dispatcher
+from sightline.service.inference.changes import NoPeers
+from sightline.service.inference.lazy import reload
+from sightline.service.inference.service import Backend, ServedModel, Service, prefix_cache_bytes, state_bytes
+from sightline.service.keys import KeyRing
+from sightline.service.metrics import Metrics, ModelMetrics
+from sightline.service.runtime.protocol import RuntimeUnavailableError
+from sightline.service.settings import Settings
 
 # Loads the models. Takes the settings and a function that returns the observer of a model's engine.
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]

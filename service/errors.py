@@ -1,6 +1,5 @@
 """API error codes, their HTTP statuses, and the error that carries them."""
 
-import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -142,11 +141,6 @@ Limit = Literal[
 # Used only in logs and metrics: the client has left and gets no response.
 CLIENT_GONE = "client_closed_request"
 CLIENT_GONE_STATUS = 499
-
-
-# Exceptions that end a task or the process. All others are failures of one call or one bundle, also
-# those that are not subclasses of Exception: a panic of a library that is written in Rust is one.
-INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 
 class ApiError(Exception):

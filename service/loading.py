@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from service.bundle import MAX_BEAMS, BundleError, Manifest, Task, check_files
-from service.discovery import OnFailure, find_bundles, raise_failure
-from service.engine.checks import TEST_INPUT_TOKENS
-from service.engine.engine import Engine
-from service.engine.observer import EngineObserver
-from service.engine.request import (
+from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task, check_files
+from sightline.base.errors import INTERRUPTIONS
+from sightline.base.machine import usable_threads
+from sightline.base.text.sentences import split_sentences
+from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
+from sightline.base.threads import run_in_threads, run_within
+from sightline.service.discovery import OnFailure, find_bundles, raise_failure
+from sightline.service.engine.checks import TEST_INPUT_TOKENS
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.observer import EngineObserver
+from sightline.service.engine.request import (
     EncodeRequest,
     Event,
     Failed,
@@ -33,10 +38,9 @@ from service.engine.request import (
     Request,
     SimilarRequest,
 )
-from service.engine.worker import Worker
-from service.errors import INTERRUPTIONS
-from service.inference.dense import read_dense
-from service.inference.service import (
+from sightline.service.engine.worker import Worker
+from sightline.service.inference.dense import read_dense
+from sightline.service.inference.service import (
     Backend,
     LoadedModel,
     ServedModel,
@@ -44,17 +48,13 @@ from service.inference.service import (
     prefix_cache_bytes,
     state_bytes,
 )
-from service.machine import usable_threads
-from service.parameters import GenerateParameters
-from service.runtime.device import DeviceRunner
-from service.runtime.memory import row_bytes, rows_within, trim_heap
-from service.runtime.ort import OnnxRunner
-from service.runtime.provider import Provider, choose_provider
-from service.runtime.threads import ThreadPlan
-from service.settings import ALL_MODELS, Settings
-from service.text.sentences import split_sentences
-from service.text.tokenizer import TextTokenizer, read_tokenizer
-from service.threads import run_in_threads, run_within
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.device import DeviceRunner
+from sightline.service.runtime.memory import row_bytes, rows_within, trim_heap
+from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.runtime.provider import Provider, choose_provider
+from sightline.service.runtime.threads import ThreadPlan
+from sightline.service.settings import ALL_MODELS, Settings
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -409,7 +409,8 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
         raise BundleError(
-            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `python -m export half` writes one"
+            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `python -m sightline.export half` "
+            "writes one"
         )
     prefix_bytes = prefix_cache_bytes(settings)
     return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows, prefix_cache_bytes=prefix_bytes)

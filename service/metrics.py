@@ -24,8 +24,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from service.engine.engine import Engine
-from service.engine.request import (
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.request import (
     Compared,
     Encoded,
     EncodeRequest,
@@ -36,9 +36,9 @@ from service.engine.request import (
     SimilarRequest,
     Timings,
 )
-from service.errors import CLIENT_GONE, ERRORS, Limit
-from service.logs import num_dropped_lines
-from service.runtime.memory import ModelMemory
+from sightline.service.errors import CLIENT_GONE, ERRORS, Limit
+from sightline.service.logs import num_dropped_lines
+from sightline.service.runtime.memory import ModelMemory
 
 NAMESPACE = "sightline"
 PREFIX = f"{NAMESPACE}_"

@@ -14,9 +14,9 @@ from pydantic import (
     WithJsonSchema,
 )
 
-from service.bundle import MAX_BEAMS, GenerationDefaults, MapKind
-from service.errors import ApiError
-from service.fields import (
+from sightline.base.bundle import MAX_BEAMS, GenerationDefaults, MapKind
+from sightline.service.errors import ApiError
+from sightline.service.fields import (
     MAX_ID,
     MAX_INPUTS,
     NULL,

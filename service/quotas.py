@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from service.errors import ApiError
-from service.keys import Quota
+from sightline.service.errors import ApiError
+from sightline.service.keys import Quota
 
 if TYPE_CHECKING:
     from limits.aio.strategies import FixedWindowRateLimiter

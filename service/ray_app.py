@@ -1,7 +1,7 @@
 """The service in Ray Serve: the application as an ingress deployment, one replica a core or GPU.
 
-It needs the extra `ray`, so only `service.ray_command` and the configuration of a Ray cluster
-(deploy/ray/serve.yaml) import it. See docs/adr/0036-ray-serve.md.
+It needs the extra `ray`, so only `sightline.service.ray_command` and the configuration of a Ray
+cluster (deploy/ray/serve.yaml) import it. See docs/adr/0036-ray-serve.md.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 from starlette.types import Message, Receive, Scope, Send
 
-from service.app import create_app
-from service.errors import CLIENT_GONE
-from service.http.incoming import EXCHANGE, Exchange
-from service.inference.service import Service
-from service.loading import load_backend
-from service.logs import configure_logging
-from service.machine import usable_threads
-from service.server import RESPONSE_S, DrainingServer
-from service.settings import Settings, SettingsError, is_loopback, make_settings
-from service.startup import SWITCH_INTERVAL_S, check_settings
-from service.workers.supervisor import share_of
+from sightline.base.machine import usable_threads
+from sightline.service.app import create_app
+from sightline.service.errors import CLIENT_GONE
+from sightline.service.http.incoming import EXCHANGE, Exchange
+from sightline.service.inference.service import Service
+from sightline.service.loading import load_backend
+from sightline.service.logs import configure_logging
+from sightline.service.server import RESPONSE_S, DrainingServer
+from sightline.service.settings import Settings, SettingsError, is_loopback, make_settings
+from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
+from sightline.service.workers.supervisor import share_of
 
 DEPLOYMENT = "Sightline"
 TARGETS = "metrics_targets"  # argument of `build` that is no setting

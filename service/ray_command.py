@@ -1,7 +1,7 @@
 """`sightline serve --ray`: run the service in Ray Serve.
 
-`python -m service.ray_command` prints the variables that the processes of a Ray cluster need if it
-is started by `ray start`, for the shell.
+`python -m sightline.service.ray_command` prints the variables that the processes of a Ray cluster
+need if it is started by `ray start`, for the shell.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
-from service.app import EXIT_CANNOT_SERVE
-from service.logs import flush_logs
-from service.machine import usable_threads
-from service.server import EXIT_CUT_SHORT, log_draining, log_end, log_listening
-from service.settings import Settings, make_settings
+from sightline.base.machine import usable_threads
+from sightline.service.app import EXIT_CANNOT_SERVE
+from sightline.service.logs import flush_logs
+from sightline.service.server import EXIT_CUT_SHORT, log_draining, log_end, log_listening
+from sightline.service.settings import Settings, make_settings
 
 APPLICATION = "sightline"
 HAPROXY = Path(__file__).with_name("ray_haproxy.sh")
@@ -69,7 +69,7 @@ def serve_with_ray(settings: Settings, address: str | None, targets: Path | None
     import ray  # after the variables are set
     from ray import serve
 
-    from service.ray_app import application, check_ray_settings
+    from sightline.service.ray_app import application, check_ray_settings
 
     check_ray_settings(settings)
     if address:
@@ -130,7 +130,7 @@ def max_replicas(settings: Settings, resources: Mapping[str, float]) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the variables of a Ray cluster as commands of the shell."""
-    parser = argparse.ArgumentParser(prog="python -m service.ray_command", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m sightline.service.ray_command", description=main.__doc__)
     parser.add_argument("--several-machines", action="store_true", help="do not bind Ray's ports to 127.0.0.1")
     options = parser.parse_args(arguments)
     for name, value in environment(make_settings({}), has_one_machine=not options.several_machines).items():

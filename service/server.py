@@ -20,16 +20,16 @@ from typing import Any, NoReturn
 import uvicorn
 from fastapi import FastAPI
 
-from service import __version__
-from service.app import EXIT_CANNOT_SERVE, create_app
-from service.http.connections import ConnectionLimits
-from service.http.dispatch import rejection_logger
-from service.http.incoming import IncomingBodies
-from service.http.protocol import GuardedProtocol
-from service.inference.service import Service
-from service.loading import load_backend
-from service.logs import flush_logs
-from service.settings import Settings
+from sightline import __version__
+from sightline.service.app import EXIT_CANNOT_SERVE, create_app
+from sightline.service.http.connections import ConnectionLimits
+from sightline.service.http.dispatch import rejection_logger
+from sightline.service.http.incoming import IncomingBodies
+from sightline.service.http.protocol import GuardedProtocol
+from sightline.service.inference.service import Service
+from sightline.service.loading import load_backend
+from sightline.service.logs import flush_logs
+from sightline.service.settings import Settings
 
 EXIT_CUT_SHORT = 1
 # The engine needs up to two seconds to fail a hanging call; then responses must still be sent.

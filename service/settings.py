@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
-from service.fields import MAX_INPUTS, reworded
+from sightline.service.fields import MAX_INPUTS, reworded
 
 ENV_PREFIX = "SIGHTLINE_"
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
@@ -386,14 +386,14 @@ def read_settings(
     Args:
         arguments: flags of the command line.
         environment: environment variables.
-        parser: parser that gets the flags; by default that of `python -m service`.
+        parser: parser that gets the flags; by default that of `python -m sightline.service`.
         options: gets the values of all flags of the parser, also of those that are no settings.
 
     Raises:
         SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
         SystemExit: a flag is unknown, or `--help` was given; argparse has printed why.
     """
-    parser = parser or argparse.ArgumentParser(prog="python -m service", allow_abbrev=False)
+    parser = parser or argparse.ArgumentParser(prog="python -m sightline.service", allow_abbrev=False)
     parser.description = (
         "Serve the bundles of a folder over HTTP. Each flag is also an environment variable: "
         f"--max-rows is {env_name('max_rows')}."

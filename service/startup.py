@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from service.keys import Key, read_keys
-from service.quotas import open_limiter
-from service.settings import Settings
-from service.traces import check_traces
+from sightline.service.keys import Key, read_keys
+from sightline.service.quotas import open_limiter
+from sightline.service.settings import Settings
+from sightline.service.traces import check_traces
 
 # Seconds after which a busy thread releases the interpreter lock. The engine's thread requests the
 # lock after every step. With Python's default of 5 ms it would wait longer than most steps take

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from service import __version__
+from sightline import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -1,1 +1,3 @@
-"""The command line `sightline`. It imports the other packages; nothing imports it."""
+"""Serves trained attention models, and shows what they attend to."""
+
+__version__ = "0.3.0"

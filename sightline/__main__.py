@@ -11,67 +11,67 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from service import __version__
-from sightline.extras import missing_library
-from sightline.parser import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from sightline import __version__
+from sightline.commands.extras import missing_library
+from sightline.commands.parser import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
 
 
 @dataclass(frozen=True)
 class Command:
     """A command of `sightline`."""
 
-    run: Callable[[Parser, Sequence[str]], int]  # takes the command's parser and the words after its name
+    run: Callable[[Parser, Sequence[str]], int]  # takes the parser and the words after the name
     help: str
     extras: str = ""  # extras of the installation that have its libraries
 
 
 def serve(parser: Parser, arguments: Sequence[str]) -> int:
-    from service.__main__ import main as serve_main
+    from sightline.service.__main__ import main as serve_main
 
     return serve_main(arguments, parser)
 
 
 def model(command: str, parser: Parser, arguments: Sequence[str]) -> int:
-    """Run a command of `python -m model`; files of others are checked before a training."""
-    from export.training_check import check_files
-    from model.__main__ import run
+    """Run a command of `python -m sightline.model`; a training first checks files of others."""
+    from sightline.export.training_check import check_files
+    from sightline.model.__main__ import run
 
     return run(Parser(prog="sightline"), [command, *arguments], check_files)
 
 
 def export(command: str, parser: Parser, arguments: Sequence[str]) -> int:
-    """Run a command of `python -m export`."""
-    from export.__main__ import run
+    """Run a command of `python -m sightline.export`."""
+    from sightline.export.__main__ import run
 
     return run(command, parser, arguments)
 
 
 def translate(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline import translate
+    from sightline.commands import translate
 
     return translate.run(parser, arguments)
 
 
 def draw(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline import draw
+    from sightline.commands import draw
 
     return draw.run(parser, arguments)
 
 
 def models(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline import models
+    from sightline.commands import models
 
     return models.run(parser, arguments)
 
 
 def keys(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline import keys
+    from sightline.commands import keys
 
     return keys.run(parser, arguments)
 
 
 def load(parser: Parser, arguments: Sequence[str]) -> int:
-    from loadtest.command import run as run_load
+    from sightline.loadtest.command import run as run_load
 
     return run_load(parser, arguments)
 
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("error: standard output is closed", file=sys.stderr)
         return EXIT_FAILED
     if arguments is None and (name in LIMITED or words[:2] == ["models", "get"]):
-        from export.limits import needs_limits, run_limited
+        from sightline.export.limits import needs_limits, run_limited
 
         if needs_limits(words):
             return run_limited("sightline", words)

@@ -40,7 +40,7 @@ LONGEST = (
     "tests/e2e/test_documented_commands.py",
     "tests/export/test_encoder_families.py",
     "tests/equality/test_recurrent_systems.py",
-    "tests/sightline/test_main.py",
+    "tests/commands/test_main.py",
     "tests/equality/test_transformer_variants.py",
     "tests/export/test_decoder_families.py",
 )
@@ -117,10 +117,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small Transformer with random weights whose greedy outputs depend on the source."""
     import torch
 
-    from model.architectures.transformer import Transformer
-    from model.checkpoint import save_checkpoint
-    from model.config import TransformerConfig
-    from model.data.tokenizer import train_tokenizer
+    from sightline.model.architectures.transformer import Transformer
+    from sightline.model.checkpoint import save_checkpoint
+    from sightline.model.config import TransformerConfig
+    from sightline.model.data.tokenizer import train_tokenizer
 
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -150,10 +150,10 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small classifier with random weights and three labels."""
     import torch
 
-    from model.architectures.classifier import Classifier
-    from model.checkpoint import save_checkpoint
-    from model.config import ClassifierConfig
-    from model.data.tokenizer import train_tokenizer
+    from sightline.model.architectures.classifier import Classifier
+    from sightline.model.checkpoint import save_checkpoint
+    from sightline.model.config import ClassifierConfig
+    from sightline.model.data.tokenizer import train_tokenizer
 
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     trained = train_tokenizer(TOY_SENTENCES, vocab_size=400)
@@ -175,8 +175,8 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Verified bundle of the toy checkpoint; copy it before changing a file."""
-    from export.options import BundleMetadata
-    from service.bundle import Languages
+    from sightline.base.bundle import Languages
+    from sightline.export.options import BundleMetadata
     from tests.support.training_runs import export_bundle
 
     folder = tmp_path_factory.mktemp("bundles") / "toy"
@@ -188,7 +188,7 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def classifier_bundle(classifier_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Verified bundle of the toy classifier; copy it before changing a file."""
-    from export.options import BundleMetadata
+    from sightline.export.options import BundleMetadata
     from tests.support.training_runs import export_bundle
 
     folder = tmp_path_factory.mktemp("classifiers") / "toy-classifier"

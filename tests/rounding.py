@@ -1,4 +1,4 @@
-"""Rounding limits for float32 results; `model.rounding` derives them."""
+"""Rounding limits for float32 results; `sightline.model.rounding` derives them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.float32 import rounding_error
-from model.rounding import AnyModel, Reference
+from sightline.model.float32 import rounding_error
+from sightline.model.rounding import AnyModel, Reference
 
 Compute = Callable[[AnyModel], Mapping[str, NDArray[Any]]]
 
@@ -28,7 +28,7 @@ def assert_within_rounding(
     """Compare float32 arrays of a bundle with the model in float64, within rounding limits.
 
     Args:
-        models: the model in float64, see `model.rounding.reference`.
+        models: the model in float64, see `sightline.model.rounding.reference`.
         compute: the arrays that a model gives, by name.
         given: the served arrays, by the same names.
     """

@@ -12,17 +12,17 @@ from typing import get_args
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bench import report
-from bench.record import RESULTS, read_results
 from docs.generate import FILES, PAGES, fill, make_parts
 from docs.limits import LIMITS
-from service import __version__
-from service.bundle import SCHEMA_VERSION, read_manifest
-from service.discovery import find_bundles
-from service.errors import Limit
-from service.metrics import Metrics
-from service.runtime.memory import row_bytes
-from service.settings import Settings, env_name
+from lab.bench import report
+from lab.bench.record import RESULTS, read_results
+from sightline import __version__
+from sightline.base.bundle import SCHEMA_VERSION, read_manifest
+from sightline.service.discovery import find_bundles
+from sightline.service.errors import Limit
+from sightline.service.metrics import Metrics
+from sightline.service.runtime.memory import row_bytes
+from sightline.service.settings import Settings, env_name
 
 DOCUMENTS = sorted([*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("bundles").rglob("*.md")])
 README = Path("README.md").read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ def test_the_rows_of_the_shipped_models_have_the_documented_size() -> None:
 
 @pytest.mark.parametrize("document", report.DOCUMENTS, ids=str)
 def test_figures_are_those_of_the_committed_results(document: Path, tmp_path: Path) -> None:
-    """`python -m bench --report` writes them again."""
+    """`python -m lab.bench --report` writes them again."""
     written = tmp_path / document.name
     shutil.copy(document, written)
     report.write_documents(read_results(RESULTS), [written])

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.check.sessions import Sessions, read_sources, run_step
-from service.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Manifest
-from service.text.tokenizer import TextTokenizer, read_tokenizer
-from service.text.words import Word, merge_weights, rows_that_read, words_of
+from sightline.base.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Manifest
+from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
+from sightline.base.text.words import Word, merge_weights, rows_that_read, words_of
+from sightline.export.check.sessions import Sessions, read_sources, run_step
 
 CRITERION = "prediction_difference"
 GUIDED = "guided"  # criterion of a head that was trained to align words

@@ -1,6 +1,6 @@
 """Verification of a bundle of a recurrent model: its graphs in ONNX Runtime against PyTorch.
 
-Recurrent models have no description, so that `export.check.verify` cannot verify them.
+Recurrent models have no description, so that `sightline.export.check.verify` cannot verify them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,20 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from export.check.report import check_inputs, raise_if_exceeded
-from export.check.sessions import Array, Sessions, onnx_steps, read_sources, run_step
-from export.check.verify import SCORES, check_scores, compare_cosines
-from export.graphs.recurrent import STATE_INPUTS
-from model.architectures.recurrent import RecurrentModel, State, Step
-from model.data.batches import pad
-from model.decoding.reference import greedy, one_thread, pytorch_steps
-from model.float32 import max_abs
-from model.rounding import Reference, reference
-from service.bundle import Verification
+from sightline.base.bundle import Verification
+from sightline.export.check.report import check_inputs, raise_if_exceeded
+from sightline.export.check.sessions import Array, Sessions, onnx_steps, read_sources, run_step
+from sightline.export.check.verify import SCORES, check_scores, compare_cosines
+from sightline.export.graphs.recurrent import STATE_INPUTS
+from sightline.model.architectures.recurrent import RecurrentModel, State, Step
+from sightline.model.data.batches import pad
+from sightline.model.decoding.reference import greedy, one_thread, pytorch_steps
+from sightline.model.float32 import max_abs
+from sightline.model.rounding import Reference, reference
 
-PERTURBED_PAIRS = 2  # pairs of perturbed models, see `model.rounding`; few are enough, because a batch has many values
+PERTURBED_PAIRS = (
+    2  # pairs of perturbed models, see `sightline.model.rounding`; few are enough, because a batch has many values
+)
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 SPARE_POSITIONS = 3  # the caches of the service are longer than its sequences
@@ -50,7 +52,7 @@ def verify(
     """Compare all outputs of a bundle, and whole greedy generations, with its PyTorch model.
 
     The reference is the model in float64. The largest allowed difference is derived for each batch
-    by `model.rounding`, so that the limits hold on every processor.
+    by `sightline.model.rounding`, so that the limits hold on every processor.
 
     Args:
         sessions: the bundle.

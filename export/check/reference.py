@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.families.description import (
+from sightline.export.families.description import (
     Activation,
     Attention,
     Convolution,
@@ -28,10 +28,10 @@ from export.families.description import (
     Stack,
     rotary_tables,
 )
-from export.families.weights import Weights
-from export.graphs.disentangled import rows_of_distances
-from export.graphs.relative import bias_of_slopes, buckets
-from model.float32 import rounding_error
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.disentangled import rows_of_distances
+from sightline.export.graphs.relative import bias_of_slopes, buckets
+from sightline.model.float32 import rounding_error
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from export.check.reference import (
+from sightline.export.check.reference import (
     EXACT,
     Arithmetic,
     Array,
@@ -20,8 +20,8 @@ from export.check.reference import (
     causal_mask,
     split_texts,
 )
-from export.families.description import Attention, Description
-from export.families.weights import Weights
+from sightline.export.families.description import Attention, Description
+from sightline.export.families.weights import Weights
 
 VOCABULARY_BLOCK = 8192  # logits computed at a time, to limit memory
 

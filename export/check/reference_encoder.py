@@ -10,7 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from export.check.reference import (
+from sightline.base.bundle import is_entailment
+from sightline.export.check.reference import (
     EXACT,
     Arithmetic,
     Array,
@@ -23,10 +24,9 @@ from export.check.reference import (
     log_softmax,
     split_texts,
 )
-from export.check.reference_decoder import ReferenceDecoder
-from export.families.description import Attention, Description, Head, Predictions, Reader
-from export.families.weights import Weights
-from service.bundle import is_entailment
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.families.description import Attention, Description, Head, Predictions, Reader
+from sightline.export.families.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ bundle outside of these limits would be refused by the service, or would fail ea
 from collections.abc import Iterator
 from pathlib import Path
 
-from export.errors import ImportFailedError
-from service.bundle import BundleError, Manifest
-from service.text.tokenizer import TextTokenizer, read_tokenizer
+from sightline.base.bundle import BundleError, Manifest
+from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
+from sightline.export.errors import ImportFailedError
 
 LONG = 5000  # characters
 # Empty, ordinary, long, and with characters that rules of tokenizers treat differently.

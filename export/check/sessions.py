@@ -12,10 +12,10 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from service.bundle import PREFILL_TOKENS, Graph, Manifest, Ops, State
+from sightline.base.bundle import PREFILL_TOKENS, Graph, Manifest, Ops, State
 
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
-    from model.decoding.reference import NextLogits
+    from sightline.model.decoding.reference import NextLogits
 
 Array = NDArray[Any]
 States = dict[str, Array]  # by input name of the decoder graph, (B, ...)
@@ -248,7 +248,7 @@ def run_step(
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":
-    """Return the `NextLogits` function of a bundle for `model.decoding.reference`.
+    """Return the `NextLogits` function of a bundle for `sightline.model.decoding.reference`.
 
     Each call reads the last token of each prefix and keeps the states, so that the next call can
     extend the prefixes.

@@ -1,7 +1,7 @@
 """Verification of a bundle: its graphs in ONNX Runtime against the NumPy reference.
 
-It needs neither PyTorch nor transformers. `export.check.recurrent` verifies recurrent models, which
-have no description.
+It needs neither PyTorch nor transformers. `sightline.export.check.recurrent` verifies recurrent
+models, which have no description.
 
 The bundle is the written one, as it will be served. The reference reads the weights from the
 checkpoint, so that errors of the builder are found, too.
@@ -26,18 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.check.reference import EXACT, Arithmetic, Rounded, log_softmax
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.reference_encoder import Reference
-from export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
-from export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
-from export.errors import VerificationError
-from export.families.description import Description
-from export.families.weights import Weights
-from export.graphs.nodes import EXCLUDED
-from export.sources.firefox.shortlist import Shortlist
-from model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
-from service.bundle import (
+from sightline.base.bundle import (
     LABEL_LOGITS,
     LABEL_OUTPUTS,
     PREFILL_TOKENS,
@@ -45,6 +34,17 @@ from service.bundle import (
     Manifest,
     Verification,
 )
+from sightline.export.check.reference import EXACT, Arithmetic, Rounded, log_softmax
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
+from sightline.export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
+from sightline.export.errors import VerificationError
+from sightline.export.families.description import Description
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.nodes import EXCLUDED
+from sightline.export.sources.firefox.shortlist import Shortlist
+from sightline.model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
 
 Array = NDArray[Any]
 SAMPLES = 2  # evaluations of the reference with random rounding errors

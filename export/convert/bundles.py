@@ -11,20 +11,7 @@ from typing import Any
 
 import onnx
 
-from export.check.sessions import Sessions, open_sessions
-from export.convert.calibrate import measure_ranges
-from export.convert.half import half_graphs, rows_graph
-from export.convert.pack import pack_graph
-from export.convert.quality import ParallelText, check_loss, compare, encode_sources
-from export.convert.quantize import Ranges, quantize_graphs
-from export.convert.states import measure_states, round_states, rounded_states
-from export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
-from export.graphs.builder import WeightFile
-from export.options import BundleMetadata, Recipe
-from export.writing import ROWS, WEIGHTS, graph_entry, replacing
-from model.data.tokenizer import read_tokenizer
-from model.errors import UsageError
-from service.bundle import (
+from sightline.base.bundle import (
     BundleError,
     Manifest,
     Quality,
@@ -34,6 +21,19 @@ from service.bundle import (
     record_files,
     write_manifest,
 )
+from sightline.base.errors import UsageError
+from sightline.export.check.sessions import Sessions, open_sessions
+from sightline.export.convert.calibrate import measure_ranges
+from sightline.export.convert.half import half_graphs, rows_graph
+from sightline.export.convert.pack import pack_graph
+from sightline.export.convert.quality import ParallelText, check_loss, compare, encode_sources
+from sightline.export.convert.quantize import Ranges, quantize_graphs
+from sightline.export.convert.states import measure_states, round_states, rounded_states
+from sightline.export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.writing import ROWS, WEIGHTS, graph_entry, replacing
+from sightline.model.data.tokenizer import read_tokenizer
 
 Text = ParallelText | PlainText
 Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
@@ -48,14 +48,14 @@ def quantize_bundle(
     calibration: Sequence[str] = (),
     name: str | None = None,
 ) -> Quantization:
-    """Quantize a float32 bundle, see `export.convert.quantize`.
+    """Quantize a float32 bundle, see `sightline.export.convert.quantize`.
 
     Args:
         source: the float32 bundle.
         bundle: folder to write or replace.
         recipe: the quantization scheme of each group of layers.
         text: parallel text for measuring BLEU, or plain text for the measures of
-            `export.convert.text_quality`; None to skip the comparison.
+            `sightline.export.convert.text_quality`; None to skip the comparison.
         force: write the bundle even if it loses too much.
         calibration: sentences for measuring the activations, needed by static per-tensor
             quantization.
@@ -99,7 +99,8 @@ def quantize_bundle(
 
 
 def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
-    """Convert a float32 bundle to float16 with operators for CUDA, see `export.convert.half`.
+    """Convert a float32 bundle to float16 with operators for CUDA, see
+    `sightline.export.convert.half`.
 
     Arguments and errors are those of `quantize_bundle`, with these additions.
 
@@ -128,7 +129,7 @@ def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = Fal
 
 
 def pack_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
-    """Store the matrices of a float32 bundle in 8 bits, see `export.convert.pack`.
+    """Store the matrices of a float32 bundle in 8 bits, see `sightline.export.convert.pack`.
 
     Arguments and errors are those of `quantize_bundle`; `source` may have float16 weights.
     """

@@ -8,9 +8,9 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from export.check.sessions import Array, Sessions, encode, open_sessions, read_sources, run_step
-from export.convert.quantize import product_inputs, projection_input
-from service.bundle import Graph, Manifest
+from sightline.base.bundle import Graph, Manifest
+from sightline.export.check.sessions import Array, Sessions, encode, open_sessions, read_sources, run_step
+from sightline.export.convert.quantize import product_inputs, projection_input
 
 MAX_NEW_TOKENS = 64
 LARGEST = "largest."  # prefix of the names of the added outputs

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from export.graphs.builder import WeightFile, external_tensor
+from sightline.export.graphs.builder import WeightFile, external_tensor
 
 # The oldest version with all operators. The CUDA provider lacks kernels of newer versions and would
 # use the CPU.

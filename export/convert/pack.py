@@ -1,7 +1,7 @@
 """Storage of matrices in 8 bits, from which ONNX Runtime computes float32 when it loads a graph.
 
-Unlike `export.convert.quantize`, this reaches every matrix, also those of recurrent layers and
-embeddings, and changes neither operators nor speed: only the files are smaller.
+Unlike `sightline.export.convert.quantize`, this reaches every matrix, also those of recurrent
+layers and embeddings, and changes neither operators nor speed: only the files are smaller.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from export.graphs.builder import WeightFile, external_tensor
+from sightline.export.graphs.builder import WeightFile, external_tensor
 
 LEVELS = 127  # codes on each side of zero
 MIN_SIZE = 1024  # elements of a matrix that is worth two more nodes

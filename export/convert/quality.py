@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from export.check.sessions import Sessions, onnx_steps
-from export.errors import VerificationError
-from export.options import MAX_LOSS
-from model.data.tokenizer import decode_ids, encode_lines
-from service.bundle import Bleu, Manifest, Quality
+from sightline.base.bundle import Bleu, Manifest, Quality
+from sightline.export.check.sessions import Sessions, onnx_steps
+from sightline.export.errors import VerificationError
+from sightline.export.options import MAX_LOSS
+from sightline.model.data.tokenizer import decode_ids, encode_lines
 
 if TYPE_CHECKING:
-    from model.evaluation.bleu import EvaluationSet, Score
+    from sightline.model.evaluation.bleu import EvaluationSet, Score
 
 NUM_BEAMS = (1, 5)  # greedy decoding, and the usual number in papers
 
@@ -80,8 +80,8 @@ def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence
 def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Sequence[int]], num_beams: int) -> list[str]:
     from tqdm import tqdm
 
-    from model.decoding.reference import beam
-    from model.evaluation.bleu import MAX_NEW_TOKENS
+    from sightline.model.decoding.reference import beam
+    from sightline.model.evaluation.bleu import MAX_NEW_TOKENS
 
     manifest, outputs = sessions.manifest, []
     for source in tqdm(
@@ -96,7 +96,7 @@ def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Seque
 
 def _bleu(outputs: Sequence[str], text: ParallelText) -> "Score":
     """Compute cased BLEU with the 13a tokenization of sacreBLEU."""
-    from model.evaluation.bleu import EvaluationSet, score
+    from sightline.model.evaluation.bleu import EvaluationSet, score
 
     cased = EvaluationSet(text.pairs.sources, text.pairs.references, tokenised_references=None)
     return score(outputs, cased, text.target).bleu

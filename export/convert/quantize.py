@@ -10,8 +10,8 @@ other rows.
 - `per-token` (dynamic): an integer product of 8-bit activations with one scale and one zero point
   per row and 8-bit weights with one scale per column. The most accurate scheme for many rows.
 - `per-tensor` (static): the same integer product, with one scale for all activations that was
-  measured by `export.convert.calibrate`; two nodes. The fastest scheme for many rows. Activations
-  beyond the measured range are clipped.
+  measured by `sightline.export.convert.calibrate`; two nodes. The fastest scheme for many rows.
+  Activations beyond the measured range are clipped.
 
 `DynamicQuantizeLinear` is not used, because it has one scale for the whole batch.
 """
@@ -26,10 +26,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from export.graphs.builder import CONTRIB, WeightFile, external_tensor
-from export.graphs.nodes import PROJECTIONS
-from export.options import BLOCK_SIZES, Recipe
-from service.bundle import LayerGroup, QuantScheme
+from sightline.base.bundle import LayerGroup, QuantScheme
+from sightline.export.graphs.builder import CONTRIB, WeightFile, external_tensor
+from sightline.export.graphs.nodes import PROJECTIONS
+from sightline.export.options import BLOCK_SIZES, Recipe
 
 INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block
 MIN_BLOCK_SIZE = 16

@@ -17,11 +17,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from export.check.alignment import sentences_of
-from export.check.sessions import open_sessions, read_sources, run_step
-from export.convert.text_quality import text_ids
-from model.data.tokenizer import read_tokenizer
-from service.bundle import Manifest, State
+from sightline.base.bundle import Manifest, State
+from sightline.export.check.alignment import sentences_of
+from sightline.export.check.sessions import open_sessions, read_sources, run_step
+from sightline.export.convert.text_quality import text_ids
+from sightline.model.data.tokenizer import read_tokenizer
 
 LEVELS = 127  # on each side of zero
 # Few sentences are read, and values beyond their range are clipped.

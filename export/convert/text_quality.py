@@ -20,18 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from export.check.sessions import Array, Sessions, encode, initial_states, run_step, zero_states
-from export.errors import VerificationError
-from export.options import (
-    MAX_DIVERGENCE,
-    MAX_SCORE_DIFFERENCE,
-    MIN_CHRF,
-    MIN_COSINE,
-    MIN_SAME_FIRST,
-    MIN_SAME_LABELS,
-)
-from model.data.tokenizer import decode_ids
-from service.bundle import (
+from sightline.base.bundle import (
     LABEL_OUTPUTS,
     AgreementQuality,
     Embedding,
@@ -41,8 +30,19 @@ from service.bundle import (
     PredictionQuality,
     TextQuality,
 )
-from service.text.pairs import encode_with_template
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.pairs import encode_with_template
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.export.check.sessions import Array, Sessions, encode, initial_states, run_step, zero_states
+from sightline.export.errors import VerificationError
+from sightline.export.options import (
+    MAX_DIVERGENCE,
+    MAX_SCORE_DIFFERENCE,
+    MIN_CHRF,
+    MIN_COSINE,
+    MIN_SAME_FIRST,
+    MIN_SAME_LABELS,
+)
+from sightline.model.data.tokenizer import decode_ids
 
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 128  # of each greedy output

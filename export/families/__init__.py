@@ -7,10 +7,10 @@ Supporting another model means adding an entry.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from export.families.description import Description
-from export.families.weights import Source
-from export.sources.checkpoint import Config, Tensors
-from service.bundle import TrainingUnit
+from sightline.base.bundle import TrainingUnit
+from sightline.export.families.description import Description
+from sightline.export.families.weights import Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Family:
     name: str  # `model_type` of config.json; `architecture` of a training run
     architectures: tuple[str, ...]  # supported values of `architectures` in config.json
     describe: Callable[[Config, Tensors], Description]
-    # Modules of the checkpoint by those of `export.families.weights`, given the tensors: the prefix
-    # of names depends on the class that saved the checkpoint.
+    # Modules of the checkpoint by those of `sightline.export.families.weights`, given the tensors:
+    # the prefix of names depends on the class that saved the checkpoint.
     modules: Callable[[Description, Tensors], Mapping[str, Source]]
     ignored: tuple[str, ...] = ()  # patterns of tensors that do not change the output
     training_unit: TrainingUnit = "text"  # see `Manifest.training_unit`

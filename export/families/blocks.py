@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.causal_encoders import classes_of, family_of
-from export.families.decoders import (
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family
+from sightline.export.families.causal_encoders import classes_of, family_of
+from sightline.export.families.decoders import (
     Variant,
     check_output,
     decoder_modules,
@@ -24,10 +24,10 @@ from export.families.decoders import (
     rotary_from,
     rotary_options,
 )
-from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
-from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
-from export.families.weights import Part, Source
-from export.sources.checkpoint import Config, Tensors
+from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
+from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
+from sightline.export.families.weights import Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 _LAYER_NORM_EPSILON = 1e-5  # of a LayerNorm of PyTorch
 

@@ -5,10 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.description import Convolution, Description, Disentangled, Embedding, FeedForward, Norm, Stack
-from export.families.encoders import (
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family
+from sightline.export.families.description import (
+    Convolution,
+    Description,
+    Disentangled,
+    Embedding,
+    FeedForward,
+    Norm,
+    Stack,
+)
+from sightline.export.families.encoders import (
     HeadModules,
     add_head,
     check_common,
@@ -19,9 +27,9 @@ from export.families.encoders import (
     prefix_of,
     with_old_names,
 )
-from export.families.values import activation, count, equal_heads
-from export.families.weights import Source
-from export.sources.checkpoint import Config, Tensors
+from sightline.export.families.values import activation, count, equal_heads
+from sightline.export.families.weights import Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 # A head above this size would be summed in parts whose number depends on the batch.
 _MAX_HEAD_SIZE = 128

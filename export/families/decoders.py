@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.causal_encoders import classes_of, family_of, generates_text
-from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
-from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
-from export.families.weights import Part, Source
-from export.sources.checkpoint import Config, Tensors
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family
+from sightline.export.families.causal_encoders import classes_of, family_of, generates_text
+from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
+from sightline.export.families.weights import Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 _HARMLESS = ("is_decoder", "is_llama_config", "unsloth_*")
 Frequencies = NDArray[np.float64]

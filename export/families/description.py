@@ -1,8 +1,8 @@
 """Description of a model as frozen options.
 
-`export.families` derives a description from the configuration of a checkpoint or of a training run,
-`export.graphs` builds ONNX graphs from it, and `export.check.reference` computes the same with
-NumPy.
+`sightline.export.families` derives a description from the configuration of a checkpoint or of a
+training run, `sightline.export.graphs` builds ONNX graphs from it, and
+`sightline.export.check.reference` computes the same with NumPy.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sources.firefox.shortlist import Shortlist
-from service.bundle import LabelKind
+from sightline.base.bundle import LabelKind
+from sightline.export.sources.firefox.shortlist import Shortlist
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_10", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh"]
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.description import (
+from sightline.base.bundle import is_entailment
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family
+from sightline.export.families.description import (
     Activation,
     Description,
     Embedding,
@@ -23,10 +24,9 @@ from export.families.description import (
     Rotary,
     Stack,
 )
-from export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
-from export.families.weights import Part, Source
-from export.sources.checkpoint import Config, Tensors
-from service.bundle import is_entailment
+from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
+from sightline.export.families.weights import Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 # Keys of heads of pre-training and of sentence-transformers.
 _HARMLESS = ("pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from export.errors import ImportFailedError
-from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
-from export.families.shapes import check_shapes
-from export.families.values import count, timescale_sinusoids
-from export.families.weights import Part, Source, Weights
-from export.sources.checkpoint import Config, Tensors
-from export.sources.generation import Generation
-from service.bundle import GenerationDefaults
+from sightline.base.bundle import GenerationDefaults
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
+from sightline.export.families.shapes import check_shapes
+from sightline.export.families.values import count, timescale_sinusoids
+from sightline.export.families.weights import Part, Source, Weights
+from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.sources.generation import Generation
 
 MAX_POSITIONS = 512  # not a limit of the architecture: the engine of Firefox wraps texts at 128 tokens
 END_ID = 0

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.causal_encoders import as_encoder, classes_of, family_of, generates_text
-from export.families.decoders import check_output, decoder_modules, model_prefix, rotary_from, rotary_of
-from export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
-from export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count
-from export.families.weights import Part, Source
-from export.sources.checkpoint import Config, Tensors
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family
+from sightline.export.families.causal_encoders import as_encoder, classes_of, family_of, generates_text
+from sightline.export.families.decoders import check_output, decoder_modules, model_prefix, rotary_from, rotary_of
+from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count
+from sightline.export.families.weights import Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 _KINDS = {"sliding_attention": True, "full_attention": False}
 

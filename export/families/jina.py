@@ -6,12 +6,12 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from export.families import Family
-from export.families.description import Description, Embedding
-from export.families.encoders import describe_encoder, embedding_modules, layer_modules, prefix_of
-from export.families.weights import Part, Source
-from export.sources.checkpoint import Config, Tensors
-from model.config import alibi_slopes
+from sightline.export.families import Family
+from sightline.export.families.description import Description, Embedding
+from sightline.export.families.encoders import describe_encoder, embedding_modules, layer_modules, prefix_of
+from sightline.export.families.weights import Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.model.config import alibi_slopes
 
 
 def _slopes(heads: int) -> tuple[float, ...]:

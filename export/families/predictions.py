@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from export.errors import ImportFailedError
-from export.families.description import Activation, Description, Predictions
-from export.families.values import activation
-from export.families.weights import Source
-from export.sources.checkpoint import Config, Tensors
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.description import Activation, Description, Predictions
+from sightline.export.families.values import activation
+from sightline.export.families.weights import Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from export.families import Family
-from export.families.description import Description, Embedding, FeedForward, Norm, Rotary, Stack
-from export.families.encoders import (
+from sightline.export.families import Family
+from sightline.export.families.description import Description, Embedding, FeedForward, Norm, Rotary, Stack
+from sightline.export.families.encoders import (
     HeadModules,
     add_head,
     check_common,
@@ -21,9 +21,9 @@ from export.families.encoders import (
     head_modules,
     prefix_of,
 )
-from export.families.values import activation, check_rotary_head, count, equal_heads
-from export.families.weights import Part, Source
-from export.sources.checkpoint import Config, Tensors
+from sightline.export.families.values import activation, check_rotary_head, count, equal_heads
+from sightline.export.families.weights import Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 
 def _rotary(config: Config, head_size: int, default_base: float) -> Rotary:

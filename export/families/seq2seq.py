@@ -11,8 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from export.families import Family
-from export.families.description import (
+from sightline.base.bundle import TrainingUnit
+from sightline.export.families import Family
+from sightline.export.families.description import (
     Attention,
     Description,
     Embedding,
@@ -23,11 +24,10 @@ from export.families.description import (
     RelativeBias,
     Stack,
 )
-from export.families.encoders import label_kind, label_names
-from export.families.values import activation, count, equal_heads, timescale_sinusoids
-from export.families.weights import Array, Part, Source
-from export.sources.checkpoint import Config, Tensors
-from service.bundle import TrainingUnit
+from sightline.export.families.encoders import label_kind, label_names
+from sightline.export.families.values import activation, count, equal_heads, timescale_sinusoids
+from sightline.export.families.weights import Array, Part, Source
+from sightline.export.sources.checkpoint import Config, Tensors
 
 # Keys without an effect on the graphs: sizes under a second name, settings of the training, and
 # settings of classes with labels.

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from export.errors import ImportFailedError
-from export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
-from export.families.causal_encoders import as_reranker
-from export.families.description import Description
-from export.families.predictions import prediction_modules, with_predictions
-from export.families.refused import REASONS
-from export.families.shapes import check_shapes
-from export.families.token_types import type_separator
-from export.families.weights import Weights
-from export.sources.checkpoint import Config, Tensors
-from export.sources.generation import GENERATION_KEYS
-from export.sources.packed import packed_format, unpacked
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
+from sightline.export.families.causal_encoders import as_reranker
+from sightline.export.families.description import Description
+from sightline.export.families.predictions import prediction_modules, with_predictions
+from sightline.export.families.refused import REASONS
+from sightline.export.families.shapes import check_shapes
+from sightline.export.families.token_types import type_separator
+from sightline.export.families.weights import Weights
+from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.sources.generation import GENERATION_KEYS
+from sightline.export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20
 MAX_TABLE = 1 << 26  # numbers in a table with a row for each position: 2^20 positions with heads of 128

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from export.families import Family
-from export.families.description import (
+from sightline.export.families import Family
+from sightline.export.families.description import (
     Attention,
     Description,
     Embedding,
@@ -24,11 +24,11 @@ from export.families.description import (
     Rotary,
     Stack,
 )
-from export.families.shapes import check_shapes
-from export.families.values import sinusoids
-from export.families.weights import Array, Source, Weights
-from export.sources.checkpoint import Config, Tensors
-from model.config import (
+from sightline.export.families.shapes import check_shapes
+from sightline.export.families.values import sinusoids
+from sightline.export.families.weights import Array, Source, Weights
+from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.model.config import (
     MAX_DISTANCE,
     ROTARY_BASE,
     SPECIAL_IDS,
@@ -37,7 +37,7 @@ from model.config import (
     architecture_of,
     matrix_indices,
 )
-from model.parts import CONFIG
+from sightline.model.parts import CONFIG
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from export.errors import ImportFailedError
-from export.families.description import Activation, Attention
-from export.families.weights import Array
-from export.sources.checkpoint import Config
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.description import Activation, Attention
+from sightline.export.families.weights import Array
+from sightline.export.sources.checkpoint import Config
 
 MAX_COUNT = 1000  # of layers or heads
 MAX_HEAD_SIZE = 4096
@@ -78,7 +78,8 @@ def check_rotary_head(size: int) -> None:
 def sinusoids(positions: int, width: int) -> Array:
     """Return sinusoids (P, M) as the models of this project have them (Vaswani et al. 2017).
 
-    They equal those of `model.layers.embedding.sinusoidal_positions`, which PyTorch computes.
+    They equal those of `sightline.model.layers.embedding.sinusoidal_positions`, which PyTorch
+    computes.
     """
     rates = 10000.0 ** (-np.arange(0, width, 2, dtype=np.float64) / width)  # (M / 2,)
     angles = np.arange(positions, dtype=np.float64)[:, None] * rates  # (P, M / 2)

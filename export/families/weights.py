@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sources.checkpoint import Tensors
+from sightline.export.sources.checkpoint import Tensors
 
 Array = NDArray[np.float32]
 _LAYER = re.compile(r"\.(\d+)(?=\.)")

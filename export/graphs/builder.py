@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from service.bundle import Ops
+from sightline.base.bundle import Ops
 
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from torch import Tensor
@@ -96,7 +96,7 @@ class GraphBuilder:
         Args:
             name: name of the graph.
             weights: file for its weights.
-            ops: form of the operators, see `export.graphs.operators`.
+            ops: form of the operators, see `sightline.export.graphs.operators`.
         """
         self.ops = ops
         self._name = name

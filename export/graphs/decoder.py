@@ -14,14 +14,14 @@ import functools
 import numpy as np
 import onnx
 
-from export.families.description import Attention, Description, Stack, rotary_tables
-from export.families.weights import Weights
-from export.graphs import operators
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
-from export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
-from export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
-from service.bundle import Ops, State
+from sightline.base.bundle import Ops, State
+from sightline.export.families.description import Attention, Description, Stack, rotary_tables
+from sightline.export.families.weights import Weights
+from sightline.export.graphs import operators
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
+from sightline.export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
+from sightline.export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this
 ROTARY_SIZE_STEP = 16  # the same, with rotary embedding
@@ -68,7 +68,7 @@ def _step(attention: Attention) -> int:
 
 
 def decoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
-    """Build the decoder graph, see `service.bundle.Graph`.
+    """Build the decoder graph, see `sightline.base.bundle.Graph`.
 
     Attention weights beyond the length of a row are undefined.
     """

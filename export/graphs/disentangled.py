@@ -8,10 +8,10 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from export.families.description import Attention, Convolution, Disentangled
-from export.families.weights import Array
-from export.graphs import operators
-from export.graphs.layers import LayerBuilder, activation
+from sightline.export.families.description import Attention, Convolution, Disentangled
+from sightline.export.families.weights import Array
+from sightline.export.graphs import operators
+from sightline.export.graphs.layers import LayerBuilder, activation
 
 
 def rows_of_distances(options: Disentangled, distances: NDArray[np.int64]) -> NDArray[np.int64]:

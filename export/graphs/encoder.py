@@ -6,14 +6,23 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from export.families.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack, rotary_tables
-from export.families.weights import Weights
-from export.graphs import operators
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.graphs.decoder import HEAD_SIZE_STEP
-from export.graphs.disentangled import PositionScores, convolution
-from export.graphs.layers import LayerBuilder, activation, attention_size
-from export.graphs.nodes import (
+from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, Ops, is_entailment
+from sightline.export.families.description import (
+    Attention,
+    Description,
+    Head,
+    ProjectedKeys,
+    Rotary,
+    Stack,
+    rotary_tables,
+)
+from sightline.export.families.weights import Weights
+from sightline.export.graphs import operators
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.graphs.decoder import HEAD_SIZE_STEP
+from sightline.export.graphs.disentangled import PositionScores, convolution
+from sightline.export.graphs.layers import LayerBuilder, activation, attention_size
+from sightline.export.graphs.nodes import (
     EXCLUDED,
     FLOAT,
     INT32,
@@ -26,14 +35,13 @@ from export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from export.graphs.reader import read_again
-from export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
-from export.sources.firefox.shortlist import Shortlist
-from service.bundle import LABEL_LOGITS, LABEL_OUTPUTS, Ops, is_entailment
+from sightline.export.graphs.reader import read_again
+from sightline.export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
+from sightline.export.sources.firefox.shortlist import Shortlist
 
 
 def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
-    """Build the encoder graph, see `service.bundle.Graph`.
+    """Build the encoder graph, see `sightline.base.bundle.Graph`.
 
     Queries at padding have undefined attention weights, hidden states, keys and values.
     """

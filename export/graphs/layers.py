@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from export.families.description import Activation, Attention, Norm, Stack
-from export.families.weights import Array, Weights
-from export.graphs import operators
-from export.graphs.builder import GraphBuilder
-from export.graphs.nodes import INT64
+from sightline.export.families.description import Activation, Attention, Norm, Stack
+from sightline.export.families.weights import Array, Weights
+from sightline.export.graphs import operators
+from sightline.export.graphs.builder import GraphBuilder
+from sightline.export.graphs.nodes import INT64
 
 
 class LayerBuilder:

@@ -5,14 +5,14 @@ from typing import Literal
 
 import onnx
 
-from export.families.description import Description
-from export.families.weights import Weights
-from export.graphs.builder import WeightFile
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.graphs.predict import predict_graph
-from export.graphs.similar import similar_graph
-from service.bundle import Attention, LabelKind, Ops, State, Task
+from sightline.base.bundle import Attention, LabelKind, Ops, State, Task
+from sightline.export.families.description import Description
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.decoder import decoder_graph, states
+from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.graphs.predict import predict_graph
+from sightline.export.graphs.similar import similar_graph
 
 
 @dataclass(frozen=True)

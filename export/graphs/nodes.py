@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from export.graphs.builder import CONTRIB, GraphBuilder
-from service.bundle import TOP_TOKENS
+from sightline.base.bundle import TOP_TOKENS
+from sightline.export.graphs.builder import CONTRIB, GraphBuilder
 
 FLOAT, INT64, INT32 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32
 LOWEST = float(np.finfo(np.float32).min)  # a score whose softmax weight is 0

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from export.families.description import Attention
-from export.graphs.builder import CONTRIB, GraphBuilder
-from export.graphs.nodes import INT64, LOWEST, softcap
+from sightline.export.families.description import Attention
+from sightline.export.graphs.builder import CONTRIB, GraphBuilder
+from sightline.export.graphs.nodes import INT64, LOWEST, softcap
 
 CACHED_AFTER_SOFTMAX = 2  # value of `qk_output` of GroupQueryAttention: return the attention weights
 AFTER_SOFTMAX = 3  # value of `qk_matmul_output_mode` of Attention: the same

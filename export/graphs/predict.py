@@ -2,12 +2,12 @@
 
 import onnx
 
-from export.families.description import Description
-from export.families.weights import Weights
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.graphs.layers import LayerBuilder, activation
-from export.graphs.nodes import FLOAT
-from service.bundle import Ops
+from sightline.base.bundle import Ops
+from sightline.export.families.description import Description
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.graphs.layers import LayerBuilder, activation
+from sightline.export.graphs.nodes import FLOAT
 
 
 def predict_graph(

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from export.families.description import Reader
-from export.families.weights import Weights
-from export.graphs import operators
-from export.graphs.builder import GraphBuilder
-from export.graphs.layers import LayerBuilder
-from export.graphs.nodes import LOWEST
+from sightline.export.families.description import Reader
+from sightline.export.families.weights import Weights
+from sightline.export.graphs import operators
+from sightline.export.graphs.builder import GraphBuilder
+from sightline.export.graphs.layers import LayerBuilder
+from sightline.export.graphs.nodes import LOWEST
 
 
 def read_again(

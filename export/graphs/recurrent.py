@@ -1,10 +1,10 @@
 """The graphs of a recurrent encoder-decoder: encoder, one decoder step, and similarity of tokens.
 
-`model.architectures.recurrent` names the equations.
+`sightline.model.architectures.recurrent` names the equations.
 
 Axes: B batch, S source, E embedding, H decoder state, A annotation, K key, V vocabulary. In the
 decoder graph, S is the longest source of the batch, rounded up to a multiple of
-`export.graphs.nodes.SOURCE_BLOCK`.
+`sightline.export.graphs.nodes.SOURCE_BLOCK`.
 """
 
 import functools
@@ -17,9 +17,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.graphs.model import Graphs
-from export.graphs.nodes import (
+from sightline.base.bundle import Attention, State, Window
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.graphs.model import Graphs
+from sightline.export.graphs.nodes import (
     FLOAT,
     INT32,
     INT64,
@@ -31,16 +32,15 @@ from export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from export.graphs.similar import similar_graph
-from model.architectures.recurrent import RecurrentModel
-from model.config import RecurrentConfig
-from model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
-from service.bundle import Attention, State, Window
+from sightline.export.graphs.similar import similar_graph
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.config import RecurrentConfig
+from sightline.model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
 
 # Order of the gates. ONNX has z, r, h for a GRU and i, o, f, c for an LSTM; PyTorch has r, z, n and
 # i, f, g, o.
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
-# Inputs of the decoder graph for the fields of `model.architectures.recurrent.State`.
+# Inputs of the decoder graph for the fields of `sightline.model.architectures.recurrent.State`.
 STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
 
 
@@ -132,7 +132,7 @@ def encoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto
 
 
 def decoder_graph(model: RecurrentModel, weights: WeightFile) -> onnx.ModelProto:
-    """Build the decoder graph, which runs one step; see `service.bundle.Graph`."""
+    """Build the decoder graph, which runs one step; see `sightline.base.bundle.Graph`."""
     return _Step(model, weights).build()
 
 
@@ -222,11 +222,11 @@ class _Step:
 
     @functools.cached_property
     def _tokens(self) -> tuple[str, str]:
-        """Positions and mask of `export.graphs.nodes.token_mask`."""
+        """Positions and mask of `sightline.export.graphs.nodes.token_mask`."""
         return token_mask(self._graph, self._graph.add("Cast", self._source_lengths, to=INT64), self._size)
 
     def _attention_weights(self, query: str) -> str:
-        """Add the attention weights (B, S) of `model.layers.recurrent_attention.align`.
+        """Add the attention weights (B, S) of `sightline.model.layers.recurrent_attention.align`.
 
         With hard attention, the largest weight becomes 1 and all others 0.
         """

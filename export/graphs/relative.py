@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from export.families.description import Attention, RelativeBias
-from export.families.weights import Array
-from export.graphs import operators
-from export.graphs.builder import GraphBuilder
+from sightline.export.families.description import Attention, RelativeBias
+from sightline.export.families.weights import Array
+from sightline.export.graphs import operators
+from sightline.export.graphs.builder import GraphBuilder
 
 
 def bias_of_distances(options: RelativeBias, table: Array, reach: int) -> Array:

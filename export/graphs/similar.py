@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.graphs.nodes import FLOAT, INT64
-from service.bundle import Ops
+from sightline.base.bundle import Ops
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.graphs.nodes import FLOAT, INT64
 
 
 def similar_graph(table: NDArray[np.float32], weights: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
@@ -24,8 +24,8 @@ def similar_graph(table: NDArray[np.float32], weights: WeightFile, ops: Ops = "c
     embedding = graph.weight("embedding", table)
     own_norms = graph.add("Unsqueeze", graph.add("Gather", norms, token_ids), graph.constant([1], np.int64))  # (N, 1)
     units = graph.add("Div", graph.add("Gather", embedding, token_ids), own_norms)  # (N, M)
-    # The same operator as the output projection (`export.graphs.nodes.scores`), so that both are
-    # quantized together.
+    # The same operator as the output projection (`sightline.export.graphs.nodes.scores`), so that
+    # both are quantized together.
     products = graph.add("Gemm", units, embedding, transB=1)  # (N, V)
     graph.add("Div", products, norms, output=graph.output("cosines", FLOAT, ("tokens", len(table))))
     return graph.build()

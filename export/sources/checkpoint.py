@@ -23,10 +23,10 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import ImportFailedError
-from export.sources.safetensors_file import SafetensorsFile
-from model.errors import UsageError
-from service.bundle import sha256_of
+from sightline.base.bundle import sha256_of
+from sightline.base.errors import UsageError
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.safetensors_file import SafetensorsFile
 
 CONFIG = "config.json"
 SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -41,7 +41,9 @@ Kind = Literal["huggingface", "firefox", "gguf", "training"]
 
 @dataclass(frozen=True)
 class Provenance:
-    """Location from which a checkpoint was downloaded, as `service.bundle.Origin` records it."""
+    """Location from which a checkpoint was downloaded, as `sightline.base.bundle.Origin` records
+    it.
+    """
 
     repository: str | None = None  # owner/name on a hub
     revision: str | None = None  # commit of the repository

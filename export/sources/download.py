@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from export.errors import ImportFailedError
-from export.sources.checkpoint import CONFIG, PICKLE, PICKLE_INDEX, SAFETENSORS, SAFETENSORS_INDEX, Provenance
-from model.errors import UsageError
-from service.bundle import sha256_of
+from sightline.base.bundle import sha256_of
+from sightline.base.errors import UsageError
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.checkpoint import CONFIG, PICKLE, PICKLE_INDEX, SAFETENSORS, SAFETENSORS_INDEX, Provenance
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.
 _TEXT_FILES = re.compile(

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from export.errors import ImportFailedError
-from export.sources.checkpoint import Config
-from service.bundle import MAX_BEAMS, GenerationDefaults
+from sightline.base.bundle import MAX_BEAMS, GenerationDefaults
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.checkpoint import Config
 
 # Keys of config.json that `read_generation` reads, or that only control the library.
 GENERATION_KEYS = (

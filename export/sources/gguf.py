@@ -21,11 +21,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
-from export.errors import ImportFailedError
-from export.sources.checkpoint import Config
-from export.tokenizers import QWEN_WORDS
-from export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel, convert_sentencepiece
-from export.tokenizers.vocabulary import convert_byte_level
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.checkpoint import Config
+from sightline.export.tokenizers import QWEN_WORDS
+from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel, convert_sentencepiece
+from sightline.export.tokenizers.vocabulary import convert_byte_level
 
 Floats = NDArray[np.float32]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from export.sources.checkpoint import FolderFiles, Kind, open_folder
-from export.sources.training_run import TrainingRun
+from sightline.export.sources.checkpoint import FolderFiles, Kind, open_folder
+from sightline.export.sources.training_run import TrainingRun
 
 
 def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weights: bool = False) -> FolderFiles:
@@ -12,7 +12,7 @@ def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weigh
 
     Args:
         path: the folder.
-        kind: kind of the folder, see `export.sources.checkpoint.detect_kind`.
+        kind: kind of the folder, see `sightline.export.sources.checkpoint.detect_kind`.
         allowed: folders that symbolic links of a Hugging Face or Firefox folder may lead into.
         half_weights: round the matrices of a training run to float16.
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from export.errors import ImportFailedError
-from export.sources.chat_template import read_pair_template
-from export.sources.checkpoint import Folder
-from export.sources.sentence_transformers import SentenceOptions, read_tokenizer_limit
-from model.data.jinja import ChatTemplateError
-from service.bundle import PairTemplate
+from sightline.base.bundle import PairTemplate
+from sightline.base.text.jinja import ChatTemplateError
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.chat_template import read_pair_template
+from sightline.export.sources.checkpoint import Folder
+from sightline.export.sources.sentence_transformers import SentenceOptions, read_tokenizer_limit
 
 PUBLISHED_FAMILY = "qwen3"
 # The format of the README of Qwen3-Reranker (Zhang et al. 2025, section 2).

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from model.config import read_model_config
-from model.errors import UsageError
-from model.fields import read_fields
-from model.parts import CONFIG, TOKENIZER, WEIGHTS
+from sightline.base.errors import UsageError
+from sightline.model.config import read_model_config
+from sightline.model.fields import read_fields
+from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS
 
 RECORD, SETTINGS = "record.json", "train.json"
 AVERAGED, BEST, EPOCHS = "averaged", "best", "epochs"
@@ -167,7 +167,7 @@ def _averaged(run: Path, parts: Path, epochs: list[Path], out: Path) -> Path:
         epochs: files of weights.
         out: the empty folder.
     """
-    from model.checkpoint import average, save_tensors  # with PyTorch
+    from sightline.model.checkpoint import average, save_tensors  # with PyTorch
 
     for source in (parts / CONFIG, parts / TOKENIZER, run / RECORD, run / SETTINGS):
         if source.is_file():

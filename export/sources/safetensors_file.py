@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.errors import ImportFailedError
+from sightline.export.errors import ImportFailedError
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the format
 BLOCK = 1 << 22  # elements that are converted at once, to limit memory

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from export.errors import ImportFailedError
-from export.sources.checkpoint import Config
-from service.bundle import Embedding
+from sightline.base.bundle import Embedding
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.checkpoint import Config
 
 Pooling = Literal["mean", "first", "last", "max"]
 ReadJson = Callable[[str], Any]  # content of a JSON file of the folder, None if there is none

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sources.checkpoint import FolderFiles, StoredTensor, Tensors
-from export.sources.run_folder import read_record
-from export.sources.safetensors_file import SafetensorsFile
-from model.parts import WEIGHTS, load_parts
+from sightline.export.sources.checkpoint import FolderFiles, StoredTensor, Tensors
+from sightline.export.sources.run_folder import read_record
+from sightline.export.sources.safetensors_file import SafetensorsFile
+from sightline.model.parts import WEIGHTS, load_parts
 
 if TYPE_CHECKING:
-    from model.architectures.factory import Model
+    from sightline.model.architectures.factory import Model
 
 Read = Callable[[], NDArray[np.float32]]
 
@@ -60,7 +60,7 @@ class TrainingRun(FolderFiles):
         """
         import torch
 
-        from model.architectures.factory import build_model
+        from sightline.model.architectures.factory import build_model
 
         model = build_model(self.config)
         try:

@@ -7,11 +7,16 @@ from typing import Any, Protocol
 
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
-from export.errors import ImportFailedError
-from export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids, language_tokens
-from export.tokenizers.sentencepiece import PieceKind, SentencePieceModel, convert_sentencepiece, read_sentencepiece
-from export.tokenizers.vocabulary import convert_byte_level, convert_word_pieces
-from service.text.tokenizer import check_bounds
+from sightline.base.text.tokenizer import check_bounds
+from sightline.export.errors import ImportFailedError
+from sightline.export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids, language_tokens
+from sightline.export.tokenizers.sentencepiece import (
+    PieceKind,
+    SentencePieceModel,
+    convert_sentencepiece,
+    read_sentencepiece,
+)
+from sightline.export.tokenizers.vocabulary import convert_byte_level, convert_word_pieces
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -28,7 +33,7 @@ QWEN_WORDS = (
 
 
 class Files(Protocol):
-    """Files of a checkpoint, see `export.sources.checkpoint.Folder`."""
+    """Files of a checkpoint, see `sightline.export.sources.checkpoint.Folder`."""
 
     @property
     def module(self) -> str: ...  # folder of the Transformer with a slash, or ""

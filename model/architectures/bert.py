@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.architectures.encoder import mean_pool
-from model.config import PretrainedConfig
-from model.data.pretrained import FAMILIES
-from model.layers.attention import length_mask
-from model.layers.dropout import Dropout
-from model.precision import at_least_float32
+from sightline.model.architectures.encoder import mean_pool
+from sightline.model.config import PretrainedConfig
+from sightline.model.data.pretrained import FAMILIES
+from sightline.model.layers.attention import length_mask
+from sightline.model.layers.dropout import Dropout
+from sightline.model.precision import at_least_float32
 
-# Those of `model.data.pretrained.ACTIVATIONS`.
+# Those of `sightline.model.data.pretrained.ACTIVATIONS`.
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_new": partial(functional.gelu, approximate="tanh"),

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from model.config import CausalConfig
-from model.layers.attention import causal_mask
-from model.layers.embedding import TransformerBase
-from model.layers.transformer_layer import EncoderLayer
+from sightline.model.config import CausalConfig
+from sightline.model.layers.attention import causal_mask
+from sightline.model.layers.embedding import TransformerBase
+from sightline.model.layers.transformer_layer import EncoderLayer
 
 
 class CausalModel(TransformerBase):

@@ -5,9 +5,9 @@ Shapes use B batch, S source, M width of the model, C labels.
 
 from torch import Tensor, nn
 
-from model.architectures.encoder import EncoderOnlyModel, mean_pool
-from model.config import ClassifierConfig
-from model.precision import at_least_float32
+from sightline.model.architectures.encoder import EncoderOnlyModel, mean_pool
+from sightline.model.config import ClassifierConfig
+from sightline.model.precision import at_least_float32
 
 
 class Classifier(EncoderOnlyModel):

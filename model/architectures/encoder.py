@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.config import EncoderConfig, EncoderOnlyConfig
-from model.layers.attention import length_mask
-from model.layers.embedding import TransformerBase
-from model.layers.transformer_layer import EncoderLayer
-from model.precision import at_least_float32
+from sightline.model.config import EncoderConfig, EncoderOnlyConfig
+from sightline.model.layers.attention import length_mask
+from sightline.model.layers.embedding import TransformerBase
+from sightline.model.layers.transformer_layer import EncoderLayer
+from sightline.model.precision import at_least_float32
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:

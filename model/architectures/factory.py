@@ -1,13 +1,13 @@
 """Construction of a model from its configuration."""
 
-from model.architectures.bert import BertClassifier, BertEncoder
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.encoder import TextEncoder
-from model.architectures.llama import Llama
-from model.architectures.recurrent import RecurrentModel
-from model.architectures.transformer import Transformer
-from model.config import (
+from sightline.model.architectures.bert import BertClassifier, BertEncoder
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.architectures.llama import Llama
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import (
     CausalConfig,
     ClassifierConfig,
     EncoderConfig,

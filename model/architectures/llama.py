@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.architectures.bert import ACTIVATIONS
-from model.config import PretrainedConfig
-from model.data.pretrained import LLAMA3_KEYS
-from model.layers.positions import rotate
-from model.precision import at_least_float32
+from sightline.model.architectures.bert import ACTIVATIONS
+from sightline.model.config import PretrainedConfig
+from sightline.model.data.pretrained import LLAMA3_KEYS
+from sightline.model.layers.positions import rotate
+from sightline.model.precision import at_least_float32
 
 # Bases of rotary positions if config.json has none.
 _ROPE_THETA = {"smollm3": 2_000_000.0}

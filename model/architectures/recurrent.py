@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from model.config import RecurrentConfig
-from model.layers.dropout import Dropout
-from model.layers.recurrent_attention import SCORES, PredictedPosition, align
+from sightline.model.config import RecurrentConfig
+from sightline.model.layers.dropout import Dropout
+from sightline.model.layers.recurrent_attention import SCORES, PredictedPosition, align
 
 Select = Callable[[Tensor], Tensor]
 
@@ -72,7 +72,8 @@ class RecurrentModel(nn.Module):
         self.position = PredictedPosition(config.decoder_size) if config.window == "local-p" else None
         self.readout = Readout(config)
         if config.selection == "reinforce":
-            # Moving average of the cost of a sentence, see `model.training.hard_attention`.
+            # Moving average of the cost of a sentence, see
+            # `sightline.model.training.hard_attention`.
             self.register_buffer("baseline", torch.zeros(()))
             self.baseline: Tensor
         self._initialise()

@@ -9,11 +9,11 @@ Shapes use B batch, S source, T target, M width of the model, H heads, L layers,
 import torch
 from torch import Tensor, nn
 
-from model.config import TransformerConfig
-from model.layers.attention import AttentionWithoutWeights, MultiHeadAttention, causal_mask, length_mask
-from model.layers.embedding import TransformerBase
-from model.layers.linformer import LinformerAttention, Projections, token_weights
-from model.layers.transformer_layer import DecoderLayer, EncoderLayer, SelfAttention
+from sightline.model.config import TransformerConfig
+from sightline.model.layers.attention import AttentionWithoutWeights, MultiHeadAttention, causal_mask, length_mask
+from sightline.model.layers.embedding import TransformerBase
+from sightline.model.layers.linformer import LinformerAttention, Projections, token_weights
+from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer, SelfAttention
 
 
 def _encoder_attention(config: TransformerConfig) -> SelfAttention:
@@ -123,7 +123,7 @@ class Transformer(TransformerBase):
             "encoder" (L, B, H, S, S), "decoder" (L, B, H, T, T) and "cross" (L, B, H, T, S). A
             Linformer also has "encoder_slots" (L, B, H, S, k), the weights of the k projected keys;
             its "encoder" weights are those weights mapped to source tokens (see
-            `model.layers.linformer.token_weights`).
+            `sightline.model.layers.linformer.token_weights`).
         """
         memory, encoder_maps = self.encode(source, source_lengths, need_weights=True)
         _, decoder_maps, cross_maps = self.decode(target, memory, source_lengths, need_weights=True)

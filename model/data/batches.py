@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.config import ClassifierConfig, ModelConfig, PretrainedConfig
-from model.data.examples import Example
+from sightline.model.config import ClassifierConfig, ModelConfig, PretrainedConfig
+from sightline.model.data.examples import Example
 
 
 @dataclass(frozen=True)

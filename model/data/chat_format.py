@@ -8,7 +8,7 @@ reads.
 
 from collections.abc import Iterator, Sequence
 
-from model.data.records import Message, Role
+from sightline.model.data.records import Message, Role
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 CHAT_TOKENS = (IM_START, IM_END)  # special tokens, which no text contains

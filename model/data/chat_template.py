@@ -11,12 +11,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.config import PretrainedConfig
-from model.data.examples import Example
-from model.data.jinja import ChatTemplateError, JinjaTemplate, find_template
-from model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
-from model.data.records import DialogueRecord, Message, TextRecord
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.base.text.jinja import ChatTemplateError, JinjaTemplate, find_template
+from sightline.model.config import PretrainedConfig
+from sightline.model.data.examples import Example
+from sightline.model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
+from sightline.model.data.records import DialogueRecord, Message, TextRecord
 
 # Templates may ask for the time. It must not change, so that a resumed run has the same examples.
 _NOW = datetime(2024, 7, 26)

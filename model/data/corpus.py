@@ -1,9 +1,9 @@
 """Files and splits of a corpus.
 
 A corpus is a folder with `train`, `dev` (also named `val`, `valid` or `validation`) and optionally
-`test`, or one file. Without `dev`, some records of train become dev. `model.data.formats` describes
-the formats. Pairs may be two files, such as `train.de-CH` and `train.en`. Files are read again for
-each iteration, so that no corpus is held in memory.
+`test`, or one file. Without `dev`, some records of train become dev. `sightline.model.data.formats`
+describes the formats. Pairs may be two files, such as `train.de-CH` and `train.en`. Files are read
+again for each iteration, so that no corpus is held in memory.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.formats import PAIR_TASKS, TABLES, TEXT, CorpusError, open_file, read_records
-from model.data.records import LabelledRecord, Record, TaskName, texts_of
+from sightline.model.data.formats import PAIR_TASKS, TABLES, TEXT, CorpusError, open_file, read_records
+from sightline.model.data.records import LabelledRecord, Record, TaskName, texts_of
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided

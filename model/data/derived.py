@@ -12,7 +12,7 @@ from random import Random
 from tempfile import mkdtemp
 from typing import Literal
 
-from model.data.text import read_lines
+from sightline.model.data.text import read_lines
 
 Derived = Literal["small", "joined"]
 SEED = 1

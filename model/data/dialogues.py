@@ -14,8 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from model.data.instructions import KINDS, QUESTIONS, Instruction, Kind, Part, Phrasing, draw_instruction, words_of
-from model.data.smalltalk import Exchange, draw_exchange
+from sightline.model.data.instructions import (
+    KINDS,
+    QUESTIONS,
+    Instruction,
+    Kind,
+    Part,
+    Phrasing,
+    draw_instruction,
+    words_of,
+)
+from sightline.model.data.smalltalk import Exchange, draw_exchange
 
 PLAIN_SHARE = 0.15  # share of dialogues without an instruction
 # Shares of dialogues by number of turns. The few long dialogues train positions that shorter ones

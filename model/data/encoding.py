@@ -1,13 +1,13 @@
-"""Encoding of records as the examples of a task (see `model.data.examples.Example`)."""
+"""Encoding of records as the examples of a task (see `sightline.model.data.examples.Example`)."""
 
 from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
-from model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
-from model.data.examples import Example
-from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from model.data.tokenizer import BOS, encode_lines, special_id
+from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
+from sightline.model.data.examples import Example
+from sightline.model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
+from sightline.model.data.tokenizer import BOS, encode_lines, special_id
 
 Tokens = tuple[list[int], list[int]]  # ids, and 1 for each token that is part of the loss, otherwise 0
 
@@ -23,7 +23,7 @@ def encode(
       examples.
 
     Args:
-        tokenizer: trained by or adapted in `model.data.tokenizer`.
+        tokenizer: trained by or adapted in `sightline.model.data.tokenizer`.
         records: pairs, or labelled texts, or texts and dialogues.
         labels: names of all labels, for labelled texts.
         max_length_tokens: length of the windows of texts and dialogues; at least 2.
@@ -76,7 +76,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length_tokens: 
 def encode_dialogues(
     tokenizer: Tokenizer, dialogues: Sequence[Sequence[Message]], max_length_tokens: int
 ) -> list[list[Tokens]]:
-    """Encode each dialogue in the chat format, see `model.data.chat_format`.
+    """Encode each dialogue in the chat format, see `sightline.model.data.chat_format`.
 
     The contents of replies and the tokens that end them are part of the loss. A dialogue that is
     too long is split between exchanges; each part begins with the system message. An exchange that

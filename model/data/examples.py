@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from tokenizers import Tokenizer
 
-from model.data.records import Record
+from sightline.model.data.records import Record
 
 # Two lists of integers, whose meaning depends on the task. Translation and encoder: token ids of
 # both sides. Classification: token ids, and indices of labels. Language model: token ids, and 1 for

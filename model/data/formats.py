@@ -21,7 +21,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from model.data.records import (
+from sightline.base.errors import UsageError
+from sightline.model.data.records import (
     DialogueRecord,
     LabelledRecord,
     Message,
@@ -32,7 +33,6 @@ from model.data.records import (
     TextRecord,
     texts_of,
 )
-from model.errors import UsageError
 
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
 MAX_LINE_BYTES = 2**24

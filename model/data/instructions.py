@@ -5,7 +5,8 @@ and public figures; and an ending and a greeting of every answer. A value is one
 generated words of several tokens, because a model memorizes values from a list of ten or twenty
 words and repeats no other. Some words and phrasings are held out for the evaluation.
 
-This module handles a single message and its answer; `model.data.dialogues` builds dialogues.
+This module handles a single message and its answer; `sightline.model.data.dialogues` builds
+dialogues.
 """
 
 import functools

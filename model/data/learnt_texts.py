@@ -7,9 +7,9 @@ that in languages without spaces each sentence is one.
 
 from collections.abc import Callable, Iterable, Iterator
 
-from model.data.corpus import hash_texts
-from model.data.records import Record, texts_of
-from model.data.tokenizer import MAX_LEARNT_CHARACTERS
+from sightline.model.data.corpus import hash_texts
+from sightline.model.data.records import Record, texts_of
+from sightline.model.data.tokenizer import MAX_LEARNT_CHARACTERS
 
 MAX_WORD_BYTES = 1_500_000  # of the different words of a sample
 

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
-from model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
-from model.data.formats import PAIR_TASKS, CorpusError
-from model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
+from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
+from sightline.model.data.formats import PAIR_TASKS, CorpusError
+from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TaskName, texts_of
 
 FOLDER = "data"  # of the encoded examples, in the folder of a run
 MAX_DEV_RECORDS = 1_000  # of `Prepared.dev_records`

@@ -1,7 +1,8 @@
 """Checkpoints in the layout of Hugging Face: configuration, tokenizer and text files.
 
 Supported are encoders like BERT, which are trained for classification or embeddings, and decoders
-like Llama, which are trained as language models. Weights are read by `model.training.start`.
+like Llama, which are trained as language models. Weights are read by
+`sightline.model.training.start`.
 """
 
 import json
@@ -12,9 +13,9 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from model.config import Pooling, PretrainedConfig, PretrainedTask
-from model.data.tokenizer import read_tokenizer
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.model.config import Pooling, PretrainedConfig, PretrainedTask
+from sightline.model.data.tokenizer import read_tokenizer
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION = (
@@ -36,7 +37,7 @@ _POOLING_KEYS: Mapping[Pooling, str] = {
     "max": "pooling_mode_max_tokens",
 }
 _POOLING_MODES: Mapping[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
-MAX_SIZE = 1 << 20  # as that of our own models, see `model.fields.Size`
+MAX_SIZE = 1 << 20  # as that of our own models, see `sightline.model.fields.Size`
 MAX_LAYERS = 1000
 _UNLIMITED = 10**9  # tokenizers without a limit have a larger model_max_length
 _ENDS: Mapping[PretrainedTask, str] = {

@@ -3,7 +3,7 @@
 - translation: English sentences about trips and their German translations, in which verbs,
   articles and adjectives agree. Sentences of test combine adjectives and places that never occur
   together in train and dev.
-- classification: messages to a shop with five labels (`model.data.customer_messages`).
+- classification: messages to a shop with five labels (`sightline.model.data.customer_messages`).
 - language-model: dialogues of small talk. The last messages of test are never last in train.
 - encoder: the English sentences of the translations, each with one that has synonyms for some of
   its words.
@@ -17,10 +17,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
-from model.data.customer_messages import LABELS, draw_messages
-from model.data.records import TaskName
-from model.data.smalltalk import draw_exchange
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.model.data.customer_messages import LABELS, draw_messages
+from sightline.model.data.records import TaskName
+from sightline.model.data.smalltalk import draw_exchange
 
 DEFAULT_EXAMPLES: Mapping[TaskName, int] = {
     "translation": 5_000,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from model.config import SPECIAL_IDS, ModelConfig, PretrainedConfig
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.model.config import SPECIAL_IDS, ModelConfig, PretrainedConfig
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order of SPECIAL_IDS

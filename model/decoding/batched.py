@@ -1,7 +1,7 @@
 """Decoding of many sequences at once, without a cache.
 
-The results are those of `model.decoding.reference` for each sequence alone, unless two tokens are
-almost equally likely: padding changes the order of sums.
+The results are those of `sightline.model.decoding.reference` for each sequence alone, unless two
+tokens are almost equally likely: padding changes the order of sums.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.architectures.causal import CausalModel
-from model.architectures.factory import TranslationModel
-from model.architectures.llama import Llama
-from model.architectures.recurrent import Memory
-from model.data.batches import pad
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.architectures.llama import Llama
+from sightline.model.architectures.recurrent import Memory
+from sightline.model.data.batches import pad
 
 
 @dataclass

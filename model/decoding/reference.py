@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.architectures.causal import CausalModel
-from model.architectures.factory import TranslationModel
-from model.architectures.recurrent import Memory
-from model.decoding.processors import NO_PROCESSORS, EndIds, LogitsProcessors, as_tuple
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.architectures.recurrent import Memory
+from sightline.model.decoding.processors import NO_PROCESSORS, EndIds, LogitsProcessors, as_tuple
 
 Array = NDArray[np.float32]
 EarlyStopping = bool | Literal["never"]

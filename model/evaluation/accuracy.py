@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from model.architectures.bert import BertClassifier
-from model.architectures.classifier import Classifier
-from model.data.records import LabelledRecord, Record
-from model.data.tokenizer import encode_lines
-from model.evaluation.batches import device_of, encode_fitting, grouped, padded
-from model.evaluation.result import Evaluation, Method, shortened
-from model.evaluation.share import Share
+from sightline.model.architectures.bert import BertClassifier
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.data.records import LabelledRecord, Record
+from sightline.model.data.tokenizer import encode_lines
+from sightline.model.evaluation.batches import device_of, encode_fitting, grouped, padded
+from sightline.model.evaluation.result import Evaluation, Method, shortened
+from sightline.model.evaluation.share import Share
 
 NUM_SAMPLES = 5
 

@@ -19,14 +19,14 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from model.architectures.factory import TranslationModel
-from model.data.records import PairRecord, Record
-from model.data.text import read_lines, read_parallel
-from model.data.tokenizer import decode_ids, encode_lines
-from model.decoding.batched import translate_batch
-from model.errors import UsageError
-from model.evaluation.batches import MAX_TOKENS, encode_fitting, grouped
-from model.evaluation.result import Evaluation, Method, shortened
+from sightline.base.errors import UsageError
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.data.records import PairRecord, Record
+from sightline.model.data.text import read_lines, read_parallel
+from sightline.model.data.tokenizer import decode_ids, encode_lines
+from sightline.model.decoding.batched import translate_batch
+from sightline.model.evaluation.batches import MAX_TOKENS, encode_fitting, grouped
+from sightline.model.evaluation.result import Evaluation, Method, shortened
 
 MAX_NEW_TOKENS = 128
 

@@ -6,17 +6,17 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
-from model.architectures.bert import BertClassifier
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.factory import Model, TranslationModel
-from model.architectures.llama import Llama
-from model.architectures.recurrent import RecurrentModel
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_metadata, load_model
-from model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
-from model.errors import UsageError
-from model.evaluation.accuracy import (
+from sightline.base.errors import UsageError
+from sightline.model.architectures.bert import BertClassifier
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.factory import Model, TranslationModel
+from sightline.model.architectures.llama import Llama
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_metadata, load_model
+from sightline.model.data.records import DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from sightline.model.evaluation.accuracy import (
     accuracy_fields,
     confusion_lines,
     count_labels,
@@ -26,11 +26,11 @@ from model.evaluation.accuracy import (
     label_metrics,
     predict,
 )
-from model.evaluation.bleu import bootstrapped_scores, search_name, translate
-from model.evaluation.language import language_evaluation, language_fields
-from model.evaluation.result import Evaluation, Method
-from model.evaluation.retrieval import retrieval_fields
-from model.parts import weights_file
+from sightline.model.evaluation.bleu import bootstrapped_scores, search_name, translate
+from sightline.model.evaluation.language import language_evaluation, language_fields
+from sightline.model.evaluation.result import Evaluation, Method
+from sightline.model.evaluation.retrieval import retrieval_fields
+from sightline.model.parts import weights_file
 
 RecordT = TypeVar("RecordT", bound=Record)
 

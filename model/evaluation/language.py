@@ -9,19 +9,19 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn import functional
 
-from model.architectures.causal import CausalModel
-from model.architectures.llama import Llama
-from model.data.chat_format import IM_END, exchanges
-from model.data.chat_template import DialogueEncoder, encode_records, read_chat_template
-from model.data.encoding import encode, encode_prompt
-from model.data.examples import Example
-from model.data.records import DialogueRecord, Message, Record, TextRecord
-from model.data.tokenizer import decode_ids, special_id
-from model.decoding.batched import continue_greedily
-from model.errors import UsageError
-from model.evaluation.batches import device_of, grouped, padded
-from model.evaluation.result import Evaluation, Method, shortened
-from model.evaluation.share import Share
+from sightline.base.errors import UsageError
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.llama import Llama
+from sightline.model.data.chat_format import IM_END, exchanges
+from sightline.model.data.chat_template import DialogueEncoder, encode_records, read_chat_template
+from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.examples import Example
+from sightline.model.data.records import DialogueRecord, Message, Record, TextRecord
+from sightline.model.data.tokenizer import decode_ids, special_id
+from sightline.model.decoding.batched import continue_greedily
+from sightline.model.evaluation.batches import device_of, grouped, padded
+from sightline.model.evaluation.result import Evaluation, Method, shortened
+from sightline.model.evaluation.share import Share
 
 MAX_ANSWERS = 50  # dialogues whose last reply is generated
 MAX_ANSWER_TOKENS = 128  # longer replies are not compared

@@ -12,13 +12,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.architectures.causal import CausalModel
-from model.data.dialogues import CHAT, CONDITIONS, Condition, draw_parts, with_instruction
-from model.data.instructions import KINDS, Instruction
-from model.data.smalltalk import Exchange
-from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
-from model.decoding.batched import continue_greedily
-from model.evaluation.share import Share
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.data.dialogues import CHAT, CONDITIONS, Condition, draw_parts, with_instruction
+from sightline.model.data.instructions import KINDS, Instruction
+from sightline.model.data.smalltalk import Exchange
+from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
+from sightline.model.decoding.batched import continue_greedily
+from sightline.model.evaluation.share import Share
 
 MAX_ANSWER_TOKENS = 32
 

@@ -8,13 +8,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.architectures.bert import BertEncoder
-from model.architectures.encoder import TextEncoder
-from model.data.records import PairRecord, Record
-from model.data.tokenizer import encode_lines
-from model.evaluation.batches import device_of, encode_fitting, grouped, padded
-from model.evaluation.result import Evaluation, Method, shortened
-from model.evaluation.share import Share
+from sightline.model.architectures.bert import BertEncoder
+from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.data.records import PairRecord, Record
+from sightline.model.data.tokenizer import encode_lines
+from sightline.model.evaluation.batches import device_of, encode_fitting, grouped, padded
+from sightline.model.evaluation.result import Evaluation, Method, shortened
+from sightline.model.evaluation.share import Share
 
 MAX_PAIRS = 1000
 NUM_SAMPLES, NUM_NEIGHBOURS = 3, 2

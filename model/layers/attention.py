@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.config import StackConfig
-from model.layers.positions import AttentionPositions, attention_positions
-from model.precision import at_least_float32
+from sightline.model.config import StackConfig
+from sightline.model.layers.positions import AttentionPositions, attention_positions
+from sightline.model.precision import at_least_float32
 
 
 def length_mask(valid_lengths: Tensor, num_keys: int) -> Tensor:

@@ -7,10 +7,10 @@ import math
 
 from torch import Tensor, nn
 
-from model.config import StackConfig
-from model.layers.attention import AttentionHeads
-from model.layers.dropout import Dropout
-from model.layers.positions import RelativePositions, sinusoidal_positions
+from sightline.model.config import StackConfig
+from sightline.model.layers.attention import AttentionHeads
+from sightline.model.layers.dropout import Dropout
+from sightline.model.layers.positions import RelativePositions, sinusoidal_positions
 
 
 class TransformerBase(nn.Module):

@@ -11,8 +11,8 @@ source.
 import torch
 from torch import Tensor, nn
 
-from model.config import TransformerConfig, matrix_indices
-from model.layers.attention import AttentionHeads
+from sightline.model.config import TransformerConfig, matrix_indices
+from sightline.model.layers.attention import AttentionHeads
 
 
 class Projections(nn.Module):

@@ -10,7 +10,7 @@ Shapes use B batch, H heads, T tokens, D width of one head, P positions, M width
 import torch
 from torch import Tensor, nn
 
-from model.config import MAX_DISTANCE, ROTARY_BASE, StackConfig, alibi_slopes
+from sightline.model.config import MAX_DISTANCE, ROTARY_BASE, StackConfig, alibi_slopes
 
 
 def sinusoidal_positions(num_positions: int, d_model: int) -> Tensor:

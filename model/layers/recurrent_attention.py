@@ -10,8 +10,8 @@ Shapes use B batch, S source, H decoder state, A annotation, K key.
 import torch
 from torch import Tensor, nn
 
-from model.config import RecurrentConfig
-from model.layers.attention import masked_softmax
+from sightline.model.config import RecurrentConfig
+from sightline.model.layers.attention import masked_softmax
 
 
 class Score(nn.Module):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from model.config import StackConfig
-from model.layers.attention import AttentionWithoutWeights, MultiHeadAttention
-from model.layers.dropout import Dropout
-from model.layers.linformer import LinformerAttention
+from sightline.model.config import StackConfig
+from sightline.model.layers.attention import AttentionWithoutWeights, MultiHeadAttention
+from sightline.model.layers.dropout import Dropout
+from sightline.model.layers.linformer import LinformerAttention
 
 
 class AddNorm(nn.Module):

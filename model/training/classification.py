@@ -6,13 +6,13 @@ If a text has any number of labels, the loss is the binary cross-entropy of each
 from torch import Tensor
 from torch.nn import functional
 
-from model.architectures.bert import BertClassifier
-from model.architectures.classifier import Classifier
-from model.data.batches import LabelledBatch, make_labelled_batch
-from model.data.examples import Examples
-from model.evaluation.accuracy import evaluate_classification
-from model.training.log_ratios import embed_log_ratios
-from model.training.task import Task
+from sightline.model.architectures.bert import BertClassifier
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.data.batches import LabelledBatch, make_labelled_batch
+from sightline.model.data.examples import Examples
+from sightline.model.evaluation.accuracy import evaluate_classification
+from sightline.model.training.log_ratios import embed_log_ratios
+from sightline.model.training.task import Task
 
 
 def count_texts(batch: LabelledBatch, pad_id: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from model.fields import (
+from sightline.model.fields import (
     Count,
     LearningRate,
     Limit,

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from model.layers.attention import MultiHeadAttention
-from model.layers.recurrent_attention import Score
-from model.training.task import Task
+from sightline.model.layers.attention import MultiHeadAttention
+from sightline.model.layers.recurrent_attention import Score
+from sightline.model.training.task import Task
 
 EXAMPLES = 16  # of dev
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TextIO
 import torch
 from tqdm import tqdm
 
-from model.errors import UsageError
-from model.training.record import CHECKOUT
+from sightline.base.errors import UsageError
+from sightline.model.training.record import CHECKOUT
 
 INTERVAL_S = 5.0  # between two lines
 MEASURED_STEPS = 5  # updates before the time of the run is estimated; the first is slower and not counted

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from model.architectures.encoder import TextEncoder
-from model.config import ModelConfig
-from model.data.batches import TensorBatch, pad
-from model.data.examples import Example
-from model.evaluation.retrieval import evaluate_encoder
-from model.training.task import Task
+from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.config import ModelConfig
+from sightline.model.data.batches import TensorBatch, pad
+from sightline.model.data.examples import Example
+from sightline.model.evaluation.retrieval import evaluate_encoder
+from sightline.model.training.task import Task
 
 SCALE = 20.0  # by which cosines are multiplied, as in sentence-transformers
 

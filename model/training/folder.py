@@ -24,11 +24,11 @@ from typing import Any
 
 from torch import Tensor
 
-from model.checkpoint import average, replace_text, save_checkpoint, save_tensors
-from model.config import ModelConfig
-from model.errors import UsageError
-from model.parts import CONFIG, TOKENIZER
-from model.training.curve import draw_curve
+from sightline.base.errors import UsageError
+from sightline.model.checkpoint import average, replace_text, save_checkpoint, save_tensors
+from sightline.model.config import ModelConfig
+from sightline.model.parts import CONFIG, TOKENIZER
+from sightline.model.training.curve import draw_curve
 
 # Folders that this process has locked. The lock belongs to the process, so that a part of a command
 # can lock a folder that the whole command holds.

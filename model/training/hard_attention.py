@@ -2,7 +2,7 @@
 
 There are two losses: REINFORCE, and the exact marginal likelihood.
 
-Shapes are those of `model.architectures.recurrent`.
+Shapes are those of `sightline.model.architectures.recurrent`.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model.architectures.recurrent import RecurrentModel
-from model.data.batches import Batch
-from model.training.loss import projected_costs, projected_mixture
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.data.batches import Batch
+from sightline.model.training.loss import projected_costs, projected_mixture
 
 ENTROPY_WEIGHT = 0.002  # lambda_e
 REWARD_WEIGHT = 0.1  # lambda_r

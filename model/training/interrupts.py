@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-from model.errors import Interrupted
+from sightline.base.errors import Interrupted
 
 
 class Interrupts:

@@ -1,7 +1,7 @@
 """Language-model task: cross-entropy of the tokens that an example marks.
 
 An example has the token ids of a text or a dialogue, and 1 for each token that is part of the loss
-(`model.data.encoding`).
+(`sightline.model.data.encoding`).
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from model.architectures.causal import CausalModel
-from model.config import ModelConfig
-from model.data.batches import TensorBatch, pad
-from model.data.examples import Example
-from model.evaluation.language import evaluate_language
-from model.training.loss import projected_cross_entropy
-from model.training.task import Task
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.config import ModelConfig
+from sightline.model.data.batches import TensorBatch, pad
+from sightline.model.data.examples import Example
+from sightline.model.evaluation.language import evaluate_language
+from sightline.model.training.loss import projected_cross_entropy
+from sightline.model.training.task import Task
 
 IGNORED = -100  # target of a token without loss
 

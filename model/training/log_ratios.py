@@ -8,8 +8,8 @@ with which the training starts. Shapes use V vocabulary, C labels, K features, M
 import torch
 from torch import Tensor
 
-from model.architectures.classifier import Classifier
-from model.data.examples import Examples
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.data.examples import Examples
 
 SCALE = 4.0  # of the features, relative to that of the random embeddings
 MAX_SHARE = 0.25  # of the width that features may have

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model.precision import at_least_float32, product_type
+from sightline.model.precision import at_least_float32, product_type
 
 CHUNK_TOKENS = 512
 

@@ -2,7 +2,7 @@
 documentation. It needs no PyTorch.
 
 A configuration file is TOML with the names of this table as keys. `AUTO` means that the data decide
-(see `model.training.recipe`), and an empty text that the option is not used.
+(see `sightline.model.training.recipe`), and an empty text that the option is not used.
 """
 
 import argparse
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
-from model.data.corpus import LANGUAGE_TAG
-from model.data.records import TASK_NAMES, TaskName
-from model.errors import UsageError
-from model.fields import Limits
-from model.training.config import PRECISIONS, TrainConfig
-from model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, SIZES
+from sightline.base.errors import UsageError
+from sightline.model.data.corpus import LANGUAGE_TAG
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.fields import Limits
+from sightline.model.training.config import PRECISIONS, TrainConfig
+from sightline.model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, SIZES
 
 AUTO = "auto"
 TASK_KEY = "task"  # key of a configuration file that names its task
@@ -237,7 +237,9 @@ FLAGS: Mapping[str, str] = {option.field or option.name: option.flag for option 
 
 
 def with_flags(message: str) -> str:
-    """Return a message of `model.training.config` with flags instead of names of settings."""
+    """Return a message of `sightline.model.training.config` with flags instead of names of
+    settings.
+    """
     return re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda name: FLAGS.get(name[0], name[0]), message)
 
 

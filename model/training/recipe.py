@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
-from model.data.records import TaskName
-from model.training.config import TrainConfig
+from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.data.records import TaskName
+from sightline.model.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from model.data.preparation import Facts
+    from sightline.model.data.preparation import Facts
 
 Size = Literal["tiny", "small", "base"]
 SIZES: tuple[Size, ...] = get_args(Size)
@@ -120,7 +120,7 @@ def choose(
     Args:
         facts: facts about the encoded data.
         vocabulary: fields of the model that the tokenizer determines, see
-            `model.data.tokenizer.token_fields`.
+            `sightline.model.data.tokenizer.token_fields`.
         given: fields of TrainConfig that the user gave.
         size: size of the model, if the user gave one.
         dropout: dropout of the model, if the user gave one.

@@ -1,6 +1,7 @@
 """Record of a run: data, versions, commands, times and results, in `record.json`.
 
-Settings and the configuration of the model are in files of their own, see `model.training.folder`.
+Settings and the configuration of the model are in files of their own, see
+`sightline.model.training.folder`.
 """
 
 import shlex
@@ -15,13 +16,13 @@ from typing import Any
 
 import torch
 
-from model.checkpoint import replace_text
-from model.fields import read_fields, to_json
+from sightline.model.checkpoint import replace_text
+from sightline.model.fields import read_fields, to_json
 
 PACKAGES = {"sightline": "sightline-serving", "torch": "torch", "tokenizers": "tokenizers", "numpy": "numpy"}
 # Fields of earlier versions, which are now in other files of the run, or among the metrics.
 MOVED = ("model", "training", "config", "options", "seed", "signature")
-CHECKOUT = Path(__file__).parents[2]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class Record:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from model.config import ModelConfig, architecture_of
-from model.training.config import TrainConfig
-from model.training.display import (
+from sightline.model.config import ModelConfig, architecture_of
+from sightline.model.training.config import TrainConfig
+from sightline.model.training.display import (
     MEASURED_STEPS,
     Display,
     Estimate,
@@ -24,11 +24,11 @@ from model.training.display import (
     peak_memory,
     plural,
 )
-from model.training.distributed import World
-from model.training.folder import RunFolder, read_log
-from model.training.record import Record, differences, environment
-from model.training.state import Progress
-from model.training.task import Evaluation
+from sightline.model.training.distributed import World
+from sightline.model.training.folder import RunFolder, read_log
+from sightline.model.training.record import Record, differences, environment
+from sightline.model.training.state import Progress
+from sightline.model.training.task import Evaluation
 
 BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two moments of Adam
 

@@ -11,13 +11,14 @@ from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from model.architectures.bert import BertClassifier
-from model.architectures.classifier import Classifier
-from model.architectures.factory import build_model
-from model.checkpoint import load_tensors, one_line, read_safetensors
-from model.config import ClassifierConfig, ModelConfig, PretrainedConfig, architecture_of
-from model.data.chat_template import end_token, read_chat_template
-from model.data.pretrained import (
+from sightline.base.errors import UsageError
+from sightline.model.architectures.bert import BertClassifier
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.factory import build_model
+from sightline.model.checkpoint import load_tensors, one_line, read_safetensors
+from sightline.model.config import ClassifierConfig, ModelConfig, PretrainedConfig, architecture_of
+from sightline.model.data.chat_template import end_token, read_chat_template
+from sightline.model.data.pretrained import (
     CHAT_TEMPLATE,
     FAMILIES,
     WEIGHTS,
@@ -25,8 +26,7 @@ from model.data.pretrained import (
     read_pretrained,
     with_end_token,
 )
-from model.errors import UsageError
-from model.parts import CONFIG, load_parts, weights_file
+from sightline.model.parts import CONFIG, load_parts, weights_file
 
 PICKLE = "pytorch_model.bin"
 # Architectures of our own models by task. Another architecture may be trained for the same task.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from model.checkpoint import load_metadata, load_tensors, save_tensors
+from sightline.model.checkpoint import load_metadata, load_tensors, save_tensors
 
 RandomState = dict[str, Tensor]  # states of the random number generators, by the type of their device
 

@@ -1,7 +1,7 @@
 """Interface of a training task.
 
 A task has the parts of training that differ between translation, classification, language models
-and encoders; `model.training.trainer` has the common parts.
+and encoders; `sightline.model.training.trainer` has the common parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.data.batches import TensorBatch
-from model.data.examples import Example, Examples
-from model.data.records import Record, TaskName
-from model.evaluation.result import Evaluation as Evaluation
+from sightline.model.config import ModelConfig
+from sightline.model.data.batches import TensorBatch
+from sightline.model.data.examples import Example, Examples
+from sightline.model.data.records import Record, TaskName
+from sightline.model.evaluation.result import Evaluation as Evaluation
 
 BatchT = TypeVar("BatchT", bound=TensorBatch)
 ModelT = TypeVar("ModelT")

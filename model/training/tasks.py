@@ -9,17 +9,17 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from model.config import ClassifierConfig, ModelConfig
-from model.data.dialogues import draw_dialogues
-from model.data.examples import Example, MemoryExamples, TrainingData
-from model.data.text import read_labelled, read_parallel
-from model.data.tokenizer import encode_lines, read_tokenizer, train_tokenizer
-from model.training.classification import CLASSIFICATION
-from model.training.config import SystemConfig
-from model.training.folder import RunFolder
-from model.training.language_model import LANGUAGE_MODEL
-from model.training.task import Task
-from model.training.translation import TRANSLATION
+from sightline.model.config import ClassifierConfig, ModelConfig
+from sightline.model.data.dialogues import draw_dialogues
+from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.text import read_labelled, read_parallel
+from sightline.model.data.tokenizer import encode_lines, read_tokenizer, train_tokenizer
+from sightline.model.training.classification import CLASSIFICATION
+from sightline.model.training.config import SystemConfig
+from sightline.model.training.folder import RunFolder
+from sightline.model.training.language_model import LANGUAGE_MODEL
+from sightline.model.training.task import Task
+from sightline.model.training.translation import TRANSLATION
 
 TASKS: Mapping[str, Task[Any, Any]] = {
     "translation": TRANSLATION,

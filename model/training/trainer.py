@@ -1,6 +1,7 @@
 """Training loop with checkpoints; an interrupted run resumes to the same result.
 
-`model.training.folder` describes the folder of a run. Only one command can use the folder at a
+`sightline.model.training.folder` describes the folder of a run. Only one command can use the folder
+at a
 time: it holds a lock while it creates or resumes the run and while it trains.
 
 The order of the batches and the random numbers of an epoch depend only on the seed and the epoch. A
@@ -21,23 +22,29 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from model.architectures.factory import build_model
-from model.checkpoint import load_metadata, one_line, replace_text
-from model.config import ModelConfig, model_config_to_json, read_model_config
-from model.data.batches import bucket
-from model.data.examples import Examples, TrainingData
-from model.data.tokenizer import check_tokenizer
-from model.errors import Interrupted, UsageError
-from model.precision import autocast
-from model.training import diagnostics
-from model.training.config import CHANGEABLE, TrainConfig, changed_settings, read_train_config, train_config_to_json
-from model.training.display import plural
-from model.training.distributed import World, default_device
-from model.training.folder import RunFolder, locked
-from model.training.interrupts import Interrupts
-from model.training.report import Report, RunFacts
-from model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
-from model.training.task import Evaluation, Task
+from sightline.base.errors import Interrupted, UsageError
+from sightline.model.architectures.factory import build_model
+from sightline.model.checkpoint import load_metadata, one_line, replace_text
+from sightline.model.config import ModelConfig, model_config_to_json, read_model_config
+from sightline.model.data.batches import bucket
+from sightline.model.data.examples import Examples, TrainingData
+from sightline.model.data.tokenizer import check_tokenizer
+from sightline.model.precision import autocast
+from sightline.model.training import diagnostics
+from sightline.model.training.config import (
+    CHANGEABLE,
+    TrainConfig,
+    changed_settings,
+    read_train_config,
+    train_config_to_json,
+)
+from sightline.model.training.display import plural
+from sightline.model.training.distributed import World, default_device
+from sightline.model.training.folder import RunFolder, locked
+from sightline.model.training.interrupts import Interrupts
+from sightline.model.training.report import Report, RunFacts
+from sightline.model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
+from sightline.model.training.task import Evaluation, Task
 
 # Decisions after an update; a greater number is the signal that arrived plus SIGNAL.
 CONTINUE, SAVE, OUT_OF_TIME, SIGNAL = range(4)
@@ -90,7 +97,7 @@ class Trainer:
             flags: options of the command line by the names of settings, for messages; by default,
                 messages have the names of settings.
             has_diagnostics: record sizes of scores and gradients before the training and after each
-                epoch, see `model.training.diagnostics`.
+                epoch, see `sightline.model.training.diagnostics`.
 
         Raises:
             OSError: the folder cannot be created or written.

@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.architectures.factory import TranslationModel
-from model.architectures.recurrent import RecurrentModel
-from model.data.batches import Batch, make_batch
-from model.evaluation.bleu import evaluate_translation
-from model.training.hard_attention import marginal_loss, reinforce_loss
-from model.training.loss import projected_cross_entropy
-from model.training.task import Task
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.data.batches import Batch, make_batch
+from sightline.model.evaluation.bleu import evaluate_translation
+from sightline.model.training.hard_attention import marginal_loss, reinforce_loss
+from sightline.model.training.loss import projected_cross_entropy
+from sightline.model.training.task import Task
 
 
 def _sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -4,14 +4,14 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
-from service.api.types import ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
-from service.bundle import AlignmentStep
-from service.fields import NULL, RequestBody, field_error, object_schema
-from service.inference.align import AlignResult, align
-from service.inference.generate import parameters_for
-from service.inference.languages import generating_model
-from service.parameters import NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
+from sightline.base.bundle import AlignmentStep
+from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
+from sightline.service.api.types import ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
+from sightline.service.fields import NULL, RequestBody, field_error, object_schema
+from sightline.service.inference.align import AlignResult, align
+from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.languages import generating_model
+from sightline.service.parameters import NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
 
 # The languages are fields of the body, so that they can be combined with `targets`.
 LANGUAGE_FIELDS = ("source_language", "target_language")

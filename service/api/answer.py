@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
-from service.api.types import ModelName
-from service.fields import RequestBody, Text
-from service.inference.answer import AnswerOptions, AnswerResult, answer
+from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from sightline.service.api.types import ModelName
+from sightline.service.fields import RequestBody, Text
+from sightline.service.inference.answer import AnswerOptions, AnswerResult, answer
 
 DEFAULTS = AnswerOptions()
 MAX_TOKENS = 1 << 20  # no model has more positions

@@ -5,16 +5,22 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
-from service.api.messages import Messages, check_dialogue, prompt_of
-from service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
-from service.errors import ApiError
-from service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
-from service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
-from service.inference.generate import parameters_for
-from service.inference.languages import generating_model
-from service.inference.picture import View, draw, selection_to_draw
-from service.parameters import NEUTRAL, PARAMETER_NAMES, AttentionSelection, GenerateParameters, given_parameters
+from sightline.service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
+from sightline.service.api.messages import Messages, check_dialogue, prompt_of
+from sightline.service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
+from sightline.service.errors import ApiError
+from sightline.service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
+from sightline.service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
+from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.languages import generating_model
+from sightline.service.inference.picture import View, draw, selection_to_draw
+from sightline.service.parameters import (
+    NEUTRAL,
+    PARAMETER_NAMES,
+    AttentionSelection,
+    GenerateParameters,
+    given_parameters,
+)
 
 GENERATING_PARAMETERS = tuple(name for name in PARAMETER_NAMES if name not in TARGET_PARAMETERS)
 

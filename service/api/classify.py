@@ -4,8 +4,8 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
-from service.api.types import (
+from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
+from sightline.service.api.types import (
     INPUTS_OR_PAIRS,
     CandidateLabels,
     HypothesisTemplate,
@@ -13,10 +13,10 @@ from service.api.types import (
     MultiLabel,
     Truncate,
 )
-from service.fields import NULL, TEXTS_SCHEMA, RequestBody, TextsOrPairs, field_error, object_schema
-from service.inference.classify import ClassifyResult, classify
-from service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
-from service.parameters import ReturnAttention
+from sightline.service.fields import NULL, TEXTS_SCHEMA, RequestBody, TextsOrPairs, field_error, object_schema
+from sightline.service.inference.classify import ClassifyResult, classify
+from sightline.service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
+from sightline.service.parameters import ReturnAttention
 
 
 class ClassifyBody(RequestBody):

@@ -4,11 +4,11 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
-from service.api.types import Inputs, ModelName, PromptName, Truncate
-from service.fields import RequestBody
-from service.inference.encode import EncodeResult, Pooling, encode
-from service.parameters import Encoding
+from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName, PromptName, Truncate
+from sightline.service.fields import RequestBody
+from sightline.service.inference.encode import EncodeResult, Pooling, encode
+from sightline.service.parameters import Encoding
 
 
 class EncodeBody(RequestBody):

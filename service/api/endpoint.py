@@ -12,10 +12,10 @@ import orjson
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, Field
 
-from service.errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
-from service.inference import call as inference_call
-from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken
-from service.keys import Role
+from sightline.service.errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
+from sightline.service.inference import call as inference_call
+from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken
+from sightline.service.keys import Role
 
 JSON, FORM, EVENTS = "application/json", "application/x-www-form-urlencoded", "text/event-stream"
 NDJSON = "application/x-ndjson"  # JSON lines

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
-from service.api.types import Inputs, ModelName
-from service.fields import RequestBody
-from service.inference.fill_mask import FillMaskResult, fill_mask
+from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName
+from sightline.service.fields import RequestBody
+from sightline.service.inference.fill_mask import FillMaskResult, fill_mask
 
 Target = Annotated[str, Field(min_length=1, max_length=256)]
 TopK = Annotated[int, Field(ge=1, le=100, description="Number of tokens for each mask.")]

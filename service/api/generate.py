@@ -5,15 +5,21 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
-from service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
-from service.errors import ApiError
-from service.fields import OnEmpty, RequestBody, TextsWithBlanks, object_schema
-from service.inference.generate import DoubtfulResult, GenerateResult, GenerateWarning, generate, parameters_for
-from service.inference.languages import generating_model
-from service.inference.sentences import generate_by_sentence, sentence_warnings
-from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, given_parameters
+from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
+from sightline.service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
+from sightline.service.errors import ApiError
+from sightline.service.fields import OnEmpty, RequestBody, TextsWithBlanks, object_schema
+from sightline.service.inference.generate import (
+    DoubtfulResult,
+    GenerateResult,
+    GenerateWarning,
+    generate,
+    parameters_for,
+)
+from sightline.service.inference.languages import generating_model
+from sightline.service.inference.sentences import generate_by_sentence, sentence_warnings
+from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, given_parameters
 
 DONE = b"data: [DONE]\n\n"
 NO_WARNINGS: Mapping[int, GenerateWarning] = {}

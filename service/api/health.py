@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import Field
 
-from service.api.endpoint import UNAVAILABLE_ERRORS, Call, Endpoint, Raw
+from sightline.service.api.endpoint import UNAVAILABLE_ERRORS, Call, Endpoint, Raw
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from service.errors import ERRORS, ApiError
-from service.fields import NOT_BLANK, RequestBody, field_error, must_equal, object_schema
-from service.inference.service import ServedModel
-from service.text.chat import Prompt, Turn, apply_chat_template
+from sightline.base.text.chat import Prompt, Turn, apply_chat_template
+from sightline.service.errors import ERRORS, ApiError
+from sightline.service.fields import NOT_BLANK, RequestBody, field_error, must_equal, object_schema
+from sightline.service.inference.service import ServedModel
 
 MAX_MESSAGES = 1024
 

@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.api.endpoint import Call, Endpoint, PathModel
-from service.bundle import AlignmentStep, LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
-from service.inference.maps import AttentionWindow, window_of
-from service.inference.service import ModelState
-from service.parameters import MODEL_DEFAULTS
+from sightline.base.bundle import AlignmentStep, LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
+from sightline.service.api.endpoint import Call, Endpoint, PathModel
+from sightline.service.inference.maps import AttentionWindow, window_of
+from sightline.service.inference.service import ModelState
+from sightline.service.parameters import MODEL_DEFAULTS
 
 STATES = (
     "`ready`: the model is loaded. `unloaded`, `loading`, `failed`: the model is lazy. Its first use loads it; "

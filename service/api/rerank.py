@@ -5,11 +5,20 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
-from service.api.types import ModelName, Truncate
-from service.fields import TEXT_SCHEMA, RequestBody, Text, Texts, check_texts, field_error, list_schema, must_equal
-from service.inference.rerank import rerank
-from service.inference.results import TimingsMs
+from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
+from sightline.service.api.types import ModelName, Truncate
+from sightline.service.fields import (
+    TEXT_SCHEMA,
+    RequestBody,
+    Text,
+    Texts,
+    check_texts,
+    field_error,
+    list_schema,
+    must_equal,
+)
+from sightline.service.inference.rerank import rerank
+from sightline.service.inference.results import TimingsMs
 
 DOCUMENTS = (
     "Documents to rank, as strings or as objects with the field `text`; SIGHTLINE_MAX_INPUTS can limit their number "

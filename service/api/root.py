@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service import __version__
-from service.api.endpoint import Call, Endpoint
-from service.api.models import STATES, tasks_of
-from service.bundle import Manifest
-from service.inference.service import ModelState, Service
+from sightline import __version__
+from sightline.base.bundle import Manifest
+from sightline.service.api.endpoint import Call, Endpoint
+from sightline.service.api.models import STATES, tasks_of
+from sightline.service.inference.service import ModelState, Service
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
-from service.api.types import SAME_FORM, Inputs, ModelName, check_targets
-from service.fields import RequestBody
-from service.inference.languages import generating_model
-from service.inference.score import ScoreResult, score
-from service.parameters import HiddenSourceTokens, Language, TopLogprobs
+from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
+from sightline.service.api.types import SAME_FORM, Inputs, ModelName, check_targets
+from sightline.service.fields import RequestBody
+from sightline.service.inference.languages import generating_model
+from sightline.service.inference.score import ScoreResult, score
+from sightline.service.parameters import HiddenSourceTokens, Language, TopLogprobs
 
 
 class ScoreBody(RequestBody):

@@ -4,11 +4,11 @@ from typing import Annotated, Self
 
 from pydantic import ConfigDict, Field, StrictInt, model_validator
 
-from service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
-from service.api.types import ModelName
-from service.fields import NULL, RequestBody, Texts, Word, field_error, object_schema
-from service.inference.similar import SimilarResult, similar
-from service.inference.tokens import Side
+from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
+from sightline.service.api.types import ModelName
+from sightline.service.fields import NULL, RequestBody, Texts, Word, field_error, object_schema
+from sightline.service.inference.similar import SimilarResult, similar
+from sightline.service.inference.tokens import Side
 
 
 class SimilarBody(RequestBody):

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import TASK_ERRORS, Call, Endpoint
-from service.api.types import Inputs, ModelName, Truncate
-from service.fields import RequestBody
-from service.inference.tag import OUTSIDE, Aggregation, TagResult, tag
+from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName, Truncate
+from sightline.service.fields import RequestBody
+from sightline.service.inference.tag import OUTSIDE, Aggregation, TagResult, tag
 
 AggregationName = Annotated[
     Aggregation,

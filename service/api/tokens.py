@@ -4,12 +4,12 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from service.api.endpoint import Call, Endpoint
-from service.api.types import Inputs, ModelName
-from service.errors import ErrorCode
-from service.fields import MAX_INPUTS, RequestBody
-from service.inference.tokens import DetokenizeResult, Side, TokenizeResult, detokenize, tokenize
-from service.parameters import TokenId
+from sightline.service.api.endpoint import Call, Endpoint
+from sightline.service.api.types import Inputs, ModelName
+from sightline.service.errors import ErrorCode
+from sightline.service.fields import MAX_INPUTS, RequestBody
+from sightline.service.inference.tokens import DetokenizeResult, Side, TokenizeResult, detokenize, tokenize
+from sightline.service.parameters import TokenId
 
 
 class TokenizeBody(RequestBody):

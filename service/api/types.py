@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from service.fields import MAX_INPUTS, TEXTS_SCHEMA, Text, TextOrTexts, Texts, field_error, object_schema
-from service.parameters import AT_MOST_ONE
+from sightline.service.fields import MAX_INPUTS, TEXTS_SCHEMA, Text, TextOrTexts, Texts, field_error, object_schema
+from sightline.service.parameters import AT_MOST_ONE
 
 INPUTS = "A text, or a list of texts; SIGHTLINE_MAX_INPUTS can limit their number further."
 INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from service.api.endpoint import Endpoint, ErrorFormat
-from service.compat.common import SENTENCE_ERRORS
-from service.settings import COMPATIBLE_APIS
+from sightline.service.api.endpoint import Endpoint, ErrorFormat
+from sightline.service.compat.common import SENTENCE_ERRORS
+from sightline.service.settings import COMPATIBLE_APIS
 
 
 def endpoints(names: Sequence[str]) -> list[Endpoint]:
@@ -26,4 +26,4 @@ def error_formats(names: Sequence[str]) -> dict[str, ErrorFormat]:
 def _modules(names: Sequence[str]) -> list[ModuleType]:
     """Return the modules of these APIs, each once."""
     found = dict.fromkeys(module for name in names for module in COMPATIBLE_APIS[name])
-    return [import_module(f"service.compat.{module}") for module in found]
+    return [import_module(f"{__name__}.{module}") for module in found]

@@ -6,15 +6,15 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from pydantic import BaseModel, Field
 
-from service.api.endpoint import ErrorFormat
-from service.bundle import Manifest, Task
-from service.errors import ApiError, ErrorCode, ErrorType, complete_message
-from service.inference.call import Call
-from service.inference.generate import parameters_for
-from service.inference.results import OutputToken
-from service.inference.service import DefaultTask, ServedModel, models_by_task
-from service.inference.streaming import Stream
-from service.parameters import FILTERS, NEUTRAL, GenerateParameters
+from sightline.base.bundle import Manifest, Task
+from sightline.service.api.endpoint import ErrorFormat
+from sightline.service.errors import ApiError, ErrorCode, ErrorType, complete_message
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.results import OutputToken
+from sightline.service.inference.service import DefaultTask, ServedModel, models_by_task
+from sightline.service.inference.streaming import Stream
+from sightline.service.parameters import FILTERS, NEUTRAL, GenerateParameters
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, NotRequired, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from typing_extensions import TypedDict
 
-from service import __version__
-from service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
-from service.bundle import Manifest, Task
-from service.compat.common import manifest_of_query, model_of_query
-from service.compat.tasks import (
+from sightline import __version__
+from sightline.base.bundle import Manifest, Task
+from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
+from sightline.service.compat.common import manifest_of_query, model_of_query
+from sightline.service.compat.tasks import (
     Filled,
     FillMaskParameters,
     FillMaskTaskBody,
@@ -20,8 +20,8 @@ from service.compat.tasks import (
     answer_question,
     fill_masks,
 )
-from service.compat.tei import embed, predict, rerank_texts, tag_tokens, zero_shot
-from service.compat.tei_schemas import (
+from sightline.service.compat.tei import embed, predict, rerank_texts, tag_tokens, zero_shot
+from sightline.service.compat.tei_schemas import (
     EmbedBody,
     PredictBody,
     Prediction,
@@ -31,12 +31,12 @@ from service.compat.tei_schemas import (
     TokenEntity,
     ZeroShotBody,
 )
-from service.compat.tgi import ERRORS, generate_text
-from service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
-from service.errors import ApiError
-from service.fields import described_as, paths_of, validate
-from service.inference.answer import Answer
-from service.parameters import MAX_STOP_STRINGS
+from sightline.service.compat.tgi import ERRORS, generate_text
+from sightline.service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
+from sightline.service.errors import ApiError
+from sightline.service.fields import described_as, paths_of, validate
+from sightline.service.inference.answer import Answer
+from sightline.service.parameters import MAX_STOP_STRINGS
 
 PipelineTag = Literal[
     "text-generation",

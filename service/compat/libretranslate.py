@@ -5,15 +5,15 @@ from typing import Annotated, Any, NotRequired
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
-from service.bundle import MAX_BEAMS
-from service.compat.common import SENTENCE_ERRORS
-from service.errors import ApiError
-from service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
-from service.inference.generate import parameters_for
-from service.inference.languages import fitting_translators, language_pairs
-from service.inference.sentences import generate_by_sentence
-from service.text.languages import find_language, language_name
+from sightline.base.bundle import MAX_BEAMS
+from sightline.base.text.languages import find_language, language_name
+from sightline.service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
+from sightline.service.compat.common import SENTENCE_ERRORS
+from sightline.service.errors import ApiError
+from sightline.service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
+from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.languages import fitting_translators, language_pairs
+from sightline.service.inference.sentences import generate_by_sentence
 
 AUTO = "auto"
 

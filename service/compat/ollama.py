@@ -5,8 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from service import __version__
-from service.api.endpoint import (
+from sightline import __version__
+from sightline.base.bundle import ChatTemplate, Manifest, Task
+from sightline.base.text.chat import Prompt, apply_chat_template
+from sightline.service.api.endpoint import (
     JSON,
     NDJSON,
     OUTPUT_ERRORS,
@@ -17,10 +19,9 @@ from service.api.endpoint import (
     EventStream,
     line_of,
 )
-from service.api.messages import prompt_of
-from service.bundle import ChatTemplate, Manifest, Task
-from service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
-from service.compat.ollama_schemas import (
+from sightline.service.api.messages import prompt_of
+from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
+from sightline.service.compat.ollama_schemas import (
     Capability,
     DecodingBody,
     DecodingOptions,
@@ -37,15 +38,14 @@ from service.compat.ollama_schemas import (
     Tags,
     Version,
 )
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.encode import encode
-from service.inference.generate import generate
-from service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
-from service.inference.service import ServedModel
-from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
-from service.text.chat import Prompt, apply_chat_template
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.encode import encode
+from sightline.service.inference.generate import generate
+from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
 
 Content = Callable[[str], Mapping[str, Any]]  # fields of a text
 

@@ -5,11 +5,19 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
-from service.api.messages import Messages, check_dialogue
-from service.compat.common import Ignored
-from service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal, object_schema
-from service.inference.results import Numbers
-from service.parameters import (
+from sightline.service.api.messages import Messages, check_dialogue
+from sightline.service.compat.common import Ignored
+from sightline.service.fields import (
+    MAX_ID,
+    NOT_BLANK,
+    RequestBody,
+    TextsWithoutIds,
+    field_error,
+    must_equal,
+    object_schema,
+)
+from sightline.service.inference.results import Numbers
+from sightline.service.parameters import (
     MAX_TEMPERATURE,
     MAX_TOKENS,
     FrequencyPenalty,

@@ -5,13 +5,21 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.api import fill_mask as fill_mask_api
-from service.api.answer import CanBeEmpty, MaxAnswerTokens, MaxQuestionTokens, MaxTokens, Overlap, TopK, WholeWords
-from service.api.endpoint import Call
-from service.compat.common import model_of_query
-from service.fields import RequestBody, Text, TextOrTexts
-from service.inference.answer import Answer, AnswerOptions, answer
-from service.inference.fill_mask import fill_mask
+from sightline.service.api import fill_mask as fill_mask_api
+from sightline.service.api.answer import (
+    CanBeEmpty,
+    MaxAnswerTokens,
+    MaxQuestionTokens,
+    MaxTokens,
+    Overlap,
+    TopK,
+    WholeWords,
+)
+from sightline.service.api.endpoint import Call
+from sightline.service.compat.common import model_of_query
+from sightline.service.fields import RequestBody, Text, TextOrTexts
+from sightline.service.inference.answer import Answer, AnswerOptions, answer
+from sightline.service.inference.fill_mask import fill_mask
 
 
 class QuestionInputs(RequestBody):

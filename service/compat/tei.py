@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
-from service.bundle import Task
-from service.compat.common import check_dimensions, manifest_of_query, model_of_query, typed_errors
-from service.compat.tei_schemas import (
+from sightline.base.bundle import Task
+from sightline.service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
+from sightline.service.compat.common import check_dimensions, manifest_of_query, model_of_query, typed_errors
+from sightline.service.compat.tei_schemas import (
     DecodeBody,
     EmbedAllBody,
     EmbedBody,
@@ -28,16 +28,16 @@ from service.compat.tei_schemas import (
     TokensBody,
     ZeroShotBody,
 )
-from service.errors import ApiError, ErrorCode
-from service.fields import Texts
-from service.inference.classify import ClassifyResult, classify, function_of
-from service.inference.encode import EncodeResult, encode
-from service.inference.rerank import rerank
-from service.inference.service import models_by_task
-from service.inference.sparse import embed_sparse
-from service.inference.tag import OUTSIDE, Aggregation, Entity, tag
-from service.inference.tokens import InputToken, detokenize, tokenize
-from service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
+from sightline.service.errors import ApiError, ErrorCode
+from sightline.service.fields import Texts
+from sightline.service.inference.classify import ClassifyResult, classify, function_of
+from sightline.service.inference.encode import EncodeResult, encode
+from sightline.service.inference.rerank import rerank
+from sightline.service.inference.service import models_by_task
+from sightline.service.inference.sparse import embed_sparse
+from sightline.service.inference.tag import OUTSIDE, Aggregation, Entity, tag
+from sightline.service.inference.tokens import InputToken, detokenize, tokenize
+from sightline.service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
 
 ERRORS = typed_errors(
     {"invalid_request_error": "Validation", "overloaded_error": "Overloaded", "server_error": "Backend"},

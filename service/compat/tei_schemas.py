@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, NotRequired, Self, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 from typing_extensions import TypedDict
 
-from service.api.tag import IgnoreLabels
-from service.api.types import CandidateLabels, HypothesisTemplate, Inputs, MultiLabel, PromptName, Truncate
-from service.fields import (
+from sightline.service.api.tag import IgnoreLabels
+from sightline.service.api.types import CandidateLabels, HypothesisTemplate, Inputs, MultiLabel, PromptName, Truncate
+from sightline.service.fields import (
     MAX_ID,
     MAX_INPUTS,
     IdLists,
@@ -25,8 +25,8 @@ from service.fields import (
     field_error,
     must_equal,
 )
-from service.inference.tag import Aggregation
-from service.parameters import TokenId
+from sightline.service.inference.tag import Aggregation
+from sightline.service.parameters import TokenId
 
 
 def _check_predicted(value: Any) -> Texts:

@@ -3,15 +3,24 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-from service.api.endpoint import EVENTS, JSON, PARAMETER_ERRORS, Call, Endpoint, EventStream, ModelInQuery, event_of
-from service.compat.common import (
+from sightline.service.api.endpoint import (
+    EVENTS,
+    JSON,
+    PARAMETER_ERRORS,
+    Call,
+    Endpoint,
+    EventStream,
+    ModelInQuery,
+    event_of,
+)
+from sightline.service.compat.common import (
     DataEventEncoder,
     blank_before,
     check_continues_prompt,
     model_of_query,
     typed_errors,
 )
-from service.compat.tgi_schemas import (
+from sightline.service.compat.tgi_schemas import (
     StreamedTextGenerationBody,
     TextGenerationBody,
     TextGenerationError,
@@ -19,13 +28,13 @@ from service.compat.tgi_schemas import (
     TextGenerationResponse,
     TextGenerationToken,
 )
-from service.fields import Texts
-from service.inference.generate import GenerateOutput, generate, parameters_for
-from service.inference.languages import generating_model
-from service.inference.results import OutputToken, alternatives_of
-from service.inference.service import ServedModel
-from service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
-from service.parameters import given_parameters
+from sightline.service.fields import Texts
+from sightline.service.inference.generate import GenerateOutput, generate, parameters_for
+from sightline.service.inference.languages import generating_model
+from sightline.service.inference.results import OutputToken, alternatives_of
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.parameters import given_parameters
 
 FINISH_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "length": "length"}
 ERRORS = typed_errors(

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.fields import RequestBody, Text, must_equal
-from service.parameters import (
+from sightline.service.fields import RequestBody, Text, must_equal
+from sightline.service.parameters import (
     DEFAULT_LENGTH,
     FrequencyPenalty,
     Language,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
-from service.engine.request import GenerateRequest, MapPart, SourceRequest
+from sightline.base.bundle import Manifest
+from sightline.service.engine.request import GenerateRequest, MapPart, SourceRequest
 
 Array = NDArray[Any]
 Maps = NDArray[np.float32]

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
-from service.engine.attention import Maps
-from service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
-from service.engine.hypothesis import Hypothesis
-from service.engine.request import FinishReason, GenerateRequest, StopCondition, Target
-from service.engine.sampling import best_indices
-from service.engine.scores import StepScores
+from sightline.base.bundle import Manifest
+from sightline.service.engine.attention import Maps
+from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
+from sightline.service.engine.hypothesis import Hypothesis
+from sightline.service.engine.request import FinishReason, GenerateRequest, StopCondition, Target
+from sightline.service.engine.sampling import best_indices
+from sightline.service.engine.scores import StepScores
 
 MIN_TOGETHER = 4  # with fewer searches, lists are faster than arrays
 
@@ -45,10 +45,10 @@ class Child(NamedTuple):
 class BeamGeneration(Generation):
     """Beam search with the results of `generate` in Hugging Face Transformers (version 5).
 
-    `model.decoding.reference.beam` is the reference. Each beam has one row. Until the first new
-    token there is only one beam; the other rows repeat its inputs, or skip the only step before the
-    token. A new beam takes the row of its parent if that row is free, so that only the other beams
-    need a copy of decoder state.
+    `sightline.model.decoding.reference.beam` is the reference. Each beam has one row. Until the
+    first new token there is only one beam; the other rows repeat its inputs, or skip the only step
+    before the token. A new beam takes the row of its parent if that row is free, so that only the
+    other beams need a copy of decoder state.
     """
 
     def __init__(

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import State
-from service.engine.generation import NonFiniteError
-from service.engine.scores import TOP_OUTPUTS
-from service.runtime.protocol import Runner
+from sightline.base.bundle import State
+from sightline.service.engine.generation import NonFiniteError
+from sightline.service.engine.scores import TOP_OUTPUTS
+from sightline.service.runtime.protocol import Runner
 
 Array = NDArray[Any]
 GraphName = Literal["encoder", "prefill", "decoder"]  # "prefill": the decoder graph over a prompt

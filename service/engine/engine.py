@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import LABEL_LOGITS, LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
-from service.engine.attention import (
+from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
+from sightline.service.engine.attention import (
     ENCODER_KINDS,
     Maps,
     encoder_maps,
@@ -21,9 +21,9 @@ from service.engine.attention import (
     reason_against_hiding,
     record_step,
 )
-from service.engine.beam import BeamGeneration
-from service.engine.checks import GraphName, checked_outputs, find_non_finite, run_test_input
-from service.engine.generation import (
+from sightline.service.engine.beam import BeamGeneration
+from sightline.service.engine.checks import GraphName, checked_outputs, find_non_finite, run_test_input
+from sightline.service.engine.generation import (
     ActiveRequest,
     BeamCopies,
     Generation,
@@ -32,10 +32,10 @@ from service.engine.generation import (
     RowOwner,
     Sink,
 )
-from service.engine.observer import EngineObserver, NullObserver
-from service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
-from service.engine.prefix_cache import PrefixCache
-from service.engine.request import (
+from sightline.service.engine.observer import EngineObserver, NullObserver
+from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
+from sightline.service.engine.prefix_cache import PrefixCache
+from sightline.service.engine.request import (
     Cancelled,
     Compared,
     Encoded,
@@ -49,12 +49,12 @@ from service.engine.request import (
     TokenEvent,
     call_of,
 )
-from service.engine.rows import Rows, num_rows
-from service.engine.scheduler import Scheduler, WaitingSequence, share_of
-from service.engine.scores import StepScores
-from service.engine.single import SingleGeneration
-from service.engine.throughput import Throughput
-from service.runtime.protocol import Runner
+from sightline.service.engine.rows import Rows, num_rows
+from sightline.service.engine.scheduler import Scheduler, WaitingSequence, share_of
+from sightline.service.engine.scores import StepScores
+from sightline.service.engine.single import SingleGeneration
+from sightline.service.engine.throughput import Throughput
+from sightline.service.runtime.protocol import Runner
 
 Array = NDArray[Any]
 ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row yet

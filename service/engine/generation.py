@@ -7,11 +7,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from service.bundle import TOP_TOKENS, Manifest
-from service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
-from service.engine.hypothesis import Hypothesis
-from service.engine.processors import changes_scores, make_processors, process
-from service.engine.request import (
+from sightline.base.bundle import TOP_TOKENS, Manifest
+from sightline.service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
+from sightline.service.engine.hypothesis import Hypothesis
+from sightline.service.engine.processors import changes_scores, make_processors, process
+from sightline.service.engine.request import (
     EncodeRequest,
     Event,
     FailureCode,
@@ -26,7 +26,7 @@ from service.engine.request import (
     Token,
     call_of,
 )
-from service.engine.scores import VOCABULARY_OUTPUTS, StepScores
+from sightline.service.engine.scores import VOCABULARY_OUTPUTS, StepScores
 
 Sink = Callable[[Event], Any]
 # (source, target, positions): the states of row `source` are copied to row `target`. At other

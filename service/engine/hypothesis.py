@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from service.engine.attention import MapRecorder, RecordedMaps
-from service.engine.request import FinishReason, StopCondition, Target, Token
+from sightline.service.engine.attention import MapRecorder, RecordedMaps
+from sightline.service.engine.request import FinishReason, StopCondition, Target, Token
 
 Alternatives = tuple[tuple[int, float], ...]
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from service.engine.request import Event, Request
+from sightline.service.engine.request import Event, Request
 
 
 class EngineObserver(Protocol):

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import PREFILL_TOKENS
-from service.engine.generation import Generation, PromptEncoding, RowOwner
-from service.engine.prefix_cache import next_key, scope_key
-from service.engine.request import MapPart
+from sightline.base.bundle import PREFILL_TOKENS
+from sightline.service.engine.generation import Generation, PromptEncoding, RowOwner
+from sightline.service.engine.prefix_cache import next_key, scope_key
+from sightline.service.engine.request import MapPart
 
 # Time for chunks before the next decoder step. Running rows are delayed by at most this time, or by
 # one chunk if it takes longer.

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.parameters import GenerateParameters
+from sightline.service.parameters import GenerateParameters
 
 Scores = NDArray[Any]
 

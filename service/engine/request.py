@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.parameters import NEUTRAL, GenerateParameters
+from sightline.service.parameters import NEUTRAL, GenerateParameters
 
 FinishReason = Literal["eos", "length", "stop", "forced"]
 FailureCode = Literal[

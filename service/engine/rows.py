@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import PREFILL_TOKENS, Manifest
-from service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
-from service.engine.request import EncodeRequest, GenerateRequest, Request
-from service.engine.scheduler import RowCounts
-from service.engine.scores import TOP_OUTPUTS
-from service.runtime.protocol import Int32, Int64, Runner
+from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
+from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
+from sightline.service.engine.scheduler import RowCounts
+from sightline.service.engine.scores import TOP_OUTPUTS
+from sightline.service.runtime.protocol import Int32, Int64, Runner
 
 Array = NDArray[Any]
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.parameters import GenerateParameters
+from sightline.service.parameters import GenerateParameters
 
 Array = NDArray[Any]
 

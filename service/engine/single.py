@@ -6,13 +6,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
-from service.engine.attention import Maps
-from service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
-from service.engine.hypothesis import Hypothesis
-from service.engine.request import GenerateRequest, Target
-from service.engine.sampling import Sampler
-from service.engine.scores import StepScores
+from sightline.base.bundle import Manifest
+from sightline.service.engine.attention import Maps
+from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
+from sightline.service.engine.hypothesis import Hypothesis
+from sightline.service.engine.request import GenerateRequest, Target
+from sightline.service.engine.sampling import Sampler
+from sightline.service.engine.scores import StepScores
 
 
 class SingleGeneration(Generation):

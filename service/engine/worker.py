@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from service.engine.engine import Engine
-from service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
-from service.runtime.memory import trim_heap
-from service.runtime.threads import Activity, NoActivity
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
+from sightline.service.runtime.memory import trim_heap
+from sightline.service.runtime.threads import Activity, NoActivity
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import base64
 import binascii
 from collections.abc import Mapping
 
-from service.api.endpoint import HTML, Endpoint, prefers
-from service.errors import ApiError
-from service.http.call import HttpCall
-from service.keys import KeyRing
+from sightline.service.api.endpoint import HTML, Endpoint, prefers
+from sightline.service.errors import ApiError
+from sightline.service.http.call import HttpCall
+from sightline.service.keys import KeyRing
 
 # Schemes of the header Authorization that are followed by the key.
 KEY_SCHEMES = (b"bearer", b"deepl-auth-key")

@@ -1,7 +1,7 @@
 """The FastAPI application and its routes.
 
 FastAPI's router can call the endpoints, and FastAPI describes them. The middleware of
-`service.http.dispatch` calls them without that router.
+`sightline.service.http.dispatch` calls them without that router.
 """
 
 import functools
@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from service.api.endpoint import CALL, JSON, Endpoint, ErrorFormat
-from service.errors import ERRORS, ApiError, ErrorCode
-from service.http.dispatch import respond
-from service.http.openapi import RESPONSE_HEADERS, declared_errors, declared_request, schemas_of_errors
-from service.http.routing import RouteTable
+from sightline.service.api.endpoint import CALL, JSON, Endpoint, ErrorFormat
+from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.http.dispatch import respond
+from sightline.service.http.openapi import RESPONSE_HEADERS, declared_errors, declared_request, schemas_of_errors
+from sightline.service.http.routing import RouteTable
 
 
 class EndpointApp:

@@ -17,13 +17,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
-from service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
-from service.errors import ApiError, ClientGoneError
-from service.fields import first_error, paths_of, validate
-from service.http.incoming import EXCHANGE, Exchange
-from service.inference.call import Call
-from service.inference.service import Service
-from service.traces import Traces, traceresponse
+from sightline.service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
+from sightline.service.errors import ApiError, ClientGoneError
+from sightline.service.fields import first_error, paths_of, validate
+from sightline.service.http.incoming import EXCHANGE, Exchange
+from sightline.service.inference.call import Call
+from sightline.service.inference.service import Service
+from sightline.service.traces import Traces, traceresponse
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -16,19 +16,20 @@ import orjson
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
-from service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, INTERRUPTIONS, ApiError, ClientGoneError
-from service.http.access import authorize, authorize_with
-from service.http.call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
-from service.http.compression import MIN_BYTES, accepts_gzip, compress
-from service.http.hosts import AllowedHosts
-from service.http.incoming import EXCHANGE
-from service.http.routing import RouteTable
-from service.inference.service import Service
-from service.inference.streaming import StreamToken
-from service.logs import FIELDS, access_logger
-from service.metrics import Metrics
-from service.traces import OPERATIONS, PARAMETERS, trace_id
+from sightline.base.errors import INTERRUPTIONS
+from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
+from sightline.service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
+from sightline.service.http.access import authorize, authorize_with
+from sightline.service.http.call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
+from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
+from sightline.service.http.hosts import AllowedHosts
+from sightline.service.http.incoming import EXCHANGE
+from sightline.service.http.routing import RouteTable
+from sightline.service.inference.service import Service
+from sightline.service.inference.streaming import StreamToken
+from sightline.service.logs import FIELDS, access_logger
+from sightline.service.metrics import Metrics
+from sightline.service.traces import OPERATIONS, PARAMETERS, trace_id
 
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from importlib.resources import files
 from typing import Any
 
-from service.api.endpoint import JSON, Call, Endpoint, Headers, Raw, to_json
-from service.http.call import HttpCall
-from service.http.static import StaticContent
+from sightline.service.api.endpoint import JSON, Call, Endpoint, Headers, Raw, to_json
+from sightline.service.http.call import HttpCall
+from sightline.service.http.static import StaticContent
 
 MAX_DEPTH = 3  # of nested fields in a table
 EXAMPLE_TEXTS = {
@@ -97,7 +97,7 @@ def render(openapi: dict[str, Any]) -> str:
         for method, path, operation in operations
     )
     routes = "".join(_route(method, path, operation, schemas) for method, path, operation in operations)
-    style, script = ((files("service.http") / name).read_text("utf-8") for name in ("docs.css", "docs.js"))
+    style, script = ((files("sightline.service.http") / name).read_text("utf-8") for name in ("docs.css", "docs.js"))
     title, about = html.escape(openapi["info"]["title"]), html.escape(openapi["info"]["description"])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'

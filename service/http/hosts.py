@@ -7,7 +7,7 @@ A web page can let a name of its own point to 127.0.0.1, and then send requests 
 import re
 from collections.abc import Sequence
 
-from service.settings import is_loopback
+from sightline.service.settings import is_loopback
 
 PORT = re.compile(r":\d*$")
 MAX_KNOWN = 1000  # headers that are remembered

@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from service.api.endpoint import (
+from sightline.service.api.endpoint import (
     ACCESS_ERRORS,
     BODY_ERRORS,
     COMMON_ERRORS,
@@ -17,8 +17,8 @@ from service.api.endpoint import (
     Endpoint,
     ErrorFormat,
 )
-from service.errors import ApiError, ErrorCode
-from service.http.call import REQUEST_ID
+from sightline.service.errors import ApiError, ErrorCode
+from sightline.service.http.call import REQUEST_ID
 
 # Any request can fail before its head is complete. Such errors have the native format.
 HEAD_ERRORS: tuple[ErrorCode, ...] = ("malformed_request", "client_too_slow", "headers_too_large")

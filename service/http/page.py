@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Annotated
 
-from service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, described, prefers, to_json
-from service.api.root import Root, root_of
-from service.errors import ApiError
-from service.http.static import StaticContent
+from sightline.service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, described, prefers, to_json
+from sightline.service.api.root import Root, root_of
+from sightline.service.errors import ApiError
+from sightline.service.http.static import StaticContent
 
 MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}
 POLICY = (
@@ -64,7 +64,7 @@ class AttentionPage:
 
 
 def _read_files(headers: Mapping[str, str]) -> Iterator[tuple[str, StaticContent]]:
-    for file in sorted(files("service.page").iterdir(), key=lambda file: file.name):
+    for file in sorted(files("sightline.service.page").iterdir(), key=lambda file: file.name):
         suffix = file.name.rpartition(".")[2]
         if suffix in MEDIA_TYPES:
             vary = "Accept, Accept-Encoding" if file.name == "index.html" else "Accept-Encoding"

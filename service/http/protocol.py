@@ -19,12 +19,12 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.api.endpoint import NATIVE_ERRORS
-from service.errors import CLIENT_GONE, ApiError
-from service.http.connections import ConnectionLimits
-from service.http.dispatch import OnRejection
-from service.http.incoming import EXCHANGE, Exchange, IncomingBodies
-from service.settings import Settings
+from sightline.service.api.endpoint import NATIVE_ERRORS
+from sightline.service.errors import CLIENT_GONE, ApiError
+from sightline.service.http.connections import ConnectionLimits
+from sightline.service.http.dispatch import OnRejection
+from sightline.service.http.incoming import EXCHANGE, Exchange, IncomingBodies
+from sightline.service.settings import Settings
 
 MAX_HEAD_BYTES = 32 * 1024  # includes the trailers of a body
 MAX_UNSENT_BYTES = 64 * 1024  # unsent bytes that the kernel buffers

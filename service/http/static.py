@@ -4,8 +4,8 @@ import gzip
 import hashlib
 from collections.abc import Mapping
 
-from service.api.endpoint import Raw
-from service.http.compression import accepts_gzip
+from sightline.service.api.endpoint import Raw
+from sightline.service.http.compression import accepts_gzip
 
 
 class StaticContent:

@@ -8,19 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.bundle import AlignmentStep
-from service.engine.request import Generated
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.attention import check_one_sequence
-from service.inference.call import Call
-from service.inference.generate import Decoding, check_parameters
-from service.inference.languages import choose_languages
-from service.inference.maps import MapWriter
-from service.inference.results import Outputs
-from service.inference.service import ServedModel
-from service.parameters import NEUTRAL, AttentionSelection, GenerateParameters
-from service.text.words import Word
+from sightline.base.bundle import AlignmentStep
+from sightline.base.text.words import Word
+from sightline.service.engine.request import Generated
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.attention import check_one_sequence
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import Decoding, check_parameters
+from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.maps import MapWriter
+from sightline.service.inference.results import Outputs
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import NEUTRAL, AttentionSelection, GenerateParameters
 
 BYTES_PER_WORD = 600  # memory of a word of a response and of its link
 

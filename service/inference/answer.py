@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.engine.request import Encoded
-from service.errors import ApiError
-from service.inference.call import Call, input_too_long
-from service.inference.classify import apply_function
-from service.inference.encoder import run_encoder
-from service.inference.results import TimingsMs, Usage
-from service.inference.service import ServedModel
-from service.inference.tokens import BYTES_PER_SPAN
-from service.text.tokenizer import Window
+from sightline.base.text.tokenizer import Window
+from sightline.service.engine.request import Encoded
+from sightline.service.errors import ApiError
+from sightline.service.inference.call import Call, input_too_long
+from sightline.service.inference.classify import apply_function
+from sightline.service.inference.encoder import run_encoder
+from sightline.service.inference.results import TimingsMs, Usage
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.tokens import BYTES_PER_SPAN
 
 EXCLUDED = -10000.0  # logit of tokens that no answer can begin or end at
 

@@ -7,18 +7,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.engine.request import Encoded, Generated
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.encoder import read_sources, run_encoder
-from service.inference.generate import Decoding, check_parameters, parameters_for
-from service.inference.languages import choose_languages
-from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import DecoderOutputs
-from service.inference.service import ServedModel
-from service.parameters import AttentionSelection, GenerateParameters
-from service.text.chat import Prompt
+from sightline.base.text.chat import Prompt
+from sightline.service.engine.request import Encoded, Generated
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.encoder import read_sources, run_encoder
+from sightline.service.inference.generate import Decoding, check_parameters, parameters_for
+from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.maps import MapWriter, TargetAttention
+from sightline.service.inference.results import DecoderOutputs
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import AttentionSelection, GenerateParameters
 
 # Generation parameters that can be combined with targets.
 TARGET_PARAMETERS = ("source_language", "target_language", "hidden_source_tokens")

@@ -8,20 +8,20 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from service.bundle import PairTemplate, Task
-from service.engine.request import Request, Timings
-from service.errors import ApiError, ClientGoneError
-from service.fields import IdLists, Texts
-from service.inference.admission import AdmissionController, Reservation, ResponseReservation
-from service.inference.lazy import load_on_first_use
-from service.inference.results import TimingsMs
-from service.inference.service import DefaultTask, ServedModel, Service
-from service.inference.submission import Submission
-from service.keys import Key
-from service.quotas import RETRY_SEQUENCES_S, Grant, QuotaExceededError
-from service.text.chat import Prompt
-from service.text.pairs import encode_with_template
-from service.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
+from sightline.base.bundle import PairTemplate, Task
+from sightline.base.text.chat import Prompt
+from sightline.base.text.pairs import encode_with_template
+from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
+from sightline.service.engine.request import Request, Timings
+from sightline.service.errors import ApiError, ClientGoneError
+from sightline.service.fields import IdLists, Texts
+from sightline.service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from sightline.service.inference.lazy import load_on_first_use
+from sightline.service.inference.results import TimingsMs
+from sightline.service.inference.service import DefaultTask, ServedModel, Service
+from sightline.service.inference.submission import Submission
+from sightline.service.keys import Key
+from sightline.service.quotas import RETRY_SEQUENCES_S, Grant, QuotaExceededError
 
 Ids = tuple[int, ...]
 AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids

@@ -10,13 +10,14 @@ import logging
 import time
 from functools import partial
 
-from service.bundle import BundleError, Manifest
-from service.engine.request import FailureCode
-from service.errors import INTERRUPTIONS, ApiError
-from service.inference.admission import AdmissionController
-from service.inference.service import LoadedModel, Service
-from service.metrics import Texts, texts_of
-from service.threads import run_in_daemon_thread
+from sightline.base.bundle import BundleError, Manifest
+from sightline.base.errors import INTERRUPTIONS
+from sightline.base.threads import run_in_daemon_thread
+from sightline.service.engine.request import FailureCode
+from sightline.service.errors import ApiError
+from sightline.service.inference.admission import AdmissionController
+from sightline.service.inference.service import LoadedModel, Service
+from sightline.service.metrics import Texts, texts_of
 
 POLL_S = 0.01
 RETRY_DELAY_S = 30.0  # time after a failed load of a lazy model before a call starts the next one

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.engine.request import Encoded
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.encoder import read_sources, run_encoder
-from service.inference.maps import AttentionMap, MapWriter
-from service.inference.results import Outputs
-from service.inference.service import ServedModel
-from service.parameters import AttentionSelection
-from service.text.tokenizer import Offsets
+from sightline.base.text.tokenizer import Offsets
+from sightline.service.engine.request import Encoded
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.encoder import read_sources, run_encoder
+from sightline.service.inference.maps import AttentionMap, MapWriter
+from sightline.service.inference.results import Outputs
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import AttentionSelection
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
 

@@ -7,14 +7,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import BundleError, Dense
+from sightline.base.bundle import BundleError, Dense
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class DenseLayer:
-    """A layer with its weights, see `service.bundle.Dense`."""
+    """A layer with its weights, see `sightline.base.bundle.Dense`."""
 
     weight: Array  # (outputs, inputs)
     bias: Array | None  # (outputs,)

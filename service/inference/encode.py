@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
-from service.bundle import Manifest, VectorPooling
-from service.engine.request import Encoded
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.dense import DenseLayer
-from service.inference.encoder import read_sources, run_encoder
-from service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
-from service.inference.service import ServedModel
-from service.parameters import Encoding
+from sightline.base.bundle import Manifest, VectorPooling
+from sightline.service.engine.request import Encoded
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.dense import DenseLayer
+from sightline.service.inference.encoder import read_sources, run_encoder
+from sightline.service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import Encoding
 
 Pooling = Literal[VectorPooling, "none"]
 Embeddings = Annotated[

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from service.engine.request import Encoded, EncodeRequest
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call, Ids, check_characters, encode_texts
-from service.inference.languages import choose_languages
-from service.inference.maps import MapWriter
-from service.inference.results import FLOAT_BYTES, TimingsMs, Usage
-from service.inference.service import ServedModel
+from sightline.service.engine.request import Encoded, EncodeRequest
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call, Ids, check_characters, encode_texts
+from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.maps import MapWriter
+from sightline.service.inference.results import FLOAT_BYTES, TimingsMs, Usage
+from sightline.service.inference.service import ServedModel
 
 T = TypeVar("T")
 

@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.engine.request import Encoded
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call, Ids
-from service.inference.classify import apply_function
-from service.inference.encoder import read_sources, run_encoder
-from service.inference.results import BYTES_PER_TOKEN, FLOAT_BYTES, Outputs
-from service.inference.service import ServedModel
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.engine.request import Encoded
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call, Ids
+from sightline.service.inference.classify import apply_function
+from sightline.service.inference.encoder import read_sources, run_encoder
+from sightline.service.inference.results import BYTES_PER_TOKEN, FLOAT_BYTES, Outputs
+from sightline.service.inference.service import ServedModel
 
 MAX_MASKS = 16  # of one input
 BYTES_PER_SCORE = 3 * FLOAT_BYTES  # a logit, and its probability in float64

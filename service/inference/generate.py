@@ -12,16 +12,27 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from service.bundle import MAX_BEAMS
-from service.engine.attention import ENCODER_KINDS, reason_against_hiding
-from service.engine.request import Generated, GenerateRequest, Target, Token
-from service.engine.throughput import Throughput
-from service.errors import ApiError
-from service.fields import IdLists, OnEmpty, Texts
-from service.inference.call import AnyInputs, Call, Ids, check_ids, encode_prompt, encode_texts, too_many_sequences
-from service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
-from service.inference.maps import MapWriter, TargetAttention
-from service.inference.results import (
+from sightline.base.bundle import MAX_BEAMS
+from sightline.base.text.chat import Prompt
+from sightline.base.text.stream import StopStrings, TextStream
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.engine.attention import ENCODER_KINDS, reason_against_hiding
+from sightline.service.engine.request import Generated, GenerateRequest, Target, Token
+from sightline.service.engine.throughput import Throughput
+from sightline.service.errors import ApiError
+from sightline.service.fields import IdLists, OnEmpty, Texts
+from sightline.service.inference.call import (
+    AnyInputs,
+    Call,
+    Ids,
+    check_ids,
+    encode_prompt,
+    encode_texts,
+    too_many_sequences,
+)
+from sightline.service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
+from sightline.service.inference.maps import MapWriter, TargetAttention
+from sightline.service.inference.results import (
     BYTES_PER_TOKEN,
     CachedUsage,
     DecoderOutputs,
@@ -31,8 +42,8 @@ from service.inference.results import (
     TimingsMs,
     Usage,
 )
-from service.inference.service import ServedModel
-from service.parameters import (
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import (
     DEFAULT_NEW_TOKENS,
     FORCED,
     MAX_SEED,
@@ -40,9 +51,6 @@ from service.parameters import (
     check_combination,
     complete_parameters,
 )
-from service.text.chat import Prompt
-from service.text.stream import StopStrings, TextStream
-from service.text.tokenizer import TextTokenizer
 
 T = TypeVar("T")
 FinishReason = Literal["eos", "length", "stop"]

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-from service.bundle import Languages, Manifest, Task
-from service.errors import ApiError
-from service.inference.call import Call, Ids
-from service.inference.service import ServedModel
-from service.text.languages import find_language
+from sightline.base.bundle import Languages, Manifest, Task
+from sightline.base.text.languages import find_language
+from sightline.service.errors import ApiError
+from sightline.service.inference.call import Call, Ids
+from sightline.service.inference.service import ServedModel
 
 MAX_LISTED_SOURCES = 20  # an error lists the languages of at most this many source languages
 

@@ -9,9 +9,9 @@ import contextlib
 import math
 import time
 
-from service.errors import ApiError
-from service.inference.changes import remove_engine
-from service.inference.service import ListedModel, ServedModel, Service
+from sightline.service.errors import ApiError
+from sightline.service.inference.changes import remove_engine
+from sightline.service.inference.service import ListedModel, ServedModel, Service
 
 
 async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:

@@ -8,18 +8,26 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.bundle import AlignmentStep, Attention, MapKind
-from service.engine.attention import ENCODER_KINDS
-from service.engine.request import Encoded, EncodeRequest, GenerateRequest, MapBudget, MapPart, SourceRequest, Target
-from service.errors import ApiError
-from service.fields import IdLists, Texts
-from service.inference.call import AnyInputs, Call, Ids
-from service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
-from service.inference.service import ServedModel
-from service.inference.statistics import HeadStatistics, MapAxes, head_statistics
-from service.parameters import AttentionSelection, Encoding, Reduce, Units
-from service.text.tokenizer import Offsets, TextTokenizer
-from service.text.words import Span, Word, merge_weights, rows_that_read, words_of
+from sightline.base.bundle import AlignmentStep, Attention, MapKind
+from sightline.base.text.tokenizer import Offsets, TextTokenizer
+from sightline.base.text.words import Span, Word, merge_weights, rows_that_read, words_of
+from sightline.service.engine.attention import ENCODER_KINDS
+from sightline.service.engine.request import (
+    Encoded,
+    EncodeRequest,
+    GenerateRequest,
+    MapBudget,
+    MapPart,
+    SourceRequest,
+    Target,
+)
+from sightline.service.errors import ApiError
+from sightline.service.fields import IdLists, Texts
+from sightline.service.inference.call import AnyInputs, Call, Ids
+from sightline.service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.statistics import HeadStatistics, MapAxes, head_statistics
+from sightline.service.parameters import AttentionSelection, Encoding, Reduce, Units
 
 
 @dataclass(frozen=True)

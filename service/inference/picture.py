@@ -6,12 +6,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service import drawing
-from service.bundle import Manifest, MapKind
-from service.drawing import Matrix
-from service.errors import ApiError
-from service.inference.maps import AttentionMap, TargetAttention
-from service.parameters import AttentionSelection
+from sightline.base.bundle import Manifest, MapKind
+from sightline.service import drawing
+from sightline.service.drawing import Matrix
+from sightline.service.errors import ApiError
+from sightline.service.inference.maps import AttentionMap, TargetAttention
+from sightline.service.parameters import AttentionSelection
 
 View = Literal["heatmap", "alignment", "heads"]
 PREFERRED: tuple[MapKind, ...] = ("cross", "encoder", "decoder", "encoder_slots")

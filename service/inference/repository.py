@@ -7,10 +7,10 @@ give no path, URL or configuration.
 from dataclasses import dataclass
 from typing import Literal
 
-from service.errors import ApiError
-from service.inference.call import Call
-from service.inference.service import Service
-from service.threads import run_in_daemon_thread
+from sightline.base.threads import run_in_daemon_thread
+from sightline.service.errors import ApiError
+from sightline.service.inference.call import Call
+from sightline.service.inference.service import Service
 
 # Reasons in the index, by the state of the model.
 REASONS = {"loading": "loading", "unloaded": "unloaded", "failed": "failed to load; the log has the reason"}

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
-from service.errors import ApiError
-from service.parameters import Encoding
+from sightline.service.errors import ApiError
+from sightline.service.parameters import Encoding
 
 MAX_NUMBERS = 1_000_000  # maximum of embedding or attention values in one response
 FLOAT_BYTES = 4  # size of a number in the engine's results

@@ -5,14 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.engine.request import Generated
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.generate import Decoding, output_token, without_forced
-from service.inference.languages import choose_languages
-from service.inference.results import DecoderOutputs, OutputTokens
-from service.inference.service import ServedModel
-from service.parameters import NEUTRAL
+from sightline.service.engine.request import Generated
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import Decoding, output_token, without_forced
+from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.results import DecoderOutputs, OutputTokens
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import NEUTRAL
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from service.errors import ApiError, complete_message
-from service.fields import OnEmpty, Texts
-from service.inference.call import AnyInputs, Call
-from service.inference.generate import (
+from sightline.base.text.sentences import SplitText, split_sentences
+from sightline.service.errors import ApiError, complete_message
+from sightline.service.fields import OnEmpty, Texts
+from sightline.service.inference.call import AnyInputs, Call
+from sightline.service.inference.generate import (
     FinishReason,
     GenerateOutput,
     GenerateResult,
@@ -18,10 +19,9 @@ from service.inference.generate import (
     finish,
     generate_without_blanks,
 )
-from service.inference.languages import choose_languages
-from service.inference.service import ServedModel
-from service.parameters import GenerateParameters
-from service.text.sentences import SplitText, split_sentences
+from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import GenerateParameters
 
 MAX_SENTENCES = 8192  # sequences that a call generates from sentences
 

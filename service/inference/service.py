@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
-from service.bundle import GenerationDefaults, Manifest, Task
-from service.engine.engine import Engine
-from service.engine.throughput import Throughput
-from service.engine.worker import Worker
-from service.errors import ApiError, ErrorCode
-from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
-from service.inference.dense import DenseLayer
-from service.keys import KeyRing
-from service.machine import usable_memory
-from service.metrics import Metrics, Texts
-from service.quotas import LocalQuotas, Quotas, QuotaStore
-from service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
-from service.settings import Settings
-from service.text.tokenizer import TextTokenizer
-from service.threads import run_in_daemon_thread
-from service.traces import SHUTDOWN_TIMEOUT_S, Traces
+from sightline.base.bundle import GenerationDefaults, Manifest, Task
+from sightline.base.machine import usable_memory
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.base.threads import run_in_daemon_thread
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.throughput import Throughput
+from sightline.service.engine.worker import Worker
+from sightline.service.errors import ApiError, ErrorCode
+from sightline.service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
+from sightline.service.inference.dense import DenseLayer
+from sightline.service.keys import KeyRing
+from sightline.service.metrics import Metrics, Texts
+from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
+from sightline.service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
+from sightline.service.settings import Settings
+from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
 

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.engine.request import Compared, SimilarRequest
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.results import FLOAT_BYTES
-from service.inference.service import ServedModel
-from service.inference.tokens import Side, tokenizer_of
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.engine.request import Compared, SimilarRequest
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.results import FLOAT_BYTES
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.tokens import Side, tokenizer_of
 
 MIN_SQUARED_LENGTH = 1e-6  # avoids division by zero for an analogy whose vectors cancel
 ANALOGY = (-1, 1, 1)  # weights of a, b and c in a : b :: c : d

@@ -3,15 +3,15 @@
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from service.engine.request import Generated, Token, TokenEvent
-from service.inference.call import AnyInputs, Call
-from service.inference.generate import Decoding, FinishReason, begin, output_token, usage_for, without_forced
-from service.inference.maps import TargetAttention
-from service.inference.results import CachedUsage, OutputToken, TimingsMs, Usage
-from service.inference.service import ServedModel
-from service.inference.submission import Arrival, Submission
-from service.parameters import GenerateParameters
-from service.text.stream import TextStream
+from sightline.base.text.stream import TextStream
+from sightline.service.engine.request import Generated, Token, TokenEvent
+from sightline.service.inference.call import AnyInputs, Call
+from sightline.service.inference.generate import Decoding, FinishReason, begin, output_token, usage_for, without_forced
+from sightline.service.inference.maps import TargetAttention
+from sightline.service.inference.results import CachedUsage, OutputToken, TimingsMs, Usage
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.submission import Arrival, Submission
+from sightline.service.parameters import GenerateParameters
 
 
 @dataclass(frozen=True)

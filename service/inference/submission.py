@@ -7,11 +7,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from service.engine.request import Cancelled, Event, Failed, FailureCode, Request, Timings, TokenEvent
-from service.engine.worker import RequestFuture, Worker
-from service.errors import ApiError, ClientGoneError, Limit
-from service.inference.admission import Reservation
-from service.inference.results import MAX_NUMBERS
+from sightline.service.engine.request import Cancelled, Event, Failed, FailureCode, Request, Timings, TokenEvent
+from sightline.service.engine.worker import RequestFuture, Worker
+from sightline.service.errors import ApiError, ClientGoneError, Limit
+from sightline.service.inference.admission import Reservation
+from sightline.service.inference.results import MAX_NUMBERS
 
 T = TypeVar("T")
 

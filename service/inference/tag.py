@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from service.engine.request import Encoded
-from service.fields import Texts
-from service.inference.call import Call, Ids
-from service.inference.classify import apply_function
-from service.inference.encoder import read_sources, run_encoder
-from service.inference.results import Outputs
-from service.inference.service import ServedModel
-from service.inference.tokens import BYTES_PER_SPAN
-from service.text.tokenizer import TextTokenizer, TokenSpan
+from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
+from sightline.service.engine.request import Encoded
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call, Ids
+from sightline.service.inference.classify import apply_function
+from sightline.service.inference.encoder import read_sources, run_encoder
+from sightline.service.inference.results import Outputs
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.tokens import BYTES_PER_SPAN
 
 Aggregation = Literal["none", "simple"]
 OUTSIDE = ("O",)  # label of tokens that belong to no entity

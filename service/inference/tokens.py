@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.service import ServedModel
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.service import ServedModel
 
 Side = Literal["source", "target"]
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import is_entailment
-from service.engine.request import Encoded
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import Call
-from service.inference.classify import ClassifyOutput, ClassifyResult, apply_function, rank_scores
-from service.inference.encoder import read_sources, run_encoder
-from service.inference.service import ServedModel
+from sightline.base.bundle import is_entailment
+from sightline.service.engine.request import Encoded
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.classify import ClassifyOutput, ClassifyResult, apply_function, rank_scores
+from sightline.service.inference.encoder import read_sources, run_encoder
+from sightline.service.inference.service import ServedModel
 
 DEFAULT_TEMPLATE = "This example is {}."
 

@@ -1,1 +1,1 @@
-"""Files of the page that shows attention; `service.http.page` serves them."""
+"""Files of the page that shows attention; `sightline.service.http.page` serves them."""

@@ -8,10 +8,23 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import PREFILL_TOKENS, Manifest, State
-from service.runtime.protocol import Array, Int32, Int64
-from service.runtime.provider import Provider, load_optional_session, load_session, run_options, session_options
-from service.runtime.threads import Activity, NoActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
+from sightline.base.bundle import PREFILL_TOKENS, Manifest, State
+from sightline.service.runtime.protocol import Array, Int32, Int64
+from sightline.service.runtime.provider import (
+    Provider,
+    load_optional_session,
+    load_session,
+    run_options,
+    session_options,
+)
+from sightline.service.runtime.threads import (
+    Activity,
+    NoActivity,
+    ThreadPlan,
+    shortest_run,
+    threads_alone,
+    tune_threads,
+)
 
 # A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
 # more.
@@ -170,7 +183,8 @@ class SessionRunner(ABC):
     """Runs one bundle with ONNX Runtime. `Runner` describes the methods."""
 
     def __init__(self, folder: Path, manifest: Manifest, provider: Provider, num_threads: int, max_rows: int) -> None:
-        """Load the graphs. Their files must have been checked with `service.bundle.check_files`.
+        """Load the graphs. Their files must have been checked with
+        `sightline.base.bundle.check_files`.
 
         Args:
             folder: folder of the bundle.

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import Manifest, State
-from service.runtime.base import SessionRunner, StateGroup, zeros
-from service.runtime.memory import PagedArray
-from service.runtime.protocol import Array, Int32, Int64, group_states
-from service.runtime.provider import Provider, load_session, session_options
+from sightline.base.bundle import Manifest, State
+from sightline.service.runtime.base import SessionRunner, StateGroup, zeros
+from sightline.service.runtime.memory import PagedArray
+from sightline.service.runtime.protocol import Array, Int32, Int64, group_states
+from sightline.service.runtime.provider import Provider, load_session, session_options
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _DeviceGroup(StateGroup):
 
 
 class DeviceRunner(SessionRunner):
-    """Runs one bundle that `python -m export half` wrote. `Runner` describes the methods."""
+    """Runs a bundle of `python -m sightline.export half`. `Runner` describes the methods."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, *, provider: Provider, num_threads: int = 0, max_rows: int = 32

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from service.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest
-from service.runtime.protocol import Array
+from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest
+from sightline.service.runtime.protocol import Array
 
 if TYPE_CHECKING:  # that module needs ONNX Runtime
-    from service.runtime.provider import Provider
+    from sightline.service.runtime.provider import Provider
 
 # More rows do not increase the number of tokens per second, but each step takes longer
 # (docs/adr/0014).

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from service.bundle import PREFILL_TOKENS, BundleError, Manifest, State
-from service.runtime.base import SessionRunner, StateGroup
-from service.runtime.memory import PagedArray, prefix_block_bytes, row_bytes
-from service.runtime.protocol import Array, Int32, Int64, group_states
-from service.runtime.provider import run_options
+from sightline.base.bundle import PREFILL_TOKENS, BundleError, Manifest, State
+from sightline.service.runtime.base import SessionRunner, StateGroup
+from sightline.service.runtime.memory import PagedArray, prefix_block_bytes, row_bytes
+from sightline.service.runtime.protocol import Array, Int32, Int64, group_states
+from sightline.service.runtime.provider import run_options
 
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,

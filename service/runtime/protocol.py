@@ -1,8 +1,8 @@
 """Interface between the engine and the runtime that executes a bundle's graphs.
 
-A runner owns the rows of decoder state (`service.engine.rows` defines a row). Rows 0 to n - 1 are
-running. The engine initializes a row when a sequence is admitted, moves the last row into a row
-that becomes free, and copies rows when beams are forked.
+A runner owns the rows of decoder state (`sightline.service.engine.rows` defines a row). Rows 0 to n
+- 1 are running. The engine initializes a row when a sequence is admitted, moves the last row into a
+row that becomes free, and copies rows when beams are forked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest, State
+from sightline.base.bundle import Manifest, State
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import onnxruntime
 
-from service.bundle import Graph
-from service.runtime.protocol import RuntimeUnavailableError
+from sightline.base.bundle import Graph
+from sightline.service.runtime.protocol import RuntimeUnavailableError
 
 Provider = Literal["cpu", "cuda"]
 

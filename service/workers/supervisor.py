@@ -19,21 +19,29 @@ from typing import Any, Literal, NoReturn
 
 from prometheus_client.core import GaugeMetricFamily
 
-from service.bundle import BundleError, Manifest
-from service.discovery import find_bundles
-from service.errors import ApiError
-from service.http.connections import network_of
-from service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
-from service.keys import Quota
-from service.machine import available_memory, usable_memory, usable_threads
-from service.metrics import FAILED_WORKERS, PREFIX, Texts, merge, texts_of, without_gauges
-from service.quotas import Grant, QuotaStore
-from service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
-from service.server import EXIT_CUT_SHORT, RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
-from service.settings import Settings
-from service.workers.channel import Channel, ChannelClosedError
-from service.workers.handover import connected_pair, ended_connections, send_connection
-from service.workers.worker import run_worker
+from sightline.base.bundle import BundleError, Manifest
+from sightline.base.machine import available_memory, usable_memory, usable_threads
+from sightline.service.discovery import find_bundles
+from sightline.service.errors import ApiError
+from sightline.service.http.connections import network_of
+from sightline.service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
+from sightline.service.keys import Quota
+from sightline.service.metrics import FAILED_WORKERS, PREFIX, Texts, merge, texts_of, without_gauges
+from sightline.service.quotas import Grant, QuotaStore
+from sightline.service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
+from sightline.service.server import (
+    EXIT_CUT_SHORT,
+    RESPONSE_S,
+    bind,
+    has_terminal,
+    log_draining,
+    log_end,
+    log_listening,
+)
+from sightline.service.settings import Settings
+from sightline.service.workers.channel import Channel, ChannelClosedError
+from sightline.service.workers.handover import connected_pair, ended_connections, send_connection
+from sightline.service.workers.worker import run_worker
 
 PROCESS_BYTES = 160_000_000  # a worker without models; measured, see docs/how-to/tune.md
 BACKLOG = 2048

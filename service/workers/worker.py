@@ -14,19 +14,19 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from service.app import create_app
-from service.inference.changes import ModelLoad, unload_here
-from service.inference.service import Service
-from service.keys import Quota
-from service.loading import load_backend
-from service.logs import configure_logging
-from service.metrics import Texts, texts_of
-from service.quotas import Grant
-from service.runtime.threads import ThreadPlan
-from service.server import DrainingServer, log_end
-from service.settings import Settings
-from service.workers.channel import Channel, ChannelClosedError
-from service.workers.handover import Handover
+from sightline.service.app import create_app
+from sightline.service.inference.changes import ModelLoad, unload_here
+from sightline.service.inference.service import Service
+from sightline.service.keys import Quota
+from sightline.service.loading import load_backend
+from sightline.service.logs import configure_logging
+from sightline.service.metrics import Texts, texts_of
+from sightline.service.quotas import Grant
+from sightline.service.runtime.threads import ThreadPlan
+from sightline.service.server import DrainingServer, log_end
+from sightline.service.settings import Settings
+from sightline.service.workers.channel import Channel, ChannelClosedError
+from sightline.service.workers.handover import Handover
 
 EXIT_ORPHANED = 1
 RETIRE_CHECK_S = 0.05

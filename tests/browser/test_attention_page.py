@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.server import RunningServer, serving
-from export.options import BundleMetadata
-from export.pipeline import export_checkpoint
+from lab.bench.server import RunningServer, serving
+from sightline.export.options import BundleMetadata
+from sightline.export.pipeline import export_checkpoint
 from tests.e2e.asking import post
 from tests.e2e.test_imported_models import random_t5, write_marian_folder
 

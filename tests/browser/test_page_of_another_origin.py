@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from bench.server import RunningServer, serving
+from lab.bench.server import RunningServer, serving
 
 pytestmark = pytest.mark.browser
 

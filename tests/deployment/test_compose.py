@@ -18,10 +18,10 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bench.engine.memory import mixed_calls, send_all
-from bench.load import with_client
-from bench.server import free_port
-from service.discovery import find_bundles
+from lab.bench.engine.memory import mixed_calls, send_all
+from lab.bench.load import with_client
+from lab.bench.server import free_port
+from sightline.service.discovery import find_bundles
 
 pytestmark = pytest.mark.docker
 
@@ -137,7 +137,7 @@ def test_only_tmp_is_writable(stack: Stack) -> None:
     assert stack.inspect("{{.HostConfig.ReadonlyRootfs}}") == "true"
 
 
-@pytest.mark.parametrize("package", ["torch", "onnx", "model", "export", "pytest"])
+@pytest.mark.parametrize("package", ["torch", "onnx", "sightline.model", "sightline.export", "pytest"])
 def test_packages_for_training_and_tests_are_not_in_the_image(stack: Stack, package: str) -> None:
     code = f"import importlib.util as u; print(u.find_spec('service') is not None, u.find_spec({package!r}) is None)"
     assert stack.python(code) == "True True"

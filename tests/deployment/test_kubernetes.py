@@ -25,14 +25,14 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from docs.monitoring import named_metrics
-from service.api import health
-from service.bundle import SCHEMA_VERSION, check_files
-from service.compat import open_inference
-from service.discovery import find_bundles
-from service.metrics import Metrics
-from service.runtime.memory import row_bytes
-from service.server import END_S, RESPONSE_S
-from service.settings import Settings, read_settings
+from sightline.base.bundle import SCHEMA_VERSION, check_files
+from sightline.service.api import health
+from sightline.service.compat import open_inference
+from sightline.service.discovery import find_bundles
+from sightline.service.metrics import Metrics
+from sightline.service.runtime.memory import row_bytes
+from sightline.service.server import END_S, RESPONSE_S
+from sightline.service.settings import Settings, read_settings
 from tests.deployment.custom_resources import (
     BEHAVIOR,
     MANIFESTS,
@@ -512,7 +512,7 @@ for folder in / /srv /srv/app /srv/python; do mount -o remount,bind,ro $folder; 
 ip link set lo up
 kept=-all,+dac_read_search
 exec setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set $kept --inh-caps $kept \
-  --ambient-caps $kept /srv/python/bin/python -m service
+  --ambient-caps $kept /srv/python/bin/python -m sightline.service
 """
 # Prints the status and the body of a request.
 REQUEST = """

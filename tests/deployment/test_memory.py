@@ -15,10 +15,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from bench.engine.memory import mixed_calls, send_all
-from bench.load import with_client
-from bench.server import free_port
-from service.discovery import find_bundles
+from lab.bench.engine.memory import mixed_calls, send_all
+from lab.bench.load import with_client
+from lab.bench.server import free_port
+from sightline.service.discovery import find_bundles
 
 pytestmark = pytest.mark.cgroup
 
@@ -52,7 +52,7 @@ def server(cgroup: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     port = free_port()
     settings = {"SIGHTLINE_PORT": str(port), "SIGHTLINE_THREADS": "1", "SIGHTLINE_LOG_LEVEL": "warning"}
     enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "cgroup.procs")]
-    process = subprocess.Popen([*enter, sys.executable, "-m", "service"], cwd=ROOT, env=os.environ | settings)
+    process = subprocess.Popen([*enter, sys.executable, "-m", "sightline.service"], cwd=ROOT, env=os.environ | settings)
     try:
         wait_until_ready(process, f"http://127.0.0.1:{port}/health/ready")
         yield process, f"http://127.0.0.1:{port}"

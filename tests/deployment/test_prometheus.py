@@ -23,9 +23,9 @@ from urllib.error import HTTPError
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from bench.server import RunningServer, free_port, serving, serving_command
 from docs.monitoring import ALERTS, RUNBOOK, Alert
-from service.keys import add_key
+from lab.bench.server import RunningServer, free_port, serving, serving_command
+from sightline.service.keys import add_key
 from tests.e2e.test_documented_commands import Block, has_pattern, read_blocks
 from tests.service.conftest import wait_until
 

@@ -26,11 +26,11 @@ from typing import Any
 
 import pytest
 
-from bench.process import Process
-from bench.server import free_port, serving_command
-from loadtest.client import Client
-from loadtest.load import Load, run_load
-from loadtest.outcome import Success
+from lab.bench.process import Process
+from lab.bench.server import free_port, serving_command
+from sightline.loadtest.client import Client
+from sightline.loadtest.load import Load, run_load
+from sightline.loadtest.outcome import Success
 from tests.service import conftest
 from tests.service.conftest import MakeBackend, Serve, wait_until
 
@@ -60,7 +60,7 @@ class Instances:
         """Start a service, and wait until it is ready."""
         self._running[port] = contextlib.ExitStack()
         environment = {**self.environment, "SIGHTLINE_PORT": str(port)}
-        command = serving_command([sys.executable, "-m", "service"], port, "/health/ready", environment)
+        command = serving_command([sys.executable, "-m", "sightline.service"], port, "/health/ready", environment)
         self._running[port].enter_context(command)
 
     def stop(self, port: int) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from service import __version__
+from sightline import __version__
 
-PACKAGES = ("export", "loadtest", "model", "service", "sightline")
+FOLDERS = ("export", "loadtest", "model", "service")  # packages below `sightline`
 WHEEL = f"sightline_serving-{__version__}-py3-none-any.whl"
 
 
@@ -21,8 +21,9 @@ def run(*words: str | Path, cwd: Path) -> str:
 
 
 def tracked_files() -> set[str]:
-    listed = subprocess.run(["git", "ls-files", *PACKAGES], capture_output=True, text=True, check=True).stdout
-    return set(listed.split())
+    command = ["git", "ls-files", *FOLDERS, "sightline"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return set(listed.split()) - {f"sightline/{name}" for name in FOLDERS}  # without the links
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +56,19 @@ def test_the_wheel_has_its_name_and_the_command(installed: Path) -> None:
 
 
 def test_the_wheel_has_every_file_of_its_packages(installed: Path) -> None:
-    files = {str(path) for path in distribution_in(installed).files or () if path.parts[0] in PACKAGES}
-    assert files == tracked_files()
+    files = {
+        str(path) for path in distribution_in(installed).files or () if path.suffix and "dist-info" not in str(path)
+    }
+    assert files == {f"sightline/{name.removeprefix('sightline/')}" for name in tracked_files()}
 
 
-def test_an_installed_wheel_runs_without_the_repository(installed: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_runs_beside_modules_of_the_user(installed: Path, tmp_path: Path) -> None:
+    """Folders and modules of the user may have the names of the folders of this repository."""
+    for name in FOLDERS:
+        (tmp_path / f"{name}.py").write_text("raise AssertionError('a module of the user was imported')")
     program = (
-        f"import sys; sys.path.insert(0, {str(installed)!r}); import sightline.__main__ as program; "
+        f"import sys; sys.path.insert(1, {str(installed)!r}); import sightline.__main__ as program\n"
+        "import sightline.export.pipeline, sightline.loadtest.command, sightline.model.systems, sightline.service.app\n"
         f"assert program.__file__.startswith({str(installed)!r}); program.main(['--version'])"
     )
     assert run("-c", program, cwd=tmp_path) == f"sightline {__version__}\n"

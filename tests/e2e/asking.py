@@ -4,7 +4,7 @@ import json
 from typing import Any
 from urllib.request import Request, urlopen
 
-from bench.server import RunningServer
+from lab.bench.server import RunningServer
 
 
 def post(server: RunningServer, path: str, body: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.server import RunningServer, serving
+from lab.bench.server import RunningServer, serving
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,8 @@ import torch
 from openai import OpenAI
 from transformers import AutoModel, AutoTokenizer
 
-from bench.server import RunningServer, serving
-from export.sources.catalogue import CATALOGUE, downloaded
+from lab.bench.server import RunningServer, serving
+from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from tests.e2e.asking import post
 
 pytestmark = pytest.mark.download

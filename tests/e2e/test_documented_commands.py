@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.server import RunningServer
+from lab.bench.server import RunningServer
 
 PAGES = sorted([Path("README.md"), Path("CONTRIBUTING.md"), *Path("docs").rglob("*.md")])
 FENCE = re.compile(

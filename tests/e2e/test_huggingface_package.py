@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient, close_session
 from huggingface_hub.errors import HfHubHTTPError
 
-from bench.server import RunningServer, serving
+from lab.bench.server import RunningServer, serving
 from tests.e2e.asking import post
 
 PROMPT = "Two girls are playing."

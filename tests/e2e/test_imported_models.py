@@ -42,14 +42,14 @@ from transformers import (
     ZeroShotClassificationPipeline,
 )
 
-from bench.server import RunningServer, serving
-from export import pipeline
-from export.options import BundleMetadata, ExportOptions
-from export.pipeline import export_checkpoint
-from export.sources.firefox.marian_binary import MarianModel
-from export.sources.firefox.shortlist import parse_shortlist
-from export.tokenizers.sentencepiece import SentencePieceModel
-from service.bundle import PREFILL_TOKENS
+from lab.bench.server import RunningServer, serving
+from sightline.base.bundle import PREFILL_TOKENS
+from sightline.export import pipeline
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.firefox.marian_binary import MarianModel
+from sightline.export.sources.firefox.shortlist import parse_shortlist
+from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.e2e.asking import post
 from tests.export.firefox.models import OPTIONS, random_tensors, write_marian, write_shortlist
 from tests.export.firefox.reference import FirefoxReference

@@ -9,8 +9,8 @@ from urllib.request import Request, urlopen
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
-from bench.server import RunningServer
-from service.text.sentences import split_sentences
+from lab.bench.server import RunningServer
+from sightline.base.text.sentences import split_sentences
 from tests.e2e.asking import post
 
 TEXT = "A man is riding a bicycle & “1 + 1”."  # one sentence

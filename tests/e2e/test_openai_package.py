@@ -7,7 +7,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from bench.server import RunningServer, serving
+from lab.bench.server import RunningServer, serving
 from tests.e2e.asking import post
 
 PROMPT = "Two girls are playing."

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from bench.server import RunningServer, serving
+from lab.bench.server import RunningServer, serving
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")  # of each route; the few of every time where it is not set
 # No shipped model reranks, tags, answers or predicts tokens, models are controlled only if a

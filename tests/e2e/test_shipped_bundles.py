@@ -8,9 +8,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from bench.server import RunningServer
-from service.api.models import tasks_of
-from service.bundle import read_manifest
+from lab.bench.server import RunningServer
+from sightline.base.bundle import read_manifest
+from sightline.service.api.models import tasks_of
 from tests.e2e.asking import post
 
 BUNDLES = sorted(path.parent for path in Path("bundles").glob("*/manifest.json"))

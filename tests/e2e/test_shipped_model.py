@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.server import RunningServer
-from service.bundle import Quality, read_bundle
+from lab.bench.server import RunningServer
+from sightline.base.bundle import Quality, read_bundle
 from tests.e2e.asking import post
 
 SENTENCE = "Two girls are playing with a small brown dog on the beach."

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.server import serving
-from model.data.customer_messages import LABELS
+from lab.bench.server import serving
+from sightline.model.data.customer_messages import LABELS
 from tests.e2e.test_documented_commands import read_blocks
 
 PAGES = {

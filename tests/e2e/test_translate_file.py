@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.server import RunningServer
+from lab.bench.server import RunningServer
 from tests.e2e.asking import post
 
 COMMAND = [sys.executable, "-m", "sightline", "translate", "--bundle", "bundles/multi30k-en-de"]

@@ -10,8 +10,8 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
-from bench.server import RunningServer, serving
-from service.bundle import read_manifest, write_manifest
+from lab.bench.server import RunningServer, serving
+from sightline.base.bundle import read_manifest, write_manifest
 from tests.e2e.asking import post
 
 TEXTS = ["Two girls are playing.", "A man sleeps on a bench in the park."]

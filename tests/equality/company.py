@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import PREFILL_TOKENS, Manifest
-from service.runtime.protocol import Runner
+from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.runtime.protocol import Runner
 
 Array = NDArray[Any]
 Outputs = list[dict[str, Array]]  # of the encoder, then of each step

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.architectures.factory import TranslationModel
-from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
-from model.rounding import Reference, reference
-from service.engine.request import GenerateRequest, Target
-from service.parameters import GenerateParameters
-from service.runtime.protocol import Runner
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.decoding.processors import LogitsProcessors
+from sightline.model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
+from sightline.model.rounding import Reference, reference
+from sightline.service.engine.request import GenerateRequest, Target
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.protocol import Runner
 from tests.equality.running import BEAMS, GREEDY, MAX_NEW_TOKENS, make_request, run
 
 ALLOWED = 1 / 200  # of the requests may part at a tie
@@ -36,11 +36,11 @@ def assert_same(
     """Check that two decoders give equal targets, except for one in 200 at a near tie.
 
     Near ties are determined by scores that PyTorch computes here in float64: two scores are near if
-    rounding (see `model.rounding`) may change each of them by half of their difference. Greedy
-    decoding may differ where both choices after the common tokens are near the best processed
-    logit. Beam search may differ if at every rank the scores of both targets (sums of processed
-    log-probabilities, divided by length ** length_penalty) are near each other. Sampling must not
-    differ at all.
+    rounding (see `sightline.model.rounding`) may change each of them by half of their difference.
+    Greedy decoding may differ where both choices after the common tokens are near the best
+    processed logit. Beam search may differ if at every rank the scores of both targets (sums of
+    processed log-probabilities, divided by length ** length_penalty) are near each other. Sampling
+    must not differ at all.
     """
     cases = zip(requests, expected, given, strict=True)
     different = [case for case in cases if case[1] != case[2]]

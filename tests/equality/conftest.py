@@ -12,14 +12,14 @@ import httpx2 as httpx
 import pytest
 from tokenizers import Tokenizer
 
-from bench.marian import to_marian
-from bench.weights import read_model
-from export.options import BundleMetadata
-from model.architectures.transformer import Transformer
-from model.checkpoint import save_checkpoint
-from model.data.tokenizer import encode_lines, read_tokenizer
-from service.bundle import read_bundle, read_manifest
-from service.runtime.ort import OnnxRunner
+from lab.bench.marian import to_marian
+from lab.bench.weights import read_model
+from sightline.base.bundle import read_bundle, read_manifest
+from sightline.export.options import BundleMetadata
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import save_checkpoint
+from sightline.model.data.tokenizer import encode_lines, read_tokenizer
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.serving import client_of
 from tests.support.training_runs import export_bundle
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from service.engine.request import GenerateRequest
-from service.parameters import GenerateParameters
+from sightline.service.engine.request import GenerateRequest
+from sightline.service.parameters import GenerateParameters
 from tests.equality.comparing import Targets
 
 MAX_ROWS = 50  # of a batch, in which each beam has a row; the last sequence that ends decides the time of all

@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx2 as httpx
 
-from export.options import BundleMetadata
-from model.architectures.factory import Model, TranslationModel
-from model.checkpoint import load_checkpoint, save_checkpoint
-from service.app import create_app
-from service.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
-from service.loading import load_backend
-from service.runtime.ort import OnnxRunner
-from service.settings import Settings
+from sightline.base.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
+from sightline.export.options import BundleMetadata
+from sightline.model.architectures.factory import Model, TranslationModel
+from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.service.app import create_app
+from sightline.service.loading import load_backend
+from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.settings import Settings
 from tests.support.training_runs import export_bundle
 
 

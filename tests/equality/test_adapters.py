@@ -9,13 +9,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from bench.weights import dequantize, read_model
-from export.check.sessions import encode, open_sessions
-from export.convert.bundles import quantize_bundle
-from export.options import Recipe
-from model.architectures.transformer import Transformer
-from model.rounding import reference
-from service.bundle import read_manifest
+from lab.bench.weights import dequantize, read_model
+from sightline.base.bundle import read_manifest
+from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.options import Recipe
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.rounding import reference
 from tests.equality.conftest import SHIPPED
 from tests.rounding import assert_within_rounding
 from tests.support.training_runs import verify_bundle

@@ -10,26 +10,26 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.check.sessions import open_sessions
-from export.convert.bundles import half_bundle, quantize_bundle
-from export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
-from export.convert.calibrate import measure_ranges
-from export.convert.quality import ParallelText, compare
-from export.errors import VerificationError
-from export.options import BundleMetadata, Recipe
-from model.architectures.causal import CausalModel
-from model.checkpoint import load_model, save_checkpoint
-from model.config import CausalConfig
-from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
-from model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
-from model.evaluation import bleu
-from model.rounding import Reference, reference
-from service.bundle import PREFILL_TOKENS, BundleError, QuantScheme, read_bundle
-from service.engine.engine import Engine
-from service.engine.request import Encoded, EncodeRequest, Event, Generated, Target
-from service.parameters import GenerateParameters
-from service.runtime.memory import prefix_block_bytes
-from service.runtime.ort import OnnxRunner, _ArrayGroup
+from sightline.base.bundle import PREFILL_TOKENS, BundleError, QuantScheme, read_bundle
+from sightline.export.check.sessions import open_sessions
+from sightline.export.convert.bundles import half_bundle, quantize_bundle
+from sightline.export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
+from sightline.export.convert.calibrate import measure_ranges
+from sightline.export.convert.quality import ParallelText, compare
+from sightline.export.errors import VerificationError
+from sightline.export.options import BundleMetadata, Recipe
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.checkpoint import load_model, save_checkpoint
+from sightline.model.config import CausalConfig
+from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
+from sightline.model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
+from sightline.model.evaluation import bleu
+from sightline.model.rounding import Reference, reference
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.request import Encoded, EncodeRequest, Event, Generated, Target
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.memory import prefix_block_bytes
+from sightline.service.runtime.ort import OnnxRunner, _ArrayGroup
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import BEAMS, FAR, GREEDY, MAX_NEW_TOKENS, make_request, run, run_events
 from tests.equality.serving import client_of

@@ -9,15 +9,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.architectures.classifier import Classifier
-from model.checkpoint import load_model
-from model.config import ClassifierConfig
-from model.data.tokenizer import encode_lines
-from model.rounding import Reference, reference
-from service.bundle import read_bundle
-from service.engine.engine import Engine
-from service.engine.request import Encoded, EncodeRequest, Event
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import read_bundle
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.checkpoint import load_model
+from sightline.model.config import ClassifierConfig
+from sightline.model.data.tokenizer import encode_lines
+from sightline.model.rounding import Reference, reference
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.request import Encoded, EncodeRequest, Event
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import FAR
 from tests.equality.serving import write_bundles

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from model.architectures.transformer import Transformer
-from model.config import TransformerConfig
-from model.decoding.reference import greedy, pytorch_steps
-from service.engine.request import GenerateRequest
-from service.parameters import GenerateParameters
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import TransformerConfig
+from sightline.model.decoding.reference import greedy, pytorch_steps
+from sightline.service.engine.request import GenerateRequest
+from sightline.service.parameters import GenerateParameters
 from tests.equality.comparing import Ids, assert_same
 from tests.equality.running import make_request
 

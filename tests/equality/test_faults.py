@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from export.convert.bundles import half_bundle
-from service.bundle import read_bundle, read_manifest, record_files, write_manifest
-from service.engine.checks import checked_outputs, run_test_input
-from service.engine.request import Failed, Generated
-from service.parameters import GenerateParameters
-from service.runtime.device import DeviceRunner
-from service.runtime.ort import OnnxRunner
-from service.runtime.protocol import Runner
-from service.text.tokenizer import read_tokenizer
+from sightline.base.bundle import read_bundle, read_manifest, record_files, write_manifest
+from sightline.base.text.tokenizer import read_tokenizer
+from sightline.export.convert.bundles import half_bundle
+from sightline.service.engine.checks import checked_outputs, run_test_input
+from sightline.service.engine.request import Failed, Generated
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.device import DeviceRunner
+from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.runtime.protocol import Runner
 from tests.equality.running import final, make_request, run, run_events
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small

@@ -15,14 +15,14 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-import export.__main__
-import model.__main__
-from export import pipeline
-from model.architectures.bert import BertClassifier, BertEncoder
-from model.architectures.llama import Llama
-from model.checkpoint import load_model
-from model.decoding.batched import continue_greedily
-from service.bundle import read_manifest
+from sightline.base.bundle import read_manifest
+from sightline.export import __main__ as export
+from sightline.export import pipeline
+from sightline.model import __main__ as model
+from sightline.model.architectures.bert import BertClassifier, BertEncoder
+from sightline.model.architectures.llama import Llama
+from sightline.model.checkpoint import load_model
+from sightline.model.decoding.batched import continue_greedily
 from tests.equality.serving import ask
 from tests.model.pretrained_folders import TEMPLATE, write_decoder, write_encoder
 
@@ -59,9 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start = folder / ("decoder" if name in ("plain", "chat") else "encoder")
         task, *options = TASKS[name]
         options += ["--from", str(start), "--epochs", "1", "--threads", "1"]
-        assert model.__main__.main(["train", task, str(data), "--run", str(run), *options]) == 0
+        assert model.main(["train", task, str(data), "--run", str(run), *options]) == 0
         with patch.object(pipeline, "check_in_child", pipeline.check):
-            assert export.__main__.main([str(run), "--out", str(bundle)]) == 0
+            assert export.main([str(run), "--out", str(bundle)]) == 0
     return folder
 
 

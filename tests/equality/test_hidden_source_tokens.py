@@ -11,14 +11,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.architectures import transformer
-from model.architectures.factory import TranslationModel
-from model.architectures.recurrent import RecurrentModel
-from model.decoding.reference import log_softmax
-from model.rounding import reference
-from service.engine.engine import Engine
-from service.parameters import FORCED, GenerateParameters
-from service.runtime.ort import OnnxRunner
+from sightline.model.architectures import transformer
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.decoding.reference import log_softmax
+from sightline.model.rounding import reference
+from sightline.service.engine.engine import Engine
+from sightline.service.parameters import FORCED, GenerateParameters
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.running import make_request, run
 from tests.equality.serving import load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from export.check.sessions import Sessions, onnx_steps, open_sessions
-from export.families.seq2seq import MARIAN
-from model.architectures.transformer import Transformer
-from model.decoding.reference import greedy
-from service.bundle import read_bundle
+from sightline.base.bundle import read_bundle
+from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
+from sightline.export.families.seq2seq import MARIAN
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.decoding.reference import greedy
 from tests.export.imported import MAP_TOLERANCE, TOLERANCE, Imported, import_folder, run_rows
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.request import Generated, GenerateRequest, Target, TokenEvent
-from service.parameters import FORCED, GenerateParameters
-from service.runtime.ort import OnnxRunner
+from sightline.service.engine.request import Generated, GenerateRequest, Target, TokenEvent
+from sightline.service.parameters import FORCED, GenerateParameters
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.running import final, make_request, run, run_events
 
 KINDS = frozenset({"encoder", "cross", "decoder"})

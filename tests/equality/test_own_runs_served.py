@@ -17,26 +17,26 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from export import pipeline
-from export.__main__ import main
-from export.card import CARD
-from export.pipeline import Checked
-from model.__main__ import main as train
-from model.architectures.classifier import Classifier
-from model.architectures.encoder import TextEncoder
-from model.architectures.factory import Model, build_model
-from model.checkpoint import load_model, save_checkpoint
-from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
-from model.data.chat_format import IM_END, IM_START
-from model.data.customer_messages import LABELS as MESSAGE_LABELS
-from model.data.encoding import encode_prompt
-from model.data.records import Message, Role
-from model.data.samples import write_sample
-from model.data.tokenizer import decode_ids, prompt_tokenizer, train_tokenizer
-from model.decoding.reference import greedy, pytorch_steps
-from service.bundle import ChatTemplate, read_manifest
-from service.text.chat import apply_chat_template
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import ChatTemplate, read_manifest
+from sightline.base.text.chat import apply_chat_template
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.export import pipeline
+from sightline.export.__main__ import main
+from sightline.export.card import CARD
+from sightline.export.pipeline import Checked
+from sightline.model.__main__ import main as train
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.architectures.factory import Model, build_model
+from sightline.model.checkpoint import load_model, save_checkpoint
+from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.data.chat_format import IM_END, IM_START
+from sightline.model.data.customer_messages import LABELS as MESSAGE_LABELS
+from sightline.model.data.encoding import encode_prompt
+from sightline.model.data.records import Message, Role
+from sightline.model.data.samples import write_sample
+from sightline.model.data.tokenizer import decode_ids, prompt_tokenizer, train_tokenizer
+from sightline.model.decoding.reference import greedy, pytorch_steps
 from tests.equality.serving import ask, client_of
 from tests.support.training_runs import UNCHECKED
 

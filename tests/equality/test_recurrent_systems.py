@@ -12,13 +12,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.graphs.nodes import SOURCE_BLOCK
-from model.architectures.recurrent import RecurrentModel
-from model.checkpoint import load_checkpoint
-from model.config import RecurrentConfig
-from model.decoding.reference import log_softmax
-from model.rounding import Reference, reference
-from service.runtime.ort import OnnxRunner
+from sightline.export.graphs.nodes import SOURCE_BLOCK
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.checkpoint import load_checkpoint
+from sightline.model.config import RecurrentConfig
+from sightline.model.decoding.reference import log_softmax
+from sightline.model.rounding import Reference, reference
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_searches_equal_pytorch
 from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request, run

@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.architectures.transformer import Transformer
-from model.config import TransformerConfig
-from model.float32 import rounding_error
-from model.layers.attention import causal_mask
-from model.rounding import Reference, reference
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import TransformerConfig
+from sightline.model.float32 import rounding_error
+from sightline.model.layers.attention import causal_mask
+from sightline.model.rounding import Reference, reference
 from tests.instruction_sets.__main__ import SETS, lesser_sets
 from tests.rounding import assert_within_rounding, rounding_bound, rows_sum_to_one
 
@@ -89,7 +89,8 @@ def test_a_mask_that_is_off_by_one_is_outside_the_limits(model: Transformer, mon
     models, exact = reference(model), compute(reference(model).exact)
     _, limits = models.limits(compute)
     monkeypatch.setattr(
-        "model.architectures.transformer.causal_mask", lambda *arguments: causal_mask(*arguments).roll(1, dims=1)
+        "sightline.model.architectures.transformer.causal_mask",
+        lambda *arguments: causal_mask(*arguments).roll(1, dims=1),
     )
     assert np.abs(compute(model)["logits"] - exact["logits"]).max() > limits["logits"]
 

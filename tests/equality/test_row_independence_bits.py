@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.bundle import read_bundle
-from service.parameters import GenerateParameters
-from service.runtime.ort import OnnxRunner, _ArrayGroup
-from service.text.tokenizer import read_tokenizer
+from sightline.base.bundle import read_bundle
+from sightline.base.text.tokenizer import read_tokenizer
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.ort import OnnxRunner, _ArrayGroup
 from tests.equality.company import (
     SHORT_LENGTHS,
     STEPS,

@@ -14,8 +14,8 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from service.engine.sampling import Sampler, typical_indices, weigh_tokens
-from service.parameters import GenerateParameters
+from sightline.service.engine.sampling import Sampler, typical_indices, weigh_tokens
+from sightline.service.parameters import GenerateParameters
 
 NUM_DRAWS = 4_000  # each token with a probability of at least 1 / NUM_DRAWS is drawn
 CASES = (

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.architectures.transformer import Transformer
-from model.rounding import Reference, reference
-from service.engine.request import GenerateRequest, Target
-from service.parameters import FORCED, GenerateParameters
-from service.runtime.ort import OnnxRunner
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.rounding import Reference, reference
+from sightline.service.engine.request import GenerateRequest, Target
+from sightline.service.parameters import FORCED, GenerateParameters
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.comparing import forced_log_probs
 from tests.equality.running import make_request, run
 from tests.rounding import assert_within_rounding, rounding_bound

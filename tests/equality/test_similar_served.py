@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from model.architectures.factory import Model, PretrainedModel
-from model.checkpoint import load_model
-from model.rounding import reference
+from sightline.model.architectures.factory import Model, PretrainedModel
+from sightline.model.checkpoint import load_model
+from sightline.model.rounding import reference
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
 from tests.rounding import assert_within_rounding

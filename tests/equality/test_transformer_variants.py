@@ -13,17 +13,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.check.sessions import encode, open_sessions
-from export.convert.bundles import half_bundle, quantize_bundle
-from export.errors import VerificationError
-from export.options import Recipe
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_checkpoint, save_checkpoint
-from model.config import TransformerConfig
-from model.data.tokenizer import read_tokenizer
-from model.rounding import Reference, reference
-from service.bundle import read_bundle
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import read_bundle
+from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.convert.bundles import half_bundle, quantize_bundle
+from sightline.export.errors import VerificationError
+from sightline.export.options import Recipe
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.config import TransformerConfig
+from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.rounding import Reference, reference
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.comparing import assert_searches_equal_pytorch
 from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request, run

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from model.architectures.transformer import Transformer
-from model.decoding.reference import beam, greedy, one_thread, pytorch_steps
-from service.bundle import GenerationDefaults
-from service.engine.request import GenerateRequest
-from service.parameters import GenerateParameters
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import GenerationDefaults
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.decoding.reference import beam, greedy, one_thread, pytorch_steps
+from sightline.service.engine.request import GenerateRequest
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.comparing import Targets, assert_same, generated_ids, processors_of
 from tests.equality.marian import generate
 from tests.equality.running import make_request, run

@@ -22,11 +22,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from export.check.verify import GraphRunner, Texts, differences_of, random_inputs, rounding_limits
-from export.families.description import Attention, Description, Stack
-from export.families.table import describe, find_family
-from export.families.weights import Weights
-from export.sources.checkpoint import open_folder
+from sightline.export.check.verify import GraphRunner, Texts, differences_of, random_inputs, rounding_limits
+from sightline.export.families.description import Attention, Description, Stack
+from sightline.export.families.table import describe, find_family
+from sightline.export.families.weights import Weights
+from sightline.export.sources.checkpoint import open_folder
 from tests.export.graph_bundles import write_bundle
 
 Array = NDArray[Any]

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from export import pipeline
-from export.check import alignment
-from export.check.sessions import Sessions, open_sessions
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_checkpoint
-from model.rounding import Reference, reference
-from service.bundle import read_bundle
+from sightline.base.bundle import read_bundle
+from sightline.export import pipeline
+from sightline.export.check import alignment
+from sightline.export.check.sessions import Sessions, open_sessions
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_checkpoint
+from sightline.model.rounding import Reference, reference
 from tests.support.training_runs import UNCHECKED
 
 

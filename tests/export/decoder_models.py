@@ -28,13 +28,13 @@ from transformers import (
     SmolLM3Config,
 )
 
-from export.check.sessions import DecoderSession, zero_states
-from export.families.description import Description
-from export.families.table import describe, find_family
-from export.families.weights import Weights
-from export.graphs.builder import WeightFile
-from export.graphs.decoder import decoder_graph, states
-from export.sources.checkpoint import Folder, open_folder
+from sightline.export.check.sessions import DecoderSession, zero_states
+from sightline.export.families.description import Description
+from sightline.export.families.table import describe, find_family
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.decoder import decoder_graph, states
+from sightline.export.sources.checkpoint import Folder, open_folder
 
 Array = NDArray[Any]
 Ids = Sequence[int]

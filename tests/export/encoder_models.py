@@ -13,16 +13,16 @@ import transformers
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from export.check.reference_encoder import Reference
-from export.families import predictions
-from export.families.description import Description
-from export.families.table import describe, find_family
-from export.graphs.builder import WeightFile
-from export.graphs.encoder import encoder_graph
-from export.graphs.predict import predict_graph
-from export.sources.checkpoint import Tensors, open_folder
-from model.rounding import reference
-from service.bundle import LABEL_OUTPUTS
+from sightline.base.bundle import LABEL_OUTPUTS
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.families import predictions
+from sightline.export.families.description import Description
+from sightline.export.families.table import describe, find_family
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.graphs.predict import predict_graph
+from sightline.export.sources.checkpoint import Tensors, open_folder
+from sightline.model.rounding import reference
 
 UNIT_ROUNDOFF_RATIO = 2.0**-29  # of float64 and float32
 CLS, SEP = 101, 102

@@ -2,8 +2,8 @@
 
 import os
 
-from export.errors import VerificationError
-from service.bundle import Verification
+from sightline.base.bundle import Verification
+from sightline.export.errors import VerificationError
 
 
 def end_process(*_: object) -> Verification:

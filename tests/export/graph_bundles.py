@@ -5,13 +5,13 @@ from typing import Any
 
 import onnx
 
-from export.families.description import Description
-from export.families.weights import Weights
-from export.graphs.builder import WeightFile
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.graphs.model import attention_maps
-from service.bundle import Graph, Limits, Manifest, Tokens
+from sightline.base.bundle import Graph, Limits, Manifest, Tokens
+from sightline.export.families.description import Description
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.decoder import decoder_graph, states
+from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.graphs.model import attention_maps
 
 
 def write_bundle(folder: Path, model: Description, weights: Weights, positions: int) -> Manifest:

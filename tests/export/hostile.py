@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from export.tokenizers.sentencepiece import SentencePieceModel
+from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.packed_models import Packing, quantize
 from tests.export.test_causal_encoders import IDENTITY, LANGUAGE_MODEL, MESSAGES, TEMPLATE, modules
 from tests.export.test_encoder_families import ORIGINAL_GTE

@@ -9,17 +9,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
-from export.families import Family
-from export.families.description import Description
-from export.families.table import describe
-from export.families.weights import Weights
-from export.graphs.builder import WeightFile
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.sources.checkpoint import Config, open_folder
-from export.sources.generation import Generation, read_generation
-from service.bundle import Graph, Manifest, Ops, Tokens
+from sightline.base.bundle import Graph, Manifest, Ops, Tokens
+from sightline.export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
+from sightline.export.families import Family
+from sightline.export.families.description import Description
+from sightline.export.families.table import describe
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.decoder import decoder_graph, states
+from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.sources.checkpoint import Config, open_folder
+from sightline.export.sources.generation import Generation, read_generation
 
 Array = NDArray[np.floating]
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from export import limits
+from sightline.export import limits
 
 
 def loop(*_: Any) -> None:
@@ -23,8 +23,8 @@ def main(work: str) -> int:
         if work == "loop":
             loop()
         if work == "check":
-            from export import pipeline
-            from export.options import ExportOptions
+            from sightline.export import pipeline
+            from sightline.export.options import ExportOptions
 
             pipeline.check = loop  # type: ignore[assignment]
             manifest: Any = None

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from export.convert.quantize import product_inputs, quantize_blocks, quantize_graphs
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.options import Recipe
-from service.bundle import QuantScheme
+from sightline.base.bundle import QuantScheme
+from sightline.export.convert.quantize import product_inputs, quantize_blocks, quantize_graphs
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.options import Recipe
 
 Array = NDArray[np.float32]
 Draw = Callable[[GraphBuilder, str], str]  # adds nodes that read a value, gives their output's name

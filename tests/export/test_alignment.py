@@ -8,20 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.__main__ import main
-from export.check.alignment import (
-    MAX_SENTENCES,
-    SENTENCES,
-    AlignedSentence,
-    _Aligner,
-    agreement,
-    best_heads,
-    choose_alignment,
-    record_alignment,
-    sentences_of,
-)
-from export.check.sessions import onnx_steps, open_sessions, read_sources, run_step
-from service.bundle import (
+from sightline.base.bundle import (
     ALIGNMENT_STEPS,
     Alignment,
     AlignmentStep,
@@ -32,8 +19,21 @@ from service.bundle import (
     read_manifest,
     write_manifest,
 )
-from service.text.tokenizer import read_tokenizer
-from service.text.words import word_spans, words_of
+from sightline.base.text.tokenizer import read_tokenizer
+from sightline.base.text.words import word_spans, words_of
+from sightline.export.__main__ import main
+from sightline.export.check.alignment import (
+    MAX_SENTENCES,
+    SENTENCES,
+    AlignedSentence,
+    _Aligner,
+    agreement,
+    best_heads,
+    choose_alignment,
+    record_alignment,
+    sentences_of,
+)
+from sightline.export.check.sessions import onnx_steps, open_sessions, read_sources, run_step
 
 SHIPPED = Path("bundles/multi30k-en-de")
 

@@ -10,8 +10,8 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from transformers import BartConfig, BartForSequenceClassification
 
-from export.check.reference import log_softmax
-from export.errors import ImportFailedError
+from sightline.export.check.reference import log_softmax
+from sightline.export.errors import ImportFailedError
 from tests.export.encoder_models import UNIT_ROUNDOFF_RATIO, check_rows, import_folder, random_rows
 
 LONGEST = 23

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from export import commands
-from export.__main__ import main
-from export.convert import text_quality
-from export.sources.checkpoint import Kind, Provenance
-from service.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bundle
+from sightline.base.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bundle
+from sightline.export import commands
+from sightline.export.__main__ import main
+from sightline.export.convert import text_quality
+from sightline.export.sources.checkpoint import Kind, Provenance
 from tests.export.firefox.models import random_tensors, write_folder
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert

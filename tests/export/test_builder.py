@@ -5,7 +5,7 @@ import onnxruntime
 import torch
 from onnx import TensorProto
 
-from export.graphs.builder import ALIGNMENT_BYTES, GraphBuilder, WeightFile
+from sightline.export.graphs.builder import ALIGNMENT_BYTES, GraphBuilder, WeightFile
 
 
 def test_equal_tensors_of_two_graphs_are_stored_once(tmp_path: Path) -> None:

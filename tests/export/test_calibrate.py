@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.convert.calibrate import MAX_NEW_TOKENS, measure_ranges
-from export.convert.quantize import product_inputs
-from model.architectures.transformer import Transformer
-from model.decoding.reference import greedy, pytorch_steps
-from service.bundle import Manifest, read_bundle
+from sightline.base.bundle import Manifest, read_bundle
+from sightline.export.convert.calibrate import MAX_NEW_TOKENS, measure_ranges
+from sightline.export.convert.quantize import product_inputs
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.decoding.reference import greedy, pytorch_steps
 
 # Fused products of several layers have names of their own; these layers have the same input.
 FIRST_OF_SEVERAL = {

@@ -29,23 +29,23 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from export.check.sessions import encode, open_sessions
-from export.convert.text_quality import text_ids
-from export.errors import ImportFailedError
-from export.options import BundleMetadata, ExportOptions
-from export.pipeline import export_checkpoint, verify_bundle
-from export.sources.chat_template import read_pair_template
-from export.sources.checkpoint import open_folder
-from export.sources.reranker import PUBLISHED
-from model.data.jinja import ChatTemplateError
-from service.bundle import Manifest, PairTemplate, read_bundle
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.call import encode_texts
-from service.inference.dense import read_dense
-from service.inference.encode import pool
-from service.text.pairs import encode_with_template
-from service.text.tokenizer import read_tokenizer
+from sightline.base.bundle import Manifest, PairTemplate, read_bundle
+from sightline.base.text.jinja import ChatTemplateError
+from sightline.base.text.pairs import encode_with_template
+from sightline.base.text.tokenizer import read_tokenizer
+from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.convert.text_quality import text_ids
+from sightline.export.errors import ImportFailedError
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.pipeline import export_checkpoint, verify_bundle
+from sightline.export.sources.chat_template import read_pair_template
+from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.reranker import PUBLISHED
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.call import encode_texts
+from sightline.service.inference.dense import read_dense
+from sightline.service.inference.encode import pool
 from tests.export.encoder_models import FAMILIES, import_folder, make_model
 
 pytestmark = pytest.mark.usefixtures("no_child")

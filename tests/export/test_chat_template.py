@@ -10,13 +10,14 @@ import pytest
 from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from export.sources.chat_template import convert, read_chat_template
-from export.sources.checkpoint import FolderFiles
-from model.data.jinja import ChatTemplateError
-from service.bundle import ChatTemplate, Thinking
-from service.text import chat
-from service.text.chat import apply_chat_template
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import ChatTemplate, Thinking
+from sightline.base.text import chat
+from sightline.base.text.chat import apply_chat_template
+from sightline.base.text.jinja import ChatTemplateError
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.export.sources.chat_template import convert, read_chat_template
+from sightline.export.sources.checkpoint import FolderFiles
+from tests.base.text.kinds import byte_fallback, byte_level
 from tests.export.chat_templates import (
     CHANNELS,
     CHAT_MODELS,
@@ -37,7 +38,6 @@ from tests.export.chat_templates import (
     WITH_DATE,
     WITH_DEFAULT,
 )
-from tests.service.text.kinds import byte_fallback, byte_level
 from tests.support.dialogues import in_turn
 
 DIALOGUES: list[tuple[list[str], list[str]]] = [

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems c
 EXPORT = """
 import sys
 from pathlib import Path
-from export.options import BundleMetadata
-from export.pipeline import export_checkpoint
+from sightline.export.options import BundleMetadata
+from sightline.export.pipeline import export_checkpoint
 
 if __name__ == "__main__":
     export_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), BundleMetadata("bert"))

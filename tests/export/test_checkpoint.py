@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from export.errors import ImportFailedError
-from export.sources import pickle_reader
-from export.sources.checkpoint import Config, Folder, Tensors, open_folder
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources import pickle_reader
+from sightline.export.sources.checkpoint import Config, Folder, Tensors, open_folder
 
 TENSORS = {
     "float32": torch.randn(3, 5),
@@ -66,7 +66,7 @@ def test_each_floating_type_is_read_as_float32(folder: Path) -> None:
 
 
 def test_large_tensors_are_converted_in_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.sources.safetensors_file.BLOCK", 4)
+    monkeypatch.setattr("sightline.export.sources.safetensors_file.BLOCK", 4)
     with open_folder(folder) as opened:
         check_values(opened)
 

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.check.sessions import Array, encode, open_session, open_sessions
-from export.convert.bundles import half_bundle
-from export.errors import VerificationError
-from model.architectures.classifier import Classifier
-from model.checkpoint import load_model
-from model.data.tokenizer import read_tokenizer
-from model.parts import TOKENIZER
-from service.bundle import MANIFEST, BundleError, read_bundle, read_manifest
+from sightline.base.bundle import MANIFEST, BundleError, read_bundle, read_manifest
+from sightline.export.check.sessions import Array, encode, open_session, open_sessions
+from sightline.export.convert.bundles import half_bundle
+from sightline.export.errors import VerificationError
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.checkpoint import load_model
+from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.parts import TOKENIZER
 from tests.export.verified import verify_trained
 from tests.support.training_runs import verify_bundle
 
@@ -58,7 +58,7 @@ def test_a_difference_to_pytorch_is_found(
             given = self._session.run(names, feed)
             return [value + 0.01 * (name == output) for name, value in zip(names, given, strict=True)]
 
-    monkeypatch.setattr("export.check.verify.open_session", Wrong)
+    monkeypatch.setattr("sightline.export.check.verify.open_session", Wrong)
     with pytest.raises(VerificationError, match=r"differ by 0\.01"):
         verify_trained(classifier_bundle, model, tokenizer, toy_sentences)
 

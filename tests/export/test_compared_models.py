@@ -3,11 +3,11 @@
 import pytest
 import transformers
 
-from export.families import Family
-from export.families.table import FAMILIES
-from export.sources.checkpoint import Config
-from export.sources.generation import read_generation
-from service.bundle import GenerationDefaults
+from sightline.base.bundle import GenerationDefaults
+from sightline.export.families import Family
+from sightline.export.families.table import FAMILIES
+from sightline.export.sources.checkpoint import Config
+from sightline.export.sources.generation import read_generation
 from tests.equality import test_sampling_filters
 from tests.export.compared_models import compared_models
 from tests.export.test_seq2seq_families import CASES

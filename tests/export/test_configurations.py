@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from export.configurations import Support, check_configuration
-from model.errors import UsageError
 from sightline.__main__ import main
+from sightline.base.errors import UsageError
+from sightline.export.configurations import Support, check_configuration
 
 CONFIGURATIONS = sorted(Path("tests/data/configs").iterdir())
 BERT = json.loads(Path("tests/data/configs/google-bert--bert-base-uncased.json").read_text())

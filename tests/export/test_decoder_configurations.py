@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from export.errors import ImportFailedError
-from export.options import BundleMetadata
-from export.pipeline import export_checkpoint
-from export.sources.checkpoint import open_folder
+from sightline.export.errors import ImportFailedError
+from sightline.export.options import BundleMetadata
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.checkpoint import open_folder
 from tests.export.decoder_models import (
     MODELS,
     SMALL,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.verify import Texts, rounding_limits
-from model.float32 import max_abs
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.verify import Texts, rounding_limits
+from sightline.model.float32 import max_abs
 from tests.export.decoder_models import (
     LLAMA3,
     MODELS,

@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
-from export.errors import ImportFailedError
-from export.sources.catalogue import CATALOGUE
-from export.sources.download import (
+from sightline.base.bundle import read_bundle
+from sightline.base.errors import UsageError
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.catalogue import CATALOGUE
+from sightline.export.sources.download import (
     Repository,
     check_sha256,
     extract,
@@ -27,15 +29,13 @@ from export.sources.download import (
     files_to_download,
     parse_repository,
 )
-from model.errors import UsageError
-from service.bundle import read_bundle
 from tests.export.folders_of_others import write_bert
 from tests.export.hub import COMMIT, Hub, serve_hub
 
 DOWNLOADS = """
 import json, sys
-from export.errors import ImportFailedError
-from export.sources.download import download, parse_repository
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.download import download, parse_repository
 
 for line in sys.stdin:
     try:

@@ -13,14 +13,14 @@ import transformers
 from numpy.testing import assert_allclose, assert_array_equal
 from numpy.typing import NDArray
 
-from export.check.reference import log_softmax
-from export.errors import ImportFailedError
-from export.families.description import Disentangled, RelativeBias
-from export.families.table import describe, find_family
-from export.graphs.disentangled import rows_of_distances
-from export.graphs.relative import buckets
-from export.sources.checkpoint import Tensors, open_folder
-from model.rounding import reference
+from sightline.export.check.reference import log_softmax
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.description import Disentangled, RelativeBias
+from sightline.export.families.table import describe, find_family
+from sightline.export.graphs.disentangled import rows_of_distances
+from sightline.export.graphs.relative import buckets
+from sightline.export.sources.checkpoint import Tensors, open_folder
+from sightline.model.rounding import reference
 from tests.export.encoder_models import (
     CLS,
     FAMILIES,

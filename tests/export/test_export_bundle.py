@@ -13,18 +13,18 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from export.check.verify import MAX_ROWS
-from export.convert.bundles import half_bundle
-from export.errors import ImportFailedError, VerificationError
-from export.graphs.builder import WeightFile, external_tensor
-from export.options import BundleMetadata
-from model.architectures.causal import CausalModel
-from model.checkpoint import load_checkpoint, save_checkpoint
-from model.config import CausalConfig
-from model.data.tokenizer import read_tokenizer, train_tokenizer
-from model.errors import UsageError
-from service.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
-from service.external_data import ExternalTensor, external_tensors
+from sightline.base.bundle import BundleError, check_files, read_bundle, read_manifest, record_files, write_manifest
+from sightline.base.errors import UsageError
+from sightline.base.external_data import ExternalTensor, external_tensors
+from sightline.export.check.verify import MAX_ROWS
+from sightline.export.convert.bundles import half_bundle
+from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.graphs.builder import WeightFile, external_tensor
+from sightline.export.options import BundleMetadata
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.config import CausalConfig
+from sightline.model.data.tokenizer import read_tokenizer, train_tokenizer
 from tests.export.folders import BUNDLE_FILES, names
 from tests.support.training_runs import export_bundle, verify_bundle
 

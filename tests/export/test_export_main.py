@@ -8,20 +8,20 @@ from pathlib import Path
 import onnx
 import pytest
 
-from export import __main__ as export_main
-from export import commands, pipeline
-from export.__main__ import main
-from export.convert.bundles import quantize_bundle
-from export.errors import VerificationError
-from export.options import BundleMetadata, languages_of
-from export.pipeline import Exported
-from model.architectures.causal import CausalModel
-from model.architectures.recurrent import RecurrentModel
-from model.architectures.transformer import Transformer
-from model.checkpoint import save_checkpoint
-from model.config import CausalConfig, RecurrentConfig, TransformerConfig
-from model.data.tokenizer import read_tokenizer
-from service.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
+from sightline.base.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
+from sightline.export import __main__ as export_main
+from sightline.export import commands, pipeline
+from sightline.export.__main__ import main
+from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.errors import VerificationError
+from sightline.export.options import BundleMetadata, languages_of
+from sightline.export.pipeline import Exported
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import save_checkpoint
+from sightline.model.config import CausalConfig, RecurrentConfig, TransformerConfig
+from sightline.model.data.tokenizer import read_tokenizer
 from tests.export.products import everywhere
 
 check_in_child = pipeline.check_in_child

@@ -19,16 +19,16 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from export.check.reference import log_softmax
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.reference_encoder import Reference
-from export.configurations import check_configuration
-from export.errors import ImportFailedError
-from export.families.decoders import ROPE_TYPES
-from export.families.description import Description
-from export.families.table import FAMILIES, describe, find_family
-from export.families.weights import Weights
-from export.sources.checkpoint import Config, open_folder
+from sightline.export.check.reference import log_softmax
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.configurations import check_configuration
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.decoders import ROPE_TYPES
+from sightline.export.families.description import Description
+from sightline.export.families.table import FAMILIES, describe, find_family
+from sightline.export.families.weights import Weights
+from sightline.export.sources.checkpoint import Config, open_folder
 from tests.export import encoder_models
 from tests.export.decoder_models import GPT2_SMALL, LLAMA3, LONGROPE, NEOX_SMALL, OPT_SMALL, SMALL, YARN, hf_outputs
 from tests.export.encoder_models import BERT_LIKE, TOKENIZER, compute

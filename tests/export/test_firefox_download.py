@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from export.check.sessions import Sessions, onnx_steps, open_sessions
-from export.convert.text_quality import chrf, greedy_outputs
-from export.families import firefox
-from export.families.description import Description
-from export.options import BundleMetadata, ExportOptions
-from export.pipeline import export_checkpoint
-from export.sources.checkpoint import StoredTensor, Tensors
-from export.sources.firefox import find_firefox_files
-from export.sources.firefox.marian_binary import open_marian, read_file
-from export.sources.firefox.shortlist import parse_shortlist
-from export.tokenizers import firefox_tokenizer
-from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import greedy
-from service.bundle import read_bundle
+from sightline.base.bundle import read_bundle
+from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
+from sightline.export.convert.text_quality import chrf, greedy_outputs
+from sightline.export.families import firefox
+from sightline.export.families.description import Description
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.checkpoint import StoredTensor, Tensors
+from sightline.export.sources.firefox import find_firefox_files
+from sightline.export.sources.firefox.marian_binary import open_marian, read_file
+from sightline.export.sources.firefox.shortlist import parse_shortlist
+from sightline.export.tokenizers import firefox_tokenizer
+from sightline.model.decoding.processors import LogitsProcessors
+from sightline.model.decoding.reference import greedy
 from tests.export.firefox.reference import FirefoxReference, Translation
 from tests.export.imported import MAP_TOLERANCE, load, run_rows
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.reference_encoder import Reference
-from export.check.sessions import Sessions, onnx_steps
-from export.families import firefox
-from export.families.description import Description
-from export.families.weights import Weights
-from export.sources.checkpoint import Tensors
-from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import greedy
-from service.bundle import State
+from sightline.base.bundle import State
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.check.sessions import Sessions, onnx_steps
+from sightline.export.families import firefox
+from sightline.export.families.description import Description
+from sightline.export.families.weights import Weights
+from sightline.export.sources.checkpoint import Tensors
+from sightline.model.decoding.processors import LogitsProcessors
+from sightline.model.decoding.reference import greedy
 from tests.export.firefox.reference import FirefoxReference
 from tests.export.imported import MAP_TOLERANCE, TOLERANCE, load, run_rows
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from export.errors import ImportFailedError
-from export.sources.checkpoint import Config
-from export.sources.generation import Generation, read_generation
-from service.bundle import GenerationDefaults
+from sightline.base.bundle import GenerationDefaults
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.checkpoint import Config
+from sightline.export.sources.generation import Generation, read_generation
 
 CONFIG: dict[str, Any] = {"decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 

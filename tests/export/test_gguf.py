@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
-from export.__main__ import main
-from export.errors import ImportFailedError
-from export.families.description import Description
-from export.families.table import describe, find_family
-from export.sources.checkpoint import open_folder
-from export.sources.gguf import GgufFile, convert
-from service.bundle import read_bundle, sha256_of
+from sightline.base.bundle import read_bundle, sha256_of
+from sightline.export.__main__ import main
+from sightline.export.errors import ImportFailedError
+from sightline.export.families.description import Description
+from sightline.export.families.table import describe, find_family
+from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.gguf import GgufFile, convert
 from tests.export.decoder_models import LLAMA3, SMALL, YARN, hf_model
 
 Array = NDArray[Any]

@@ -9,11 +9,11 @@ import torch
 from numpy.testing import assert_array_equal
 from numpy.typing import NDArray
 
-from export.check.sessions import Sessions, States, encode, initial_states, run_step
-from model.architectures.transformer import Transformer
-from model.decoding.reference import log_softmax
-from model.rounding import Reference
-from service.bundle import TOP_TOKENS
+from sightline.base.bundle import TOP_TOKENS
+from sightline.export.check.sessions import Sessions, States, encode, initial_states, run_step
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.decoding.reference import log_softmax
+from sightline.model.rounding import Reference
 from tests.rounding import assert_within_rounding, rows_sum_to_one
 
 TARGET = [1, 17, 42, 5, 300, 299, 8, 77, 12]

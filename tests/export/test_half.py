@@ -9,11 +9,11 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from export.check.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
-from export.convert.bundles import half_bundle
-from export.convert.half import OPSET, half_graphs
-from export.graphs.builder import WeightFile
-from service.bundle import BundleError, Manifest, Quantization, read_bundle, write_manifest
+from sightline.base.bundle import BundleError, Manifest, Quantization, read_bundle, write_manifest
+from sightline.export.check.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
+from sightline.export.convert.bundles import half_bundle
+from sightline.export.convert.half import OPSET, half_graphs
+from sightline.export.graphs.builder import WeightFile
 
 SOURCES = [[11, 52, 90, 33, 2], [7, 2], [45, 67, 12, 80, 81, 82, 2]]
 TARGETS = [[1, 45, 67, 12, 13, 14], [1, 9, 8, 7, 6, 5], [1, 21, 22, 23, 24, 25]]

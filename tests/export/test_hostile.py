@@ -18,17 +18,17 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
-from export.__main__ import main
-from export.errors import ImportFailedError, VerificationError
-from export.limits import folder_bytes
-from export.options import BundleMetadata, ExportOptions
-from export.pipeline import Exported, export_checkpoint
-from export.sources.chat_template import convert
-from export.tokenizers.sentencepiece import SentencePieceModel
-from model.data.jinja import ChatTemplateError
-from model.errors import UsageError
-from model.memory import bounded_memory
-from service.text.tokenizer import check_bounds
+from sightline.base.errors import UsageError
+from sightline.base.memory import bounded_memory
+from sightline.base.text.jinja import ChatTemplateError
+from sightline.base.text.tokenizer import check_bounds
+from sightline.export.__main__ import main
+from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.limits import folder_bytes
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.pipeline import Exported, export_checkpoint
+from sightline.export.sources.chat_template import convert
+from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
@@ -450,13 +450,17 @@ def test_files_that_are_never_read_do_not_raise_the_limits(tmp_path: Path) -> No
     ],
 )
 def test_a_process_that_exceeds_a_limit_is_one_error(work: str, message: str) -> None:
-    done = run_code(f"from export.limits import run_limited; sys.exit(run_limited('tests.export.limited', ['{work}']))")
+    done = run_code(
+        f"from sightline.export.limits import run_limited; sys.exit(run_limited('tests.export.limited', ['{work}']))"
+    )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith(message)
 
 
 def test_a_limited_process_returns_the_status_of_its_command() -> None:
-    done = run_code("from export.limits import run_limited; sys.exit(run_limited('tests.export.limited', ['7']))")
+    done = run_code(
+        "from sightline.export.limits import run_limited; sys.exit(run_limited('tests.export.limited', ['7']))"
+    )
     assert (done.returncode, done.stderr) == (7, "")
 
 

@@ -16,20 +16,20 @@ import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from export import pipeline
-from export.__main__ import main
-from export.check.sessions import encode, open_sessions
-from export.errors import ImportFailedError, VerificationError
-from export.options import BundleMetadata, ExportOptions
-from export.pipeline import export_checkpoint
-from export.sources.checkpoint import Provenance, detect_kind
-from model.errors import UsageError
-from service.bundle import BundleError, Verification, read_bundle, read_manifest
-from service.engine.observer import NullObserver
-from service.inference.dense import read_dense
-from service.loading import load_backend
-from service.settings import Settings
 from sightline.__main__ import main as sightline
+from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
+from sightline.base.errors import UsageError
+from sightline.export import pipeline
+from sightline.export.__main__ import main
+from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.checkpoint import Provenance, detect_kind
+from sightline.service.engine.observer import NullObserver
+from sightline.service.inference.dense import read_dense
+from sightline.service.loading import load_backend
+from sightline.service.settings import Settings
 from tests.export.failing_checks import differ, end_process
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 from tests.support.training_runs import UNCHECKED
@@ -250,7 +250,7 @@ def test_a_full_disk_of_temporary_files_is_an_error(
 
 def test_a_file_that_is_larger_than_the_limit_is_an_error(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import resource, sys\nfrom export.__main__ import main\n"
+        "import resource, sys\nfrom sightline.export.__main__ import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
         f"sys.exit(main([{str(folder)!r}, '--out', {str(tmp_path / 'out' / 'bundle')!r}]))"
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
-from export.errors import ImportFailedError
+from sightline.export.errors import ImportFailedError
 from tests.export.encoder_models import check_rows, import_folder, random_rows, token_types
 
 CONFIG: dict[str, Any] = {

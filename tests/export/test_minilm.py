@@ -13,15 +13,15 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from export.check.sessions import encode, open_sessions
-from export.convert.bundles import quantize_bundle
-from export.convert.text_quality import PlainText
-from export.errors import ImportFailedError
-from export.options import DEFAULT_SENTENCES, BundleMetadata, Recipe
-from export.pipeline import export_checkpoint
-from export.sources.catalogue import CATALOGUE, downloaded
-from model.rounding import reference
-from service.bundle import Embedding, EmbeddingQuality, read_bundle
+from sightline.base.bundle import Embedding, EmbeddingQuality, read_bundle
+from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.text_quality import PlainText
+from sightline.export.errors import ImportFailedError
+from sightline.export.options import DEFAULT_SENTENCES, BundleMetadata, Recipe
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.catalogue import CATALOGUE, downloaded
+from sightline.model.rounding import reference
 from tests.export.encoder_models import Imported, compute, import_folder
 
 pytestmark = pytest.mark.download

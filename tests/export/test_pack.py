@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from export.check.sessions import onnx_steps, open_sessions
-from export.convert.bundles import pack_bundle, quantize_bundle
-from export.convert.pack import MIN_SIZE, round_matrix
-from export.options import BundleMetadata, Recipe
-from service.bundle import BundleError, Manifest, read_bundle
+from sightline.base.bundle import BundleError, Manifest, read_bundle
+from sightline.export.check.sessions import onnx_steps, open_sessions
+from sightline.export.convert.bundles import pack_bundle, quantize_bundle
+from sightline.export.convert.pack import MIN_SIZE, round_matrix
+from sightline.export.options import BundleMetadata, Recipe
 from tests.export.folders import BUNDLE_FILES, names
 from tests.support.training_runs import export_bundle, verify_bundle
 

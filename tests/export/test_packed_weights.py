@@ -15,12 +15,12 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2Config
 
-from export.convert.quantize import exact_blocks, quantize_graphs
-from export.errors import ImportFailedError
-from export.graphs.builder import WeightFile
-from export.options import BundleMetadata, Recipe
-from export.pipeline import export_checkpoint
-from export.sources.checkpoint import open_folder
+from sightline.export.convert.quantize import exact_blocks, quantize_graphs
+from sightline.export.errors import ImportFailedError
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.checkpoint import open_folder
 from tests.export.decoder_models import (
     GPT2_SMALL,
     SMALL,

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from export.check import verify as verification
-from export.convert.bundles import quantize_bundle
-from export.errors import ImportFailedError, VerificationError
-from export.options import BundleMetadata, Recipe
-from export.pipeline import export_checkpoint
-from service.bundle import Manifest, read_bundle
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import Manifest, read_bundle
+from sightline.export.check import verify as verification
+from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.pipeline import export_checkpoint
+from sightline.service.runtime.ort import OnnxRunner
 from tests.export.encoder_models import FAMILIES, import_folder, make_model
 from tests.export.folders_of_others import word_tokenizer
 
@@ -84,7 +84,7 @@ def test_a_bundle_is_verified_with_its_predictions(
 
 
 def test_a_wrong_prediction_is_found(export: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from export.graphs import predict
+    from sightline.export.graphs import predict
 
     monkeypatch.setattr(predict, "activation", lambda graph, x, kind: graph.add("Tanh", x))
     write_folder(tmp_path / "model")

@@ -1,13 +1,13 @@
 import pytest
 from tokenizers import Tokenizer
 
-from export.check.sessions import Sessions, onnx_steps
-from export.convert.quality import NUM_BEAMS, ParallelText, check_loss, compare
-from export.errors import VerificationError
-from model.data.tokenizer import decode_ids
-from model.decoding.reference import greedy
-from model.evaluation.bleu import EvaluationSet
-from service.bundle import Bleu, Quality
+from sightline.base.bundle import Bleu, Quality
+from sightline.export.check.sessions import Sessions, onnx_steps
+from sightline.export.convert.quality import NUM_BEAMS, ParallelText, check_loss, compare
+from sightline.export.errors import VerificationError
+from sightline.model.data.tokenizer import decode_ids
+from sightline.model.decoding.reference import greedy
+from sightline.model.evaluation.bleu import EvaluationSet
 
 
 @pytest.fixture

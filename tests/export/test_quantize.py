@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from export.convert.quantize import quantize_blocks
-from export.graphs.builder import GraphBuilder
-from export.options import BLOCK_SIZES, Recipe
-from service.bundle import QuantScheme
+from sightline.base.bundle import QuantScheme
+from sightline.export.convert.quantize import quantize_blocks
+from sightline.export.graphs.builder import GraphBuilder
+from sightline.export.options import BLOCK_SIZES, Recipe
 from tests.export.products import (
     IN_BLOCKS,
     INNER,

@@ -7,15 +7,15 @@ import numpy as np
 import onnx
 import pytest
 
-from export.check.sessions import onnx_steps, open_sessions
-from export.convert.bundles import quantize_bundle
-from export.convert.quality import ParallelText
-from export.errors import VerificationError
-from export.options import Recipe
-from model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
-from model.decoding.reference import greedy
-from model.evaluation.bleu import EvaluationSet
-from service.bundle import BundleError, Languages, Quality, read_bundle
+from sightline.base.bundle import BundleError, Languages, Quality, read_bundle
+from sightline.export.check.sessions import onnx_steps, open_sessions
+from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.quality import ParallelText
+from sightline.export.errors import VerificationError
+from sightline.export.options import Recipe
+from sightline.model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
+from sightline.model.decoding.reference import greedy
+from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders import BUNDLE_FILES, names
 from tests.export.products import everywhere
 from tests.support.training_runs import verify_bundle

@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
-from export.convert.quantize import quantize_graphs
-from export.graphs.builder import WeightFile
-from export.options import Recipe
+from sightline.export.convert.quantize import quantize_graphs
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.options import Recipe
 from tests.export.decoder_models import MODELS, POSITIONS, Imported, Rows, hf_model, import_model, random_ids
 
 OUTPUTS = ("logits", "hidden")

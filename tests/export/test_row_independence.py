@@ -11,15 +11,15 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
-from export.convert.calibrate import measure_ranges
-from export.convert.quantize import quantize_graphs
-from export.convert.states import measure_states, round_states, rounded_states
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.options import Recipe
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_checkpoint
-from service.bundle import read_bundle
+from sightline.base.bundle import read_bundle
+from sightline.export.check.sessions import Sessions, encode, initial_states, open_sessions, run_step
+from sightline.export.convert.calibrate import measure_ranges
+from sightline.export.convert.quantize import quantize_graphs
+from sightline.export.convert.states import measure_states, round_states, rounded_states
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.options import Recipe
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_checkpoint
 from tests.export.products import (
     IN_BLOCKS,
     INNER,

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from export import commands
-from export.__main__ import main
-from export.card import CARD, MARK
-from export.describe import described
-from export.options import ExportOptions
-from export.sources.opening import open_source
-from export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
-from model.architectures.causal import CausalModel
-from model.checkpoint import load_model, load_tensors, save_checkpoint, save_tensors
-from model.config import CausalConfig
-from model.parts import WEIGHTS
-from service.bundle import Embedding, Languages, Verification, read_bundle, read_manifest
+from sightline.base.bundle import Embedding, Languages, Verification, read_bundle, read_manifest
+from sightline.export import commands
+from sightline.export.__main__ import main
+from sightline.export.card import CARD, MARK
+from sightline.export.describe import described
+from sightline.export.options import ExportOptions
+from sightline.export.sources.opening import open_source
+from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.checkpoint import load_model, load_tensors, save_checkpoint, save_tensors
+from sightline.model.config import CausalConfig
+from sightline.model.parts import WEIGHTS
 from tests.export.encoder_models import FAMILIES, make_model
 from tests.export.folders_of_others import word_tokenizer, write_bert
 from tests.support.training_runs import UNCHECKED

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from export.errors import ImportFailedError
-from export.sources.sentence_transformers import DenseModule, read_sentence_options
-from service.bundle import Embedding
+from sightline.base.bundle import Embedding
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.sentence_transformers import DenseModule, read_sentence_options
 
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}

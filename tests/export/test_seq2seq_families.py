@@ -11,20 +11,20 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, processors
 
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.reference_encoder import Reference
-from export.check.sessions import onnx_steps
-from export.errors import ImportFailedError
-from export.families import Family
-from export.families.description import RelativeBias
-from export.families.seq2seq import BART, FAMILIES, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
-from export.families.weights import Weights
-from export.graphs.relative import bias_of_distances, buckets
-from export.options import BundleMetadata
-from export.pipeline import export_checkpoint
-from export.sources.checkpoint import open_folder
-from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import Hypothesis, NextLogits, beam, greedy
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.check.sessions import onnx_steps
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import Family
+from sightline.export.families.description import RelativeBias
+from sightline.export.families.seq2seq import BART, FAMILIES, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.relative import bias_of_distances, buckets
+from sightline.export.options import BundleMetadata
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.checkpoint import open_folder
+from sightline.model.decoding.processors import LogitsProcessors
+from sightline.model.decoding.reference import Hypothesis, NextLogits, beam, greedy
 from tests.export.imported import MAP_TOLERANCE, TOLERANCE, Imported, Run, import_folder, run_rows, transformers_run
 
 POSITIONS = 24

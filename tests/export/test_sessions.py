@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export.check.sessions import Sessions, onnx_steps
-from model.architectures.transformer import Transformer
-from model.decoding.reference import beam, greedy, pytorch_steps
-from model.rounding import Reference
+from sightline.export.check.sessions import Sessions, onnx_steps
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.decoding.reference import beam, greedy, pytorch_steps
+from sightline.model.rounding import Reference
 from tests.rounding import assert_within_rounding
 
 

@@ -8,17 +8,17 @@ import onnxruntime
 import pytest
 import torch
 
-from export.check.sessions import Array, open_sessions
-from export.convert.bundles import half_bundle, quantize_bundle
-from export.errors import VerificationError
-from export.graphs.builder import WeightFile
-from export.graphs.similar import similar_graph
-from export.options import Recipe
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_checkpoint
-from service.bundle import read_bundle, write_manifest
-from service.runtime.device import DeviceRunner
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import read_bundle, write_manifest
+from sightline.export.check.sessions import Array, open_sessions
+from sightline.export.convert.bundles import half_bundle, quantize_bundle
+from sightline.export.errors import VerificationError
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.similar import similar_graph
+from sightline.export.options import Recipe
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_checkpoint
+from sightline.service.runtime.device import DeviceRunner
+from sightline.service.runtime.ort import OnnxRunner
 from tests.export.products import everywhere
 from tests.export.verified import verify_trained
 from tests.rounding import rounding_bound

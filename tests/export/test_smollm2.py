@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from export.errors import ImportFailedError
-from export.sources.catalogue import CATALOGUE, downloaded
-from export.sources.checkpoint import open_folder
-from model.float32 import max_abs
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.catalogue import CATALOGUE, downloaded
+from sightline.export.sources.checkpoint import open_folder
+from sightline.model.float32 import max_abs
 from tests.export.decoder_models import Imported, graph_outputs, hf_outputs, import_folder
 
 pytestmark = pytest.mark.download

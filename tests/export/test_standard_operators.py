@@ -17,25 +17,25 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from transformers.activations import ACT2FN
 
-from export.check.reference import activate
-from export.families import firefox, trained
-from export.families.description import Activation, Description
-from export.families.table import FAMILIES, describe, find_family
-from export.families.values import ACTIVATIONS
-from export.families.weights import Weights
-from export.graphs.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
-from export.graphs.decoder import decoder_graph, states
-from export.graphs.encoder import encoder_graph
-from export.graphs.layers import activation
-from export.graphs.nodes import FLOAT
-from export.graphs.similar import similar_graph
-from export.sources.checkpoint import Tensors, open_folder
-from export.sources.firefox.shortlist import Shortlist
-from model.architectures.factory import build_model
-from model.config import EncoderConfig
-from model.float32 import ELEMENTARY, UNIT_ROUNDOFF, max_abs, rounding_error
-from service.bundle import Ops, read_bundle
 from sightline.__main__ import main as sightline
+from sightline.base.bundle import Ops, read_bundle
+from sightline.export.check.reference import activate
+from sightline.export.families import firefox, trained
+from sightline.export.families.description import Activation, Description
+from sightline.export.families.table import FAMILIES, describe, find_family
+from sightline.export.families.values import ACTIVATIONS
+from sightline.export.families.weights import Weights
+from sightline.export.graphs.builder import CONTRIB, STANDARD_OPSET, GraphBuilder, WeightFile
+from sightline.export.graphs.decoder import decoder_graph, states
+from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.graphs.layers import activation
+from sightline.export.graphs.nodes import FLOAT
+from sightline.export.graphs.similar import similar_graph
+from sightline.export.sources.checkpoint import Tensors, open_folder
+from sightline.export.sources.firefox.shortlist import Shortlist
+from sightline.model.architectures.factory import build_model
+from sightline.model.config import EncoderConfig
+from sightline.model.float32 import ELEMENTARY, UNIT_ROUNDOFF, max_abs, rounding_error
 from tests.equality.systems import MakeConfig, small
 from tests.export import (
     decoder_models,

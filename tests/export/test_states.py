@@ -9,14 +9,14 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from export.check.sessions import encode, initial_states, open_sessions, run_step
-from export.convert.bundles import quantize_bundle
-from export.convert.states import LEVELS, MARGIN, measure_states, round_states
-from export.families.description import Attention
-from export.graphs import operators
-from export.graphs.builder import GraphBuilder, WeightFile
-from export.options import Recipe, StateType
-from service.bundle import read_bundle
+from sightline.base.bundle import read_bundle
+from sightline.export.check.sessions import encode, initial_states, open_sessions, run_step
+from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.states import LEVELS, MARGIN, measure_states, round_states
+from sightline.export.families.description import Attention
+from sightline.export.graphs import operators
+from sightline.export.graphs.builder import GraphBuilder, WeightFile
+from sightline.export.options import Recipe, StateType
 
 Array = NDArray[np.float32]
 HEADS, SIZE, POSITIONS = 4, 16, 12

@@ -24,30 +24,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from export import pipeline
-from export.__main__ import main
-from export.check.sessions import Sessions, encode, onnx_steps, open_sessions
-from export.convert import text_quality
-from export.convert.bundles import half_bundle, quantize_bundle
-from export.convert.quality import ParallelText
-from export.convert.quantize import projection_input
-from export.convert.text_quality import (
-    PlainText,
-    check_text_loss,
-    chrf,
-    cosine,
-    greedy_outputs,
-    label_probabilities,
-    pool,
-    text_ids,
-)
-from export.errors import VerificationError
-from export.options import BundleMetadata, Recipe
-from export.pipeline import export_checkpoint
-from model.data.tokenizer import read_tokenizer
-from model.decoding.reference import greedy
-from model.evaluation.bleu import EvaluationSet
-from service.bundle import (
+from sightline.base.bundle import (
     AgreementQuality,
     BundleError,
     Embedding,
@@ -57,6 +34,29 @@ from service.bundle import (
     TextQuality,
     read_bundle,
 )
+from sightline.export import pipeline
+from sightline.export.__main__ import main
+from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
+from sightline.export.convert import text_quality
+from sightline.export.convert.bundles import half_bundle, quantize_bundle
+from sightline.export.convert.quality import ParallelText
+from sightline.export.convert.quantize import projection_input
+from sightline.export.convert.text_quality import (
+    PlainText,
+    check_text_loss,
+    chrf,
+    cosine,
+    greedy_outputs,
+    label_probabilities,
+    pool,
+    text_ids,
+)
+from sightline.export.errors import VerificationError
+from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.pipeline import export_checkpoint
+from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.decoding.reference import greedy
+from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
 from tests.export.products import everywhere
 from tests.support.training_runs import UNCHECKED
@@ -392,7 +392,7 @@ def test_neither_pytorch_nor_sacrebleu_is_needed(bundles: Path, tmp_path: Path) 
     arguments = ["quantize", str(bundles / "translator"), "--out", str(tmp_path / "small"), "--bits", "8"]
     arguments += ["--texts", str(texts), "--force"]
     code = (
-        "import sys; from export.__main__ import main\n"
+        "import sys; from sightline.export.__main__ import main\n"
         f"assert main({arguments}) == 0\n"
         "print([name for name in ('torch', 'sacrebleu', 'sacremoses') if name in sys.modules])"
     )

@@ -9,20 +9,20 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.reference_encoder import Reference
-from export.errors import ImportFailedError
-from export.families import trained
-from export.families.values import sinusoids
-from export.graphs.builder import WeightFile
-from export.graphs.model import Graphs, build_graphs
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.encoder import TextEncoder
-from model.architectures.transformer import Transformer
-from model.config import CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
-from model.layers.positions import sinusoidal_positions
-from model.rounding import reference
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.errors import ImportFailedError
+from sightline.export.families import trained
+from sightline.export.families.values import sinusoids
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.model import Graphs, build_graphs
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
+from sightline.model.layers.positions import sinusoidal_positions
+from sightline.model.rounding import reference
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 
 FEW_KEYS = {"linformer_size": 5, "max_positions": 48}

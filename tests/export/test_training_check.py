@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tokenizers import Regex, normalizers
 
-from export.training_check import main
-from model.data.chat_format import CHAT_TEMPLATE
-from model.data.records import TaskName
-from model.data.samples import write_sample
-from model.memory import bounded_memory
 from sightline.__main__ import main as sightline
+from sightline.base.memory import bounded_memory
+from sightline.export.training_check import main
+from sightline.model.data.chat_format import CHAT_TEMPLATE
+from sightline.model.data.records import TaskName
+from sightline.model.data.samples import write_sample
 from tests.export.hostile import Change
 from tests.export.test_hostile import HUGE, REPLACEMENTS, TOO_SHORT, WRONG_INDICES, write_rules
 from tests.model.pretrained_folders import TEMPLATE, byte_tokenizer, write_decoder, write_encoder

@@ -5,10 +5,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from export.errors import VerificationError
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_checkpoint
-from model.data.text import numbered_sentences
+from sightline.export.errors import VerificationError
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_checkpoint
+from sightline.model.data.text import numbered_sentences
 from tests.export.verified import verify_trained
 
 

@@ -10,11 +10,12 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, T5Config, T5ForConditionalGeneration
 
-from export.check.reference import EXACT, Rounded
-from export.check.reference_decoder import ReferenceDecoder
-from export.check.reference_encoder import Reference
-from export.check.sessions import DecoderSession, States
-from export.check.verify import (
+from sightline.base.bundle import PREFILL_TOKENS, Verification
+from sightline.export.check.reference import EXACT, Rounded
+from sightline.export.check.reference_decoder import ReferenceDecoder
+from sightline.export.check.reference_encoder import Reference
+from sightline.export.check.sessions import DecoderSession, States
+from sightline.export.check.verify import (
     LEAST_LONG,
     LONG_SCORES,
     LONG_TARGET,
@@ -29,13 +30,12 @@ from export.check.verify import (
     rounding_limits,
     verify,
 )
-from export.errors import VerificationError
-from export.families.description import RelativeBias
-from export.families.table import describe, find_family
-from export.graphs import relative
-from export.sources.checkpoint import Folder, open_folder
-from model.float32 import UNIT_ROUNDOFF, max_abs
-from service.bundle import PREFILL_TOKENS, Verification
+from sightline.export.errors import VerificationError
+from sightline.export.families.description import RelativeBias
+from sightline.export.families.table import describe, find_family
+from sightline.export.graphs import relative
+from sightline.export.sources.checkpoint import Folder, open_folder
+from sightline.model.float32 import UNIT_ROUNDOFF, max_abs
 from tests.export.decoder_models import MODELS, hf_model
 from tests.export.graph_bundles import write_bundle
 
@@ -165,7 +165,7 @@ def test_a_long_prompt_is_read_in_the_chunks_of_the_service(
         return run(session, states, token_ids, *rest)
 
     monkeypatch.setattr(DecoderSession, "run", note)
-    monkeypatch.setattr("export.check.verify.LEAST_LONG", 35)
+    monkeypatch.setattr("sightline.export.check.verify.LEAST_LONG", 35)
     assert bundle.verify().longest == 35
     assert max(sizes) == PREFILL_TOKENS
 

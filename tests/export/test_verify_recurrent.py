@@ -8,15 +8,15 @@ import onnx
 import pytest
 import torch
 
-from export.check.recurrent import forced_pass, verify
-from export.check.sessions import Array, Sessions, open_sessions
-from export.errors import VerificationError
-from export.options import BundleMetadata
-from model.architectures.recurrent import RecurrentModel
-from model.checkpoint import save_checkpoint
-from model.config import RecurrentConfig
-from model.data.tokenizer import read_tokenizer
-from model.rounding import reference
+from sightline.export.check.recurrent import forced_pass, verify
+from sightline.export.check.sessions import Array, Sessions, open_sessions
+from sightline.export.errors import VerificationError
+from sightline.export.options import BundleMetadata
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.checkpoint import save_checkpoint
+from sightline.model.config import RecurrentConfig
+from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.rounding import reference
 from tests.support.training_runs import export_bundle
 
 READ = [1, *[7, 9, 30, 50, 11, 17] * 10]  # any tokens, many

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from export.check.verify import verify
-from export.families import trained
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.transformer import Transformer
-from service.bundle import Verification, read_manifest
+from sightline.base.bundle import Verification, read_manifest
+from sightline.export.check.verify import verify
+from sightline.export.families import trained
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.transformer import Transformer
 
 
 def verify_trained(

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.client import Client
-from loadtest.load import Load, run_load
-from loadtest.report import Distribution, summarize
+from sightline.loadtest.client import Client
+from sightline.loadtest.load import Load, run_load
+from sightline.loadtest.report import Distribution, summarize
 from tests.loadtest.fake_service import (
     DONE,
     STREAM_HEAD,

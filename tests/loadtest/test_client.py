@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from loadtest import client as client_module
-from loadtest.client import Client, IncompleteResponseError
+from sightline.loadtest import client as client_module
+from sightline.loadtest.client import Client, IncompleteResponseError
 from tests.loadtest.fake_service import STREAM_HEAD, FakeService, Piece, Reply, chunk, whole
 
 pytestmark = pytest.mark.anyio

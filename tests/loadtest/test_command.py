@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from loadtest.arguments import duration, parse_arguments, rates
-from loadtest.load import arrival_times
-from loadtest.profiles import Stage
-from loadtest.record import make_record, read_record, write_record
 from sightline.__main__ import main
-from sightline.parser import Parser
+from sightline.commands.parser import Parser
+from sightline.loadtest.arguments import duration, parse_arguments, rates
+from sightline.loadtest.load import arrival_times
+from sightline.loadtest.profiles import Stage
+from sightline.loadtest.record import make_record, read_record, write_record
 from tests.loadtest.fake_service import FakeService, Reply, Request, rejection, translation, whole
 from tests.loadtest.test_compare import queue
 

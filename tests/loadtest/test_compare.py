@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from loadtest.compare import Change, compare_measurements
-from loadtest.load import Measurement
-from loadtest.outcome import Failure, Success
+from sightline.loadtest.compare import Change, compare_measurements
+from sightline.loadtest.load import Measurement
+from sightline.loadtest.outcome import Failure, Success
 
 THRESHOLD = 0.05
 

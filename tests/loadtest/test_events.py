@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.events import Event, parse_events
+from sightline.loadtest.events import Event, parse_events
 
 STREAM = 'data: {"text": "Mädchen"}\n\n: keep-alive\n\nevent: error\ndata: a\ndata: b\n\ndata: [DONE]\n\n'.encode()
 EVENTS = [("message", '{"text": "Mädchen"}'.encode()), ("error", b"a\nb"), ("message", b"[DONE]")]

@@ -3,10 +3,10 @@ import time
 
 import pytest
 
-from loadtest.client import Client
-from loadtest.load import ARRIVALS_SEED, Load, Measurement, run_load
-from loadtest.outcome import Failure, Rejection, Success
-from loadtest.report import summarize
+from sightline.loadtest.client import Client
+from sightline.loadtest.load import ARRIVALS_SEED, Load, Measurement, run_load
+from sightline.loadtest.outcome import Failure, Rejection, Success
+from sightline.loadtest.report import summarize
 from tests.loadtest.fake_service import (
     DONE,
     STREAM_HEAD,

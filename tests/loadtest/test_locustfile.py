@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from bench.server import serving
+from lab.bench.server import serving
 
 NAMES = {"/v1/generate", "/v1/generate (stream)", "/v1/attention", "/v1/encode"}
 

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from loadtest.client import Response
-from loadtest.outcome import Failure, Outcome, Rejection, Success, classify
+from sightline.loadtest.client import Response
+from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success, classify
 from tests.loadtest.fake_service import DONE, final_event, token_event
 
 

@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.compare import Change
-from loadtest.load import Measurement
-from loadtest.outcome import Failure, Outcome, Rejection, Success
-from loadtest.page import write_page
-from loadtest.plots import Line, line_plot
-from loadtest.profiles import Stage
-from loadtest.record import Record, make_record, read_record, write_record
+from sightline.loadtest.compare import Change
+from sightline.loadtest.load import Measurement
+from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
+from sightline.loadtest.page import write_page
+from sightline.loadtest.plots import Line, line_plot
+from sightline.loadtest.profiles import Stage
+from sightline.loadtest.record import Record, make_record, read_record, write_record
 
 VOID = {"meta"}
 

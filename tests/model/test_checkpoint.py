@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.architectures.transformer import Transformer
-from model.checkpoint import (
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import (
     average,
     load_checkpoint,
     load_metadata,
     save_checkpoint,
     save_tensors,
 )
-from model.config import TransformerConfig
-from model.parts import CONFIG, TOKENIZER, WEIGHTS
+from sightline.model.config import TransformerConfig
+from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS
 
 
 def test_a_saved_checkpoint_loads_as_the_same_model(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.config import ClassifierConfig, RecurrentConfig, TransformerConfig, read_model_config, with_fields
+from sightline.model.config import ClassifierConfig, RecurrentConfig, TransformerConfig, read_model_config, with_fields
 
 
 def test_each_field_is_parsed_by_its_type() -> None:

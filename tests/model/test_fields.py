@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from model.config import read_model_config
-from model.training.config import TrainConfig, read_train_config
+from sightline.model.config import read_model_config
+from sightline.model.training.config import TrainConfig, read_train_config
 
 
 @pytest.mark.parametrize(

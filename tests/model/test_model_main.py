@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from model.__main__ import main
-from model.architectures.causal import CausalModel
-from model.architectures.recurrent import RecurrentModel
-from model.checkpoint import load_metadata, load_model, save_checkpoint
-from model.config import CausalConfig
-from model.data.dialogues import CONDITIONS
-from model.data.tokenizer import train_tokenizer
-from model.evaluation.defaults import TEST_SPLIT
-from model.training.trainer import Trainer
+from sightline.model.__main__ import main
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.checkpoint import load_metadata, load_model, save_checkpoint
+from sightline.model.config import CausalConfig
+from sightline.model.data.dialogues import CONDITIONS
+from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.evaluation.defaults import TEST_SPLIT
+from sightline.model.training.trainer import Trainer
 
 SMALL = ("--model", "d_model=16", "num_heads=2", "d_ff=16", "encoder_layers=1", "decoder_layers=1")
 
@@ -38,7 +38,7 @@ class Runner:
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
         """Run a command; return exit code, standard output and standard error."""
-        self.monkeypatch.setattr(sys, "argv", ["python -m model", *map(str, arguments)])
+        self.monkeypatch.setattr(sys, "argv", ["python -m sightline.model", *map(str, arguments)])
         self.capsys.readouterr()
         code = main()
         return code, *self.capsys.readouterr()
@@ -275,7 +275,7 @@ def test_settings_that_cannot_train_are_errors_of_one_line_and_start_no_run(
 def test_insufficient_memory_is_an_error_of_one_line(
     run: Runner, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("model.commands.Trainer", lambda *_: torch.empty(2**50))
+    monkeypatch.setattr("sightline.model.commands.Trainer", lambda *_: torch.empty(2**50))
     result = run("system", "transformer", corpus, "--run", tmp_path / "run")
     assert_one_line(result, "out of memory; use a smaller model or a smaller --batch-tokens: ", 1)
 
@@ -294,7 +294,8 @@ def test_a_system_that_reads_data_requires_their_folder(
     monkeypatch.chdir(corpus)  # where data lie by chance
     result = run("system", system, "--run", tmp_path / "run")
     assert_one_line(
-        result, f"the system {system} needs a folder of training data: python -m model system {system} DATA --run"
+        result,
+        f"the system {system} needs a folder of training data: python -m sightline.model system {system} DATA --run",
     )
     assert not (tmp_path / "run").exists()
 
@@ -342,7 +343,7 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
     """Two processes in one folder must not remove each other's files."""
     settings = ("--vocab-size", 300, "--batch-tokens", 256, "--patience-epochs", 100_000)
     arguments = ("system", "transformer", corpus, "--run", tmp_path / "run", *settings, *SMALL)
-    command = [sys.executable, "-m", "model", *map(str, arguments), "--max-epochs", "100000"]
+    command = [sys.executable, "-m", "sightline.model", *map(str, arguments), "--max-epochs", "100000"]
     with subprocess.Popen(
         command,
         cwd=Path(__file__).parents[2],

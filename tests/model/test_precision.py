@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.factory import Model, build_model
-from model.precision import at_least_float32, autocast, product_type
-from model.systems import PLAN, SYSTEMS
-from model.training.classification import CLASSIFICATION
-from model.training.translation import TRANSLATION
+from sightline.model.architectures.factory import Model, build_model
+from sightline.model.precision import at_least_float32, autocast, product_type
+from sightline.model.systems import PLAN, SYSTEMS
+from sightline.model.training.classification import CLASSIFICATION
+from sightline.model.training.translation import TRANSLATION
 
 VOCABULARY = 300
 CPU = torch.device("cpu")

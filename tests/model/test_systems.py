@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from model.architectures.factory import build_model
-from model.commands import planned_runs, run_processes, train_and_score, train_zoo
-from model.config import ClassifierConfig, RecurrentConfig
-from model.evaluation.defaults import TEST_SPLIT
-from model.systems import COMPARED, GROUPS, PLAN, SMALL_GROUPS, SYSTEMS, System
-from model.training.config import SystemConfig
+from sightline.model.architectures.factory import build_model
+from sightline.model.commands import planned_runs, run_processes, train_and_score, train_zoo
+from sightline.model.config import ClassifierConfig, RecurrentConfig
+from sightline.model.evaluation.defaults import TEST_SPLIT
+from sightline.model.systems import COMPARED, GROUPS, PLAN, SMALL_GROUPS, SYSTEMS, System
+from sightline.model.training.config import SystemConfig
 
 VOCABULARY = 6000
 ZOO = {"groups": None, "only_seed": None, "processes": 1, "plan": False}  # options of train_zoo by default
@@ -82,7 +82,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.M
     def remember(system: System, config: SystemConfig, data: Path, run: Path) -> None:
         begun[run.name] = config.precision
 
-    monkeypatch.setattr("model.commands.train_and_score", remember)
+    monkeypatch.setattr("sightline.model.commands.train_and_score", remember)
     (tmp_path / "bahdanau-1").mkdir()
     (tmp_path / "bahdanau-1" / "train.json").write_text("{}", encoding="utf-8")  # older than the setting
     (tmp_path / "bahdanau-1" / "state.safetensors").touch()
@@ -94,7 +94,7 @@ def test_a_resumed_run_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.M
 
 def test_seed_1_of_every_system_comes_before_seed_2_of_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
-    monkeypatch.setattr("model.commands.train_and_score", lambda *arguments: order.append(arguments[-1].name))
+    monkeypatch.setattr("sightline.model.commands.train_and_score", lambda *arguments: order.append(arguments[-1].name))
     systems = ["bahdanau", "linformer", "post-norm"]
     train_zoo(argparse.Namespace(data=tmp_path, runs=tmp_path, systems=systems, seeds=None, precision="float32", **ZOO))
     seed_1 = ["bahdanau-1", "linformer-1", "post-norm-1"]

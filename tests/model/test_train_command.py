@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from model.__main__ import main
-from model.architectures.factory import build_model
-from model.checkpoint import load_metadata
-from model.config import ClassifierConfig, read_model_config
-from model.data.records import TASK_NAMES, TaskName
-from model.data.samples import write_sample
-from model.data.tokenizer import train_tokenizer
-from model.training.config import TrainConfig, read_train_config
+from sightline.model.__main__ import main
+from sightline.model.architectures.factory import build_model
+from sightline.model.checkpoint import load_metadata
+from sightline.model.config import ClassifierConfig, read_model_config
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.samples import write_sample
+from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.training.config import TrainConfig, read_train_config
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
 LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]
@@ -177,7 +177,7 @@ def test_notes_of_pairs_and_a_missing_library_come_before_the_training(
     printed = capsys.readouterr().err
     assert "note: train also has the sources of 1 more of 2 examples of dev, with other targets" in printed
     assert "note: the languages are not known" in printed and "--source en --target de\n" in printed
-    monkeypatch.setattr("model.training.display.find_spec", lambda name: None)
+    monkeypatch.setattr("sightline.model.training.display.find_spec", lambda name: None)
     (tmp_path / "train.jsonl").write_text("not read")
     assert main(["train", *arguments, "--run", str(tmp_path / "other"), "--tensorboard"]) == 2
     assert capsys.readouterr().err.startswith("error: --tensorboard needs the library tensorboard: run ")
@@ -187,7 +187,7 @@ def test_notes_of_pairs_and_a_missing_library_come_before_the_training(
 def test_a_tokenizer_is_trained_on_a_sample_of_many_different_words(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("model.data.learnt_texts.MAX_WORD_BYTES", 100)
+    monkeypatch.setattr("sightline.model.data.learnt_texts.MAX_WORD_BYTES", 100)
     run, tokenizers, note = tmp_path / "run", list[str](), None
     for name in ("run", "again"):
         command = ["train", "encoder", str(data / "encoder"), "--run", str(tmp_path / name), *SMALL, "--seed", "7"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from service.keys import add_key
+from sightline.service.keys import add_key
 from tests.service.conftest import wait_until
 from tests.service.workers.conftest import copy_bundle
 from tests.support.redis import running_redis
@@ -43,7 +43,9 @@ def free_port() -> int:
 
 def ray_environment() -> dict[str, str]:
     """Return the variables for a cluster beside others on this machine."""
-    printed = subprocess.run([sys.executable, "-m", "service.ray_command"], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-m", "sightline.service.ray_command"], capture_output=True, text=True, check=True
+    )
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SIGHTLINE_", "RAY_"))}
     variables = dict(shlex.split(line)[1].split("=", 1) for line in printed.stdout.splitlines())
     ports = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from service.keys import Quota, add_key
+from sightline.service.keys import Quota, add_key
 from tests.ray.conftest import (
     BIN,
     SENTENCE,
@@ -77,7 +77,7 @@ def open_addresses(service: RayService) -> dict[str, str]:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own modules
 def test_files_of_killed_replicas_and_of_lost_machines_are_removed(tmp_path: Path) -> None:
-    from service.ray_app import MAX_TARGET_AGE_S, TargetFile
+    from sightline.service.ray_app import MAX_TARGET_AGE_S, TargetFile
 
     target = TargetFile(tmp_path, "10.0.0.1:8001")
     target.write()
@@ -97,7 +97,7 @@ def test_files_of_killed_replicas_and_of_lost_machines_are_removed(tmp_path: Pat
 def test_a_full_disk_of_the_targets_does_not_stop_a_replica(
     small_disk: Callable[[int], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from service.ray_app import TargetFile
+    from sightline.service.ray_app import TargetFile
 
     disk = small_disk(4)
     (disk / "other").write_bytes(bytes(4096))

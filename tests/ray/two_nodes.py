@@ -12,8 +12,8 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from service.ray_app import application
-from service.settings import read_settings
+from sightline.service.ray_app import application
+from sightline.service.settings import read_settings
 
 
 def main() -> None:

@@ -17,19 +17,19 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from service.api.endpoint import Endpoint
-from service.app import create_app
-from service.bundle import Alignment, AlignmentStep, ChatTemplate, LabelKind, Languages, Manifest
-from service.engine.engine import Engine
-from service.engine.observer import EngineObserver
-from service.engine.worker import Worker
-from service.http.application import EndpointRoute
-from service.inference.service import Backend, LoadedModel, ServedModel
-from service.inference.submission import Arrival, Submission
-from service.runtime.protocol import Runner
-from service.server import DrainingServer
-from service.settings import Settings
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import Alignment, AlignmentStep, ChatTemplate, LabelKind, Languages, Manifest
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.api.endpoint import Endpoint
+from sightline.service.app import create_app
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.observer import EngineObserver
+from sightline.service.engine.worker import Worker
+from sightline.service.http.application import EndpointRoute
+from sightline.service.inference.service import Backend, LoadedModel, ServedModel
+from sightline.service.inference.submission import Arrival, Submission
+from sightline.service.runtime.protocol import Runner
+from sightline.service.server import DrainingServer
+from sightline.service.settings import Settings
 from tests.support.fake_runner import HIDDEN, LABELS, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
 
 FAKE_ROWS = 32  # default number of rows in tests
@@ -45,7 +45,7 @@ TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_
 
 
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
-    """Return a tokenizer like those of `model.data.tokenizer` with a tiny vocabulary."""
+    """Return a tokenizer like those of `sightline.model.data.tokenizer` with a tiny vocabulary."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, START, END, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {word: id_ for id_, word in enumerate(words)}

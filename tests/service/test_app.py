@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.app import size_text
-from service.bundle import BundleError
-from service.engine.engine import Engine
-from service.runtime.protocol import RuntimeUnavailableError
+from sightline.base.bundle import BundleError
+from sightline.service.app import size_text
+from sightline.service.engine.engine import Engine
+from sightline.service.runtime.protocol import RuntimeUnavailableError
 from tests.service.conftest import MakeBackend, Start, until
 from tests.support.fake_runner import FakeRunner, Faults
 
@@ -120,7 +120,7 @@ async def test_while_a_model_is_loaded_again_after_it_hung_the_service_is_ready_
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """See decision 38."""
-    monkeypatch.setattr("service.app.WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.02)
     is_allowed = threading.Event()  # the load
     endless: list[FakeRunner] = []
 

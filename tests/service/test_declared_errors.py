@@ -18,15 +18,15 @@ import httpx2 as httpx
 import orjson
 import pytest
 
-from service import logs
-from service.app import create_app
-from service.bundle import ChatTemplate
-from service.errors import ERRORS, ApiError, ErrorCode
-from service.http.application import EndpointRoute
-from service.http.openapi import HEAD_ERRORS
-from service.inference import results, submission, tokens
-from service.loading import load_backend
-from service.settings import Settings
+from sightline.base.bundle import ChatTemplate
+from sightline.service import logs
+from sightline.service.app import create_app
+from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.http.application import EndpointRoute
+from sightline.service.http.openapi import HEAD_ERRORS
+from sightline.service.inference import results, submission, tokens
+from sightline.service.loading import load_backend
+from sightline.service.settings import Settings
 from tests.service.conftest import MASK, MakeBackend, Running, Serve, Start, read_all, reading_examples, until
 from tests.support.fake_runner import NLI_LABELS, fake_classifier_manifest, fake_manifest, fake_masked_manifest
 

@@ -6,7 +6,16 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from service.drawing import CELL_LIMITS, LABEL_INTERVAL, Matrix, alignment, colour_of, heads, heat_map, label_width
+from sightline.service.drawing import (
+    CELL_LIMITS,
+    LABEL_INTERVAL,
+    Matrix,
+    alignment,
+    colour_of,
+    heads,
+    heat_map,
+    label_width,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 ROWS, COLUMNS = ["Ein", "Hund", "<s>"], ["A", "dog & cat", "犬", "</s>"]

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import httpx2 as httpx
 import pytest
 
-from service.api.endpoint import NATIVE_ERRORS, Call, Endpoint
-from service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.api.endpoint import NATIVE_ERRORS, Call, Endpoint
+from sightline.service.errors import ERRORS, ApiError, ErrorCode
 from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from service.errors import ERRORS, ErrorCode
+from sightline.service.errors import ERRORS, ErrorCode
 from tests.service.conftest import MakeBackend, Running, Start, classifying, until
 from tests.service.faulty import Fault, FaultError, FaultKind, FaultyRunner, FaultyTokenizer, GraphName, Panic
 from tests.support.fake_runner import FakeRunner
@@ -218,7 +218,7 @@ async def test_a_tokenizer_that_raises_fails_one_call_at_most(
 async def test_a_graph_that_hangs_ends_every_call_in_time_and_then_the_process(
     start: Start, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch, graph: GraphName, number: int
 ) -> None:
-    monkeypatch.setattr("service.app.WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.02)
     async with serving(start, make_backend) as service:
         expected = await service.call_all()
     async with serving(start, make_backend, request_timeout_s=1.0, queue_timeout_s=1.0) as service:

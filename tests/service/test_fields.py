@@ -1,7 +1,7 @@
 import re
 import sys
 
-from service.fields import NOT_BLANK, object_schema
+from sightline.service.fields import NOT_BLANK, object_schema
 
 
 def test_the_pattern_of_texts_matches_texts_that_are_not_blank() -> None:

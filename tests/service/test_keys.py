@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from service.http.access import authorize
-from service.keys import KeyRing, KeysError, Quota, add_key, read_keys, remove_key
+from sightline.service.http.access import authorize
+from sightline.service.keys import KeyRing, KeysError, Quota, add_key, read_keys, remove_key
 
 
 @pytest.fixture

@@ -23,9 +23,7 @@ import numpy as np
 import onnx
 import pytest
 
-from export.convert.bundles import half_bundle
-from service import loading
-from service.bundle import (
+from sightline.base.bundle import (
     MANIFEST,
     MAX_BEAMS,
     BundleError,
@@ -35,20 +33,22 @@ from service.bundle import (
     record_files,
     write_manifest,
 )
-from service.discovery import find_bundles
-from service.engine.observer import EngineObserver, NullObserver
-from service.engine.request import Event, Generated, GenerateRequest
-from service.inference.call import Call
-from service.inference.changes import NoPeers
-from service.inference.repository import load_model, unload_model
-from service.inference.service import Backend, Service
-from service.loading import _prefix_cache_share, load_backend
-from service.machine import resident_bytes
-from service.metrics import Metrics
-from service.parameters import GenerateParameters
-from service.runtime.memory import row_bytes
-from service.settings import Settings
-from service.threads import run_in_threads
+from sightline.base.machine import resident_bytes
+from sightline.base.threads import run_in_threads
+from sightline.export.convert.bundles import half_bundle
+from sightline.service import loading
+from sightline.service.discovery import find_bundles
+from sightline.service.engine.observer import EngineObserver, NullObserver
+from sightline.service.engine.request import Event, Generated, GenerateRequest
+from sightline.service.inference.call import Call
+from sightline.service.inference.changes import NoPeers
+from sightline.service.inference.repository import load_model, unload_model
+from sightline.service.inference.service import Backend, Service
+from sightline.service.loading import _prefix_cache_share, load_backend
+from sightline.service.metrics import Metrics
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.memory import row_bytes
+from sightline.service.settings import Settings
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
 from tests.support.fake_runner import fake_manifest
@@ -82,7 +82,7 @@ def add_another(folder: Path, name: str, **changes: Any) -> Path:
 def test_models_that_can_have_a_prefix_cache_share_its_memory(
     setting: int | None, memory: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.inference.service.usable_memory", lambda: memory)
+    monkeypatch.setattr("sightline.service.inference.service.usable_memory", lambda: memory)
     causal = fake_manifest(decoder_start="source")
     manifests = [causal, fake_manifest(), causal]
     assert _prefix_cache_share(Settings(max_prefix_cache_bytes=setting), manifests) == share
@@ -124,9 +124,11 @@ def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(fol
 
 
 def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.loading.usable_threads", lambda: 2)
-    monkeypatch.setattr("service.runtime.threads.MIN_SECONDS", 0.0)
-    monkeypatch.setattr("service.runtime.threads.MIN_SPEEDUP", 0.0)  # so that every measurement chooses more threads
+    monkeypatch.setattr("sightline.service.loading.usable_threads", lambda: 2)
+    monkeypatch.setattr("sightline.service.runtime.threads.MIN_SECONDS", 0.0)
+    monkeypatch.setattr(
+        "sightline.service.runtime.threads.MIN_SPEEDUP", 0.0
+    )  # so that every measurement chooses more threads
     for threads, chosen in ((0, 2), (1, 1)):
         models = load(folder, threads=threads).loaded
         assert models["toy"].model.threads == {"encoder": chosen, "decoder": chosen}
@@ -186,10 +188,11 @@ def test_a_float16_bundle_is_served_on_the_cpu(bundle: Path, tmp_path: Path) -> 
 def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.loading.choose_provider", lambda _: "cuda")
+    monkeypatch.setattr("sightline.service.loading.choose_provider", lambda _: "cuda")
     assert load(folder).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
-        BundleError, match="toy is float32, but CUDA needs a float16 bundle; `python -m export half` writes one"
+        BundleError,
+        match=r"toy is float32, but CUDA needs a float16 bundle; `python -m sightline[.]export half` writes one",
     ):
         load(folder, provider="cuda")
 
@@ -633,9 +636,9 @@ def test_bundles_are_opened_at_the_same_time_and_run_one_after_another(
         assert num_running == 1 and not any(re.fullmatch(r"load-\d+", one.name) for one in threading.enumerate())
         num_running -= 1
 
-    monkeypatch.setattr("service.loading.usable_threads", lambda: 2)
-    monkeypatch.setattr("service.loading.check_files", check_files)
-    monkeypatch.setattr("service.loading._check_known_inputs", check_known_inputs)
+    monkeypatch.setattr("sightline.service.loading.usable_threads", lambda: 2)
+    monkeypatch.setattr("sightline.service.loading.check_files", check_files)
+    monkeypatch.setattr("sightline.service.loading._check_known_inputs", check_known_inputs)
     assert list(load(folder).loaded) == names
 
 
@@ -652,8 +655,8 @@ def test_failures_are_reported_in_the_order_of_the_folders(folder: Path, monkeyp
         if folder.name != "b":
             raise BundleError(f"{folder.name} is damaged")
 
-    monkeypatch.setattr("service.loading.usable_threads", lambda: 3)
-    monkeypatch.setattr("service.loading.check_files", check_files)
+    monkeypatch.setattr("sightline.service.loading.usable_threads", lambda: 3)
+    monkeypatch.setattr("sightline.service.loading.check_files", check_files)
     backend = load(folder)
     assert list(backend.loaded) == ["b"]
     assert list(backend.failed.items()) == [(name, f"{name} is damaged") for name in ("a", "c", "toy")]
@@ -710,7 +713,7 @@ def test_a_load_that_fails_midway_leaves_no_memory_allocated(folder: Path, monke
         runners.append(weakref.ref(runner))
         raise MemoryError("half-way")
 
-    monkeypatch.setattr("service.loading._check_known_inputs", fail)
+    monkeypatch.setattr("sightline.service.loading._check_known_inputs", fail)
     with pytest.raises(BundleError, match="toy cannot be served: MemoryError: half-way"):
         backend.repository.load("toy", 0)
     gc.collect()
@@ -749,7 +752,7 @@ def test_a_lazy_bundle_is_not_opened_at_start(folder: Path, monkeypatch: pytest.
         opened.append(manifest.name)
         check_files(path, manifest)
 
-    monkeypatch.setattr("service.loading.check_files", check)
+    monkeypatch.setattr("sightline.service.loading.check_files", check)
     backend = load(folder, lazy_models="toy", strict_loading=True)
     assert (list(backend.loaded), list(backend.lazy), backend.failed, opened) == (["other"], ["toy"], {}, ["other"])
     assert backend.lazy["toy"] == read_manifest(folder / "toy")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from service.http.dispatch import log_call
-from service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, num_dropped_lines
+from sightline.service.http.dispatch import log_call
+from sightline.service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, num_dropped_lines
 from tests.service.conftest import Start
 
 SECRET = "Geheimrezept"

@@ -1,4 +1,6 @@
-"""`python -m service` as a process: start, end, exit codes, and modules that it never loads."""
+"""`python -m sightline.service` as a process: start, end, exit codes, and modules that it never
+loads.
+"""
 
 import contextlib
 import http.client
@@ -22,13 +24,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from bench.process import family_cpu_seconds
-from bench.server import free_port
-from service import __version__
-from service.__main__ import check_one_runtime, main
-from service.bundle import read_bundle, record_files, write_manifest
-from service.settings import SettingsError
-from service.text.tokenizer import read_tokenizer
+from lab.bench.process import family_cpu_seconds
+from lab.bench.server import free_port
+from sightline import __version__
+from sightline.base.bundle import read_bundle, record_files, write_manifest
+from sightline.base.text.tokenizer import read_tokenizer
+from sightline.service.__main__ import check_one_runtime, main
+from sightline.service.settings import SettingsError
 
 IGNORED = "SIGHUP replaces workers, but this service is one process; restart it to read the bundles again"
 
@@ -40,7 +42,7 @@ def folder(bundle: Path, tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def process(*arguments: str, program: Sequence[str] = ("-m", "service")) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str, program: Sequence[str] = ("-m", "sightline.service")) -> Iterator[subprocess.Popen[str]]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
     environment["SIGHTLINE_WORKERS"] = "1"
     command = [sys.executable, *program, *arguments]
@@ -128,7 +130,9 @@ def test_a_stalled_reader_of_the_log_blocks_neither_responses_nor_the_shutdown(f
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">/dev/full 2>&1"])
 def test_a_standard_stream_that_is_closed_or_whose_disk_is_full_has_no_effect(folder: Path, closed: str) -> None:
     port = free_port()
-    command = f"exec {sys.executable} -m service --bundles {folder} --port {port} --drain-s 0 --threads 1 {closed}"
+    command = (
+        f"exec {sys.executable} -m sightline.service --bundles {folder} --port {port} --drain-s 0 --threads 1 {closed}"
+    )
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         try:
             ask_until_ready(port)
@@ -139,11 +143,12 @@ def test_a_standard_stream_that_is_closed_or_whose_disk_is_full_has_no_effect(fo
             running.kill()
 
 
-# `python -m service` with an engine that hangs in a native call at its first step after loading.
+# `python -m sightline.service` with an engine that hangs in a native call at its first step after
+# loading.
 HANGING = """
 import sys, time
-from service import __main__, server
-from service.engine.engine import Engine
+from sightline.service import __main__, server
+from sightline.service.engine.engine import Engine
 
 def load(*arguments, load=server.load_backend):
     backend = load(*arguments)
@@ -320,10 +325,10 @@ def test_a_second_signal_ends_the_process_at_once_with_1(folder: Path) -> None:
         assert running.wait(timeout=25) == 1
 
 
-# `python -m service` with a load that takes two minutes.
+# `python -m sightline.service` with a load that takes two minutes.
 LOADING = """
 import sys, time
-from service import __main__, server
+from sightline.service import __main__, server
 
 server.load_backend = lambda *arguments: time.sleep(120)
 sys.exit(__main__.main(sys.argv[1:]))
@@ -371,7 +376,7 @@ def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_ro
     settings = ("--bundles", str(folder), "--port", "0", "--drain-s", "0", "--threads", "1", "--max-rows", "4")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
     environment["SIGHTLINE_WORKERS"] = "1"
-    command = [sys.executable, "-m", "service", *settings]
+    command = [sys.executable, "-m", "sightline.service", *settings]
     with subprocess.Popen(command, env=environment | {"NO_COLOR": "1"}, stdout=end) as running:
         os.close(end)
         with open(terminal, encoding="utf-8", newline="\n") as screen:
@@ -422,8 +427,9 @@ def test_a_port_that_is_taken_ends_the_process_with_3(folder: Path) -> None:
 
 def test_the_service_never_loads_torch() -> None:
     program = (
-        "import sys; from service.server import serve; from service.__main__ import main; "
-        "print([name for name in ('torch', 'onnx', 'transformers', 'model', 'export') if name in sys.modules])"
+        "import sys; from sightline.service.server import serve; from sightline.service.__main__ import main\n"
+        "unloaded = ('torch', 'onnx', 'transformers', 'sightline.model', 'sightline.export')\n"
+        "print([name for name in unloaded if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -10,10 +10,10 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
-from service.errors import CLIENT_GONE, ERRORS
-from service.machine import usable_memory
-from service.metrics import PREFIX, Metrics, merge, sums, texts_of, without_gauges
-from service.settings import Settings
+from sightline.base.machine import usable_memory
+from sightline.service.errors import CLIENT_GONE, ERRORS
+from sightline.service.metrics import PREFIX, Metrics, merge, sums, texts_of, without_gauges
+from sightline.service.settings import Settings
 from tests.service.conftest import MakeBackend, Start, until
 
 pytestmark = pytest.mark.anyio

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench.server import free_port
-from service import quotas
-from service.keys import Quota
-from service.quotas import QuotaStorageError, QuotaStore, open_limiter
+from lab.bench.server import free_port
+from sightline.service import quotas
+from sightline.service.keys import Quota
+from sightline.service.quotas import QuotaStorageError, QuotaStore, open_limiter
 from tests.service.conftest import MakeBackend, Start, until
 from tests.support.redis import running_redis
 

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from service import server
-from service.api.endpoint import Call, Endpoint
-from service.http.call import HttpCall
+from sightline.service import server
+from sightline.service.api.endpoint import Call, Endpoint
+from sightline.service.http.call import HttpCall
 from tests.service.api.test_streaming import large_response
 from tests.service.conftest import MakeBackend, Serve, Wire, add_endpoint, read_all, wait_until
 from tests.support.fake_runner import Faults

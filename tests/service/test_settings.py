@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.settings import Settings, SettingsError, env_name, flag_name, read_settings
+from sightline.service.settings import Settings, SettingsError, env_name, flag_name, read_settings
 
 
 def test_the_defaults_serve_the_folder_bundles_on_the_loopback() -> None:

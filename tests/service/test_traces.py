@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from service import logs, traces
-from service.traces import TracesError, check_traces
+from sightline.service import logs, traces
+from sightline.service.traces import TracesError, check_traces
 from tests.service.conftest import MakeBackend, Serve, Start, wait_until
 from tests.support.fake_runner import fake_manifest
 
@@ -190,7 +190,7 @@ async def test_the_client_decides_if_its_calls_are_traced_and_the_setting_for_ot
 async def test_a_collector_that_is_away_disturbs_neither_calls_nor_the_end(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.inference.service.SHUTDOWN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sightline.service.inference.service.SHUTDOWN_TIMEOUT_S", 0.2)
     async with start(otlp_endpoint="http://127.0.0.1:9") as running:
         assert (await running.post("/v1/generate", BODY)).status_code == 200
         (sender,) = {thread for thread in threading.enumerate() if thread.name == "OtelBatchSpanRecordProcessor"}

@@ -11,18 +11,18 @@ import numpy as np
 import onnx
 import pytest
 
-from service.bundle import Graph, Manifest, read_manifest, record_files, write_manifest
-from service.engine.engine import Engine
-from service.engine.observer import NullObserver
-from service.inference.call import Call
-from service.inference.changes import NoPeers
-from service.inference.repository import load_model, unload_model
-from service.inference.service import Service
-from service.loading import load_backend
-from service.machine import resident_bytes
-from service.metrics import Metrics
-from service.runtime.ort import OnnxRunner
-from service.settings import Settings
+from sightline.base.bundle import Graph, Manifest, read_manifest, record_files, write_manifest
+from sightline.base.machine import resident_bytes
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.observer import NullObserver
+from sightline.service.inference.call import Call
+from sightline.service.inference.changes import NoPeers
+from sightline.service.inference.repository import load_model, unload_model
+from sightline.service.inference.service import Service
+from sightline.service.loading import load_backend
+from sightline.service.metrics import Metrics
+from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.settings import Settings
 
 WIDTH = 5000
 WEIGHT_BYTES = 4 * WIDTH * WIDTH  # 100 MB: other changes of the process's memory are small beside it

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import (
+from sightline.base.bundle import (
     LABEL_LOGITS,
     LABEL_OUTPUTS,
     PREFILL_TOKENS,
@@ -32,7 +32,7 @@ from service.bundle import (
     Tokens,
     is_entailment,
 )
-from service.runtime.protocol import Array, Int32, Int64
+from sightline.service.runtime.protocol import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 LABELS = ("bad", "fair", "good")

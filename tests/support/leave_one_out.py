@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.architectures.factory import TranslationModel
-from model.architectures.recurrent import Memory
-from model.decoding.reference import greedy, pytorch_steps
+from sightline.model.architectures.factory import TranslationModel
+from sightline.model.architectures.recurrent import Memory
+from sightline.model.decoding.reference import greedy, pytorch_steps
 
 MAX_NEW_TOKENS = 64
 FloatArray = NDArray[np.float64]

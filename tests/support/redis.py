@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.server import free_port
+from lab.bench.server import free_port
 
 
 @contextlib.contextmanager

@@ -1,4 +1,6 @@
-"""Run the parts of a step of `python -m study`, or of another program with results and pictures."""
+"""Run the parts of a step of `python -m lab.study`, or of another program with results and
+pictures.
+"""
 
 import argparse
 from collections.abc import Callable

@@ -3,8 +3,8 @@ import threading
 import numpy as np
 import pytest
 
-from service.bundle import Manifest
-from service.runtime.protocol import Runner
+from sightline.base.bundle import Manifest
+from sightline.service.runtime.protocol import Runner
 from tests.support.fake_runner import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,)]

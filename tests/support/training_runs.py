@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from export import pipeline
-from export.options import BundleMetadata, ExportOptions
-from service.bundle import Manifest, Verification
+from sightline.base.bundle import Manifest, Verification
+from sightline.export import pipeline
+from sightline.export.options import BundleMetadata, ExportOptions
 
 # Result of a check that is omitted.
 UNCHECKED = Verification(

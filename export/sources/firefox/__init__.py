@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from export.errors import ImportFailedError
-from export.sources.checkpoint import FolderFiles
-from export.sources.firefox.marian_binary import read_file
-from service.bundle import sha256_of
+from sightline.base.bundle import sha256_of
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.checkpoint import FolderFiles
+from sightline.export.sources.firefox.marian_binary import read_file
 
 MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
 SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"

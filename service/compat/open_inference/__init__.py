@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
-from service.api.endpoint import (
+from sightline.service.api.endpoint import (
     ENGINE_ERRORS,
     EVENTS,
     JSON,
@@ -15,12 +15,12 @@ from service.api.endpoint import (
     Endpoint,
     described,
 )
-from service.compat.common import SENTENCE_ERRORS
-from service.compat.open_inference import models, schemas
-from service.compat.open_inference.infer import generate, generate_stream, infer
-from service.compat.open_inference.schemas import VERSION, Version
-from service.compat.open_inference.tensors import LENGTH_HEADER
-from service.errors import ApiError, ErrorCode
+from sightline.service.compat.common import SENTENCE_ERRORS
+from sightline.service.compat.open_inference import models, schemas
+from sightline.service.compat.open_inference.infer import generate, generate_stream, infer
+from sightline.service.compat.open_inference.schemas import VERSION, Version
+from sightline.service.compat.open_inference.tensors import LENGTH_HEADER
+from sightline.service.errors import ApiError, ErrorCode
 
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
 BINARY = "application/octet-stream"

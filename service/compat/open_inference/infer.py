@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
-from service.compat.common import DataEventEncoder
-from service.compat.open_inference.outputs import (
+from sightline.service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
+from sightline.service.compat.common import DataEventEncoder
+from sightline.service.compat.open_inference.outputs import (
     PARAMETERS,
     Output,
     attention_selection,
@@ -14,7 +14,7 @@ from service.compat.open_inference.outputs import (
     main_outputs,
     outputs_of,
 )
-from service.compat.open_inference.schemas import (
+from sightline.service.compat.open_inference.schemas import (
     VERSION,
     GenerateTextBody,
     GenerateTextResponse,
@@ -23,17 +23,17 @@ from service.compat.open_inference.schemas import (
     InputName,
     StreamTextBody,
 )
-from service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
-from service.errors import ApiError
-from service.fields import Texts
-from service.inference.classify import classify
-from service.inference.encode import encode
-from service.inference.generate import generate as generate_texts
-from service.inference.generate import parameters_for
-from service.inference.service import ServedModel
-from service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
-from service.inference.tag import tag
-from service.parameters import GenerateParameters, given_parameters
+from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts
+from sightline.service.inference.classify import classify
+from sightline.service.inference.encode import encode
+from sightline.service.inference.generate import generate as generate_texts
+from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.inference.tag import tag
+from sightline.service.parameters import GenerateParameters, given_parameters
 
 
 async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) -> InferResponse | Raw:

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from service import __version__
-from service.api.endpoint import Call, PathModel
-from service.bundle import Manifest
-from service.compat.open_inference import schemas
-from service.compat.open_inference.outputs import outputs_of
-from service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
-from service.inference import repository
-from service.inference.repository import RepositoryEntry
-from service.metrics import sums
+from sightline import __version__
+from sightline.base.bundle import Manifest
+from sightline.service.api.endpoint import Call, PathModel
+from sightline.service.compat.open_inference import schemas
+from sightline.service.compat.open_inference.outputs import outputs_of
+from sightline.service.compat.open_inference.schemas import VERSION, Datatype, RepositoryIndexBody
+from sightline.service.inference import repository
+from sightline.service.inference.repository import RepositoryEntry
+from sightline.service.metrics import sums
 
 EXTENSIONS = ("binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics")
 TYPES: dict[Datatype, Literal["TYPE_STRING", "TYPE_FP32", "TYPE_INT64"]] = {

@@ -7,18 +7,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest, MapKind
-from service.compat.open_inference.schemas import Datatype, InferParameters
-from service.compat.open_inference.tensors import DTYPES, padded
-from service.errors import ApiError
-from service.inference.classify import ClassifyResult
-from service.inference.encode import EncodeResult
-from service.inference.generate import GenerateOutput, GenerateResult, parameters_for
-from service.inference.maps import AttentionMap
-from service.inference.results import OutputToken, alternatives_of
-from service.inference.service import ServedModel
-from service.inference.tag import Entity, TagResult
-from service.parameters import AttentionSelection, GenerateParameters, TextParameters, given_parameters
+from sightline.base.bundle import Manifest, MapKind
+from sightline.service.compat.open_inference.schemas import Datatype, InferParameters
+from sightline.service.compat.open_inference.tensors import DTYPES, padded
+from sightline.service.errors import ApiError
+from sightline.service.inference.classify import ClassifyResult
+from sightline.service.inference.encode import EncodeResult
+from sightline.service.inference.generate import GenerateOutput, GenerateResult, parameters_for
+from sightline.service.inference.maps import AttentionMap
+from sightline.service.inference.results import OutputToken, alternatives_of
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.tag import Entity, TagResult
+from sightline.service.parameters import AttentionSelection, GenerateParameters, TextParameters, given_parameters
 
 Task = Literal["generate", "classify", "rerank", "tag", "encode"]
 Result = Any  # result of the task that computes the output

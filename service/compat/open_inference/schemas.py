@@ -7,9 +7,9 @@ from pydantic import BeforeValidator, ConfigDict, Field, StrictInt, WithJsonSche
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypedDict
 
-from service.api.tag import AggregationName, IgnoreLabels
-from service.api.types import PromptName, Truncate
-from service.fields import (
+from sightline.service.api.tag import AggregationName, IgnoreLabels
+from sightline.service.api.types import PromptName, Truncate
+from sightline.service.fields import (
     MAX_ID,
     MAX_INPUTS,
     NULL,
@@ -20,9 +20,9 @@ from service.fields import (
     must_equal,
     object_schema,
 )
-from service.inference.encode import Pooling
-from service.inference.tag import OUTSIDE
-from service.parameters import (
+from sightline.service.inference.encode import Pooling
+from sightline.service.inference.tag import OUTSIDE
+from sightline.service.parameters import (
     MAX_TOP_LOGPROBS,
     Indices,
     NumBeams,

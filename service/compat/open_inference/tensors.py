@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import PlainValidator, TypeAdapter
 
-from service.api.endpoint import Raw, to_json
-from service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse, InputName
-from service.errors import ApiError
-from service.fields import Texts, check_texts, validate_part
-from service.inference.results import check_size
+from sightline.service.api.endpoint import Raw, to_json
+from sightline.service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse, InputName
+from sightline.service.errors import ApiError
+from sightline.service.fields import Texts, check_texts, validate_part
+from sightline.service.inference.results import check_size
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 LENGTH_BYTES = 4  # before each element of a BYTES tensor, little-endian

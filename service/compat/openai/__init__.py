@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from service.api.endpoint import EVENTS, JSON, NATIVE_ERRORS, OUTPUT_ERRORS, PARAMETER_ERRORS, Endpoint
-from service.compat.openai.chat import chat_completions
-from service.compat.openai.chat_schemas import ChatCompletion
-from service.compat.openai.completions import completions
-from service.compat.openai.embeddings import embeddings
-from service.compat.openai.schemas import Completion, EmbeddingList
+from sightline.service.api.endpoint import EVENTS, JSON, NATIVE_ERRORS, OUTPUT_ERRORS, PARAMETER_ERRORS, Endpoint
+from sightline.service.compat.openai.chat import chat_completions
+from sightline.service.compat.openai.chat_schemas import ChatCompletion
+from sightline.service.compat.openai.completions import completions
+from sightline.service.compat.openai.embeddings import embeddings
+from sightline.service.compat.openai.schemas import Completion, EmbeddingList
 
 ERRORS = replace(NATIVE_ERRORS, invalid_status=400)
 _TEXT: Mapping[str, Any] = {"errors": PARAMETER_ERRORS, "media_types": (JSON, EVENTS), "error_format": ERRORS}

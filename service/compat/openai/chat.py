@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from service.api.endpoint import Call, EventStream
-from service.api.messages import prompt_of
-from service.compat.common import FINISH_REASONS, blank_before, model_of_body
-from service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
-from service.compat.openai.schemas import decoding_parameters
-from service.compat.openai.text import TextResponse
-from service.inference.generate import GenerateOutput
-from service.inference.results import OutputToken, alternatives_of
-from service.inference.service import ServedModel
-from service.inference.streaming import StreamEnd, StreamToken
+from sightline.service.api.endpoint import Call, EventStream
+from sightline.service.api.messages import prompt_of
+from sightline.service.compat.common import FINISH_REASONS, blank_before, model_of_body
+from sightline.service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
+from sightline.service.compat.openai.schemas import decoding_parameters
+from sightline.service.compat.openai.text import TextResponse
+from sightline.service.inference.generate import GenerateOutput
+from sightline.service.inference.results import OutputToken, alternatives_of
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.streaming import StreamEnd, StreamToken
 
 
 async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | EventStream:

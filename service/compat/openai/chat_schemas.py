@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
-from service.api.messages import Messages, check_dialogue
-from service.compat.common import Ignored
-from service.compat.openai.schemas import DEPENDENCIES, CompletionUsage, DecodingBody
-from service.fields import NULL, field_error, must_equal, object_schema
-from service.parameters import NumNewTokens, TopLogprobs
+from sightline.service.api.messages import Messages, check_dialogue
+from sightline.service.compat.common import Ignored
+from sightline.service.compat.openai.schemas import DEPENDENCIES, CompletionUsage, DecodingBody
+from sightline.service.fields import NULL, field_error, must_equal, object_schema
+from sightline.service.parameters import NumNewTokens, TopLogprobs
 
 
 class ChatBody(DecodingBody):

@@ -4,22 +4,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal, cast
 
-from service.api.endpoint import Call, EventStream
-from service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, model_of_body
-from service.compat.openai.schemas import (
+from sightline.base.text.stream import TextStream
+from sightline.service.api.endpoint import Call, EventStream
+from sightline.service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, model_of_body
+from sightline.service.compat.openai.schemas import (
     Completion,
     CompletionBody,
     CompletionChoice,
     CompletionLogprobs,
     decoding_parameters,
 )
-from service.compat.openai.text import TextResponse
-from service.fields import IdLists, Texts
-from service.inference.generate import GenerateOutput
-from service.inference.results import OutputToken, alternatives_of
-from service.inference.service import ServedModel
-from service.inference.streaming import StreamEnd, StreamToken
-from service.text.stream import TextStream
+from sightline.service.compat.openai.text import TextResponse
+from sightline.service.fields import IdLists, Texts
+from sightline.service.inference.generate import GenerateOutput
+from sightline.service.inference.results import OutputToken, alternatives_of
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.streaming import StreamEnd, StreamToken
 
 
 async def completions(call: Call, body: CompletionBody) -> Completion | EventStream:

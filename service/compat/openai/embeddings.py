@@ -1,9 +1,9 @@
 """OpenAI's POST /v1/embeddings."""
 
-from service.api.endpoint import Call
-from service.compat.common import check_dimensions, model_of_body
-from service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
-from service.inference.encode import encode
+from sightline.service.api.endpoint import Call
+from sightline.service.compat.common import check_dimensions, model_of_body
+from sightline.service.compat.openai.schemas import Embedding, EmbeddingBody, EmbeddingList, EmbeddingUsage
+from sightline.service.inference.encode import encode
 
 
 async def embeddings(call: Call, body: EmbeddingBody) -> EmbeddingList:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
-from service.api.types import ModelName
-from service.bundle import MAX_BEAMS
-from service.compat.common import Ignored, parameters_by_temperature
-from service.errors import ApiError
-from service.fields import (
+from sightline.base.bundle import MAX_BEAMS
+from sightline.service.api.types import ModelName
+from sightline.service.compat.common import Ignored, parameters_by_temperature
+from sightline.service.errors import ApiError
+from sightline.service.fields import (
     MAX_ID,
     MAX_INPUTS,
     NULL,
@@ -24,11 +24,11 @@ from service.fields import (
     must_equal,
     object_schema,
 )
-from service.inference.call import Call
-from service.inference.generate import GenerateWarning
-from service.inference.results import Numbers
-from service.inference.service import ServedModel
-from service.parameters import (
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import GenerateWarning
+from sightline.service.inference.results import Numbers
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import (
     AT_MOST_ONE,
     BEAM_PARAMETERS,
     DEFAULT_LENGTH,

@@ -4,17 +4,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from service.api.endpoint import EventStream, event_of
-from service.api.generate import DONE
-from service.compat.common import DataEventEncoder
-from service.compat.openai.schemas import CompletionUsage, DecodingBody
-from service.inference.call import AnyInputs, Call
-from service.inference.generate import GenerateOutput, GenerateWarning, generate
-from service.inference.results import CachedUsage, Usage
-from service.inference.sentences import sentence_warnings
-from service.inference.service import ServedModel
-from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from service.parameters import GenerateParameters
+from sightline.service.api.endpoint import EventStream, event_of
+from sightline.service.api.generate import DONE
+from sightline.service.compat.common import DataEventEncoder
+from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
+from sightline.service.inference.call import AnyInputs, Call
+from sightline.service.inference.generate import GenerateOutput, GenerateWarning, generate
+from sightline.service.inference.results import CachedUsage, Usage
+from sightline.service.inference.sentences import sentence_warnings
+from sightline.service.inference.service import ServedModel
+from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.parameters import GenerateParameters
 
 
 class Choice(Protocol):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sources.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
-from export.sources.firefox.shortlist import MAGIC, _checksum
-from export.tokenizers.sentencepiece import SentencePieceModel
+from sightline.export.sources.firefox.marian_binary import CONFIG, FLOAT32, INT8, INTGEMM8
+from sightline.export.sources.firefox.shortlist import MAGIC, _checksum
+from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
 WIDTH, INNER, HEADS, VOCABULARY = 12, 20, 3, 17

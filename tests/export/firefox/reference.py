@@ -27,7 +27,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from export.sources.firefox.marian_binary import ConfigValue
+from sightline.export.sources.firefox.marian_binary import ConfigValue
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # as in src/models/transformer.h of Marian

@@ -10,22 +10,22 @@ import onnx
 import pytest
 from tokenizers import Tokenizer
 
-from export import pipeline
-from export.__main__ import main
-from export.check.sessions import Sessions, encode, onnx_steps, open_sessions
-from export.convert.quantize import quantize_graphs
-from export.errors import ImportFailedError, VerificationError
-from export.graphs.builder import WeightFile
-from export.graphs.nodes import EXCLUDED
-from export.options import BundleMetadata, ExportOptions, Recipe
-from export.pipeline import export_checkpoint
-from export.sources.checkpoint import FolderFiles
-from export.sources.firefox.marian_binary import open_marian, read_file
-from export.sources.firefox.shortlist import Shortlist, parse_shortlist
-from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import greedy
-from model.errors import UsageError
-from service.bundle import Manifest, Origin, State, read_bundle
+from sightline.base.bundle import Manifest, Origin, State, read_bundle
+from sightline.base.errors import UsageError
+from sightline.export import pipeline
+from sightline.export.__main__ import main
+from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
+from sightline.export.convert.quantize import quantize_graphs
+from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.graphs.builder import WeightFile
+from sightline.export.graphs.nodes import EXCLUDED
+from sightline.export.options import BundleMetadata, ExportOptions, Recipe
+from sightline.export.pipeline import export_checkpoint
+from sightline.export.sources.checkpoint import FolderFiles
+from sightline.export.sources.firefox.marian_binary import open_marian, read_file
+from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
+from sightline.model.decoding.processors import LogitsProcessors
+from sightline.model.decoding.reference import greedy
 from tests.export.firefox.models import (
     VOCABULARY,
     random_tensors,

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.errors import ImportFailedError
-from export.sources.firefox import marian_binary
-from export.sources.firefox.marian_binary import (
+from sightline.export.errors import ImportFailedError
+from sightline.export.sources.firefox import marian_binary
+from sightline.export.sources.firefox.marian_binary import (
     CONFIG,
     FLOAT32,
     INT8,

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
 
-from export.check.serving import TEXTS as ODD_TEXTS
-from export.errors import ImportFailedError
-from export.tokenizers import (
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.export.check.serving import TEXTS as ODD_TEXTS
+from sightline.export.errors import ImportFailedError
+from sightline.export.tokenizers import (
     CONVERSIONS,
     ConvertedTokenizers,
     firefox_tokenizer,
     read_or_convert_tokenizers,
 )
-from export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids
-from export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
-from service.text.tokenizer import TextTokenizer
+from sightline.export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids
+from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
+from tests.base.text.kinds import SENTENCES, byte_level
 from tests.export.tokenizers.test_sentencepiece import BPE, UNIGRAM
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
-from tests.service.text.kinds import SENTENCES, byte_level
 
 TEXTS = ["a dog", " A   Dog, abs é中文!", "", "dogs\n\ta b.", "The “dog” isn't [here]"]
 

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from export.errors import ImportFailedError
-from export.tokenizers.sentencepiece import (
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.export.errors import ImportFailedError
+from sightline.export.tokenizers.sentencepiece import (
     Piece,
     PieceKind,
     SentencePieceModel,
     convert_sentencepiece,
     read_sentencepiece,
 )
-from service.text.tokenizer import TextTokenizer
+from tests.base.text.kinds import SENTENCES
 from tests.export.tokenizers.writing import (
     bpe_pieces,
     data,
@@ -27,7 +28,6 @@ from tests.export.tokenizers.writing import (
     varint,
     write_sentencepiece,
 )
-from tests.service.text.kinds import SENTENCES
 
 SPECIAL = special_pieces("<unk>", "<s>", "</s>")
 UNIGRAM = SentencePieceModel(

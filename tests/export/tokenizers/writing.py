@@ -2,7 +2,7 @@
 
 import struct
 
-from export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
+from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
 
 
 def varint(value: int) -> bytes:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from model.architectures.bert import BertClassifier, BertEncoder
-from model.architectures.factory import build_model
-from model.config import Pooling
-from model.training.start import start_from
+from sightline.model.architectures.bert import BertClassifier, BertEncoder
+from sightline.model.architectures.factory import build_model
+from sightline.model.config import Pooling
+from sightline.model.training.start import start_from
 from tests.model.pretrained_folders import ENCODERS, LABELS, write_encoder
 
 LENGTHS = torch.tensor([12, 7, 3])

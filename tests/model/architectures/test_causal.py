@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from model.architectures.causal import CausalModel
-from model.config import CausalConfig
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.config import CausalConfig
 
 VOCABULARY = 30
 

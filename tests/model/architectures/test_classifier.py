@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from model.architectures.classifier import Classifier
-from model.architectures.encoder import mean_pool
-from model.config import ClassifierConfig, model_config_to_json, read_model_config
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.encoder import mean_pool
+from sightline.model.config import ClassifierConfig, model_config_to_json, read_model_config
 
 CONFIG = ClassifierConfig(
     40, d_model=16, num_heads=2, d_ff=32, encoder_layers=2, max_positions=32, labels=("bad", "fair", "good")

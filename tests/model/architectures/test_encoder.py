@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.architectures.encoder import TextEncoder, mean_pool
-from model.architectures.factory import build_model
-from model.config import EncoderConfig, model_config_to_json, read_model_config
+from sightline.model.architectures.encoder import TextEncoder, mean_pool
+from sightline.model.architectures.factory import build_model
+from sightline.model.config import EncoderConfig, model_config_to_json, read_model_config
 
 CONFIG = EncoderConfig(40, d_model=16, num_heads=2, d_ff=32, max_positions=32)
 SOURCE = torch.tensor([[5, 6, 7, 8, 2], [9, 10, 2, 0, 0]])

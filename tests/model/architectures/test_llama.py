@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from model.architectures.factory import build_model
-from model.architectures.llama import Llama
-from model.training.loss import projected_cross_entropy
-from model.training.start import start_from
+from sightline.model.architectures.factory import build_model
+from sightline.model.architectures.llama import Llama
+from sightline.model.training.loss import projected_cross_entropy
+from sightline.model.training.start import start_from
 from tests.model.pretrained_folders import DECODERS, write_decoder
 
 IDS = torch.randint(0, 200, (2, 20), generator=torch.Generator().manual_seed(0))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.recurrent import RecurrentModel
-from model.config import RecurrentConfig
-from model.layers.recurrent_attention import ProjectedScore, align
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.config import RecurrentConfig
+from sightline.model.layers.recurrent_attention import ProjectedScore, align
 
 VOCABULARY = 20
 SYSTEMS: dict[str, dict[str, Any]] = {

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.architectures.transformer import Transformer
-from model.config import EncoderAttention, TransformerConfig
-from model.layers.attention import MultiHeadAttention, causal_mask, length_mask
-from model.layers.positions import sinusoidal_positions
-from model.layers.transformer_layer import DecoderLayer, EncoderLayer
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import EncoderAttention, TransformerConfig
+from sightline.model.layers.attention import MultiHeadAttention, causal_mask, length_mask
+from sightline.model.layers.positions import sinusoidal_positions
+from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 PARTS = ("query", "key", "value", "output")
 

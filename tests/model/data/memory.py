@@ -20,13 +20,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.batches import bucket
-from model.data.corpus import open_corpus
-from model.data.encoding import encode
-from model.data.learnt_texts import learnt_texts, read_texts
-from model.data.preparation import check_corpus, prepare
-from model.data.tokenizer import train_tokenizer
-from model.training.recipe import choose_vocabulary, num_characters
+from sightline.model.data.batches import bucket
+from sightline.model.data.corpus import open_corpus
+from sightline.model.data.encoding import encode
+from sightline.model.data.learnt_texts import learnt_texts, read_texts
+from sightline.model.data.preparation import check_corpus, prepare
+from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.training.recipe import choose_vocabulary, num_characters
 
 MAX_LENGTH_TOKENS = 128
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.config import ModelConfig
-from model.data.batches import bucket as bucket_arrays
-from model.data.batches import make_batch, pad
+from sightline.model.config import ModelConfig
+from sightline.model.data.batches import bucket as bucket_arrays
+from sightline.model.data.batches import make_batch, pad
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=60)
 

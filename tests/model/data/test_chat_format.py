@@ -7,11 +7,13 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from export.sources.chat_template import convert
-from model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS, IM_END, IM_START, exchanges
-from model.data.encoding import encode, encode_prompt
-from model.data.records import DialogueRecord, Message, Role
-from model.data.tokenizer import (
+from sightline.base.text.chat import Turn, apply_chat_template
+from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
+from sightline.export.sources.chat_template import convert
+from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS, IM_END, IM_START, exchanges
+from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.records import DialogueRecord, Message, Role
+from sightline.model.data.tokenizer import (
     SPECIAL_TOKENS,
     adapt_tokenizer,
     decode_ids,
@@ -20,8 +22,6 @@ from model.data.tokenizer import (
     special_id,
     train_tokenizer,
 )
-from service.text.chat import Turn, apply_chat_template
-from service.text.tokenizer import TextTokenizer, read_tokenizer
 
 TEMPLATE = convert(CHAT_TEMPLATE, {})
 PARTS = (

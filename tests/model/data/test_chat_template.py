@@ -10,11 +10,17 @@ import pytest
 import transformers
 from tokenizers import Tokenizer
 
-from model.config import PretrainedConfig
-from model.data import jinja
-from model.data.chat_template import ChatTemplate, DialogueEncoder, encode_records, end_token, read_chat_template
-from model.data.records import DialogueRecord, Message, TextRecord
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.base.text import jinja
+from sightline.model.config import PretrainedConfig
+from sightline.model.data.chat_template import (
+    ChatTemplate,
+    DialogueEncoder,
+    encode_records,
+    end_token,
+    read_chat_template,
+)
+from sightline.model.data.records import DialogueRecord, Message, TextRecord
 from tests.model.pretrained_folders import LINES, TEMPLATE, byte_tokenizer
 
 DIALOGUE = (

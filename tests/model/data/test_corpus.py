@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, open_corpus
-from model.data.formats import CorpusError
-from model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
+from sightline.model.data.corpus import MAX_DEV_RECORDS, MAX_LABELS, Corpus, open_corpus
+from sightline.model.data.formats import CorpusError
+from sightline.model.data.records import TASK_NAMES, LabelledRecord, PairRecord, TaskName, TextRecord, texts_of
 
 
 def write(folder: Path, files: Mapping[str, str]) -> Path:

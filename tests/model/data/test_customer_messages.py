@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from model.data.customer_messages import LABELS, draw_messages
+from sightline.model.data.customer_messages import LABELS, draw_messages
 
 SIZES = {"train": 200, "dev": 40, "test": 40}  # messages of each label
 

@@ -3,8 +3,8 @@ from random import Random
 
 import pytest
 
-from model.data import derived
-from model.data.derived import LONGEST, SHORTEST, derive, joined, small
+from sightline.model.data import derived
+from sightline.model.data.derived import LONGEST, SHORTEST, derive, joined, small
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,19 @@
 import pytest
 from tokenizers import Tokenizer, models
 
-from model.data.chat_format import CHAT_TOKENS, IM_START
-from model.data.encoding import encode, encode_prompt
-from model.data.examples import MemoryExamples
-from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from model.data.tokenizer import adapt_tokenizer, decode_ids, encode_lines, special_id, token_fields, train_tokenizer
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.model.data.chat_format import CHAT_TOKENS, IM_START
+from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.examples import MemoryExamples
+from sightline.model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
+from sightline.model.data.tokenizer import (
+    adapt_tokenizer,
+    decode_ids,
+    encode_lines,
+    special_id,
+    token_fields,
+    train_tokenizer,
+)
 
 
 @pytest.fixture(scope="module")

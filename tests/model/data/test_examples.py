@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.data.examples import DiskExamples, Example, ExampleWriter, MemoryExamples
+from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, MemoryExamples
 
 LISTS = st.lists(st.integers(0, 300), max_size=6)
 EXAMPLES = st.lists(st.tuples(LISTS, LISTS), max_size=8)

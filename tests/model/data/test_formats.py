@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from model.data.formats import MAX_LINE_BYTES, CorpusError, read_records
-from model.data.records import (
+from sightline.base.errors import UsageError
+from sightline.model.data.formats import MAX_LINE_BYTES, CorpusError, read_records
+from sightline.model.data.records import (
     DialogueRecord,
     LabelledRecord,
     Message,
@@ -20,7 +21,6 @@ from model.data.records import (
     TaskName,
     TextRecord,
 )
-from model.errors import UsageError
 
 # Texts that a line or a cell of a TSV file can hold. The first character of a file could be a byte
 # order mark.

@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from model.data.corpus import Corpus, open_corpus
-from model.data.encoding import encode as encode_records
-from model.data.examples import Example, MemoryExamples
-from model.data.formats import CorpusError
-from model.data.preparation import (
+from sightline.base.errors import EXIT_USAGE, UsageError, exit_status
+from sightline.model.data.corpus import Corpus, open_corpus
+from sightline.model.data.encoding import encode as encode_records
+from sightline.model.data.examples import Example, MemoryExamples
+from sightline.model.data.formats import CorpusError
+from sightline.model.data.preparation import (
     Encode,
     Facts,
     Lengths,
@@ -33,9 +34,8 @@ from model.data.preparation import (
     prepare,
     summary,
 )
-from model.data.records import PairRecord, Record, TaskName, TextRecord
-from model.data.tokenizer import encode_lines, train_tokenizer
-from model.errors import EXIT_USAGE, UsageError, exit_status
+from sightline.model.data.records import PairRecord, Record, TaskName, TextRecord
+from sightline.model.data.tokenizer import encode_lines, train_tokenizer
 
 PAIRS = [(f"{animal} {number}", f"{number} {animal}!") for animal in ("Hund", "Katze", "Maus") for number in range(20)]
 

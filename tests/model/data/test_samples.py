@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from model.data.corpus import open_corpus
-from model.data.preparation import check_corpus
-from model.data.records import TASK_NAMES, TaskName
-from model.data.samples import draw_sample, write_sample
-from model.errors import UsageError
+from sightline.base.errors import UsageError
+from sightline.model.data.corpus import open_corpus
+from sightline.model.data.preparation import check_corpus
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.samples import draw_sample, write_sample
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from model.data.text import read_labelled, read_lines, read_parallel
+from sightline.model.data.text import read_labelled, read_lines, read_parallel
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:

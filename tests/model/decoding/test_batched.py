@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from model.architectures.causal import CausalModel
-from model.architectures.factory import TranslationModel, build_model
-from model.config import CausalConfig, ModelConfig, RecurrentConfig, TransformerConfig
-from model.decoding.batched import continue_greedily, translate_batch
-from model.decoding.reference import beam, greedy, pytorch_steps
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.factory import TranslationModel, build_model
+from sightline.model.config import CausalConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from sightline.model.decoding.batched import continue_greedily, translate_batch
+from sightline.model.decoding.reference import beam, greedy, pytorch_steps
 
 TRANSFORMER = TransformerConfig(
     9, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=2, max_positions=24

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from model.decoding.processors import NO_PROCESSORS, LogitsProcessors, penalised, repeating_tokens
+from sightline.model.decoding.processors import NO_PROCESSORS, LogitsProcessors, penalised, repeating_tokens
 
 END = 1
 SCORES = np.array([-2.0, 0.5, 3.0, -1.0, 0.0, 2.0], np.float32)

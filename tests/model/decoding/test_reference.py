@@ -8,9 +8,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from model.architectures.transformer import Transformer
-from model.decoding.processors import LogitsProcessors
-from model.decoding.reference import Hypothesis, NextLogits, beam, greedy, log_softmax, one_thread, pytorch_steps
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.decoding.processors import LogitsProcessors
+from sightline.model.decoding.reference import (
+    Hypothesis,
+    NextLogits,
+    beam,
+    greedy,
+    log_softmax,
+    one_thread,
+    pytorch_steps,
+)
 
 START, END = 0, 1
 

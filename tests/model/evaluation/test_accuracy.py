@@ -5,10 +5,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from model.architectures.classifier import Classifier
-from model.checkpoint import load_model
-from model.data.records import LabelledRecord
-from model.evaluation.accuracy import (
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.checkpoint import load_model
+from sightline.model.data.records import LabelledRecord
+from sightline.model.evaluation.accuracy import (
     accuracy,
     confusion_lines,
     count_labels,

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from model.checkpoint import load_checkpoint
-from model.data.text import read_lines
-from model.data.tokenizer import decode_ids, encode_lines
-from model.decoding.reference import greedy, pytorch_steps
-from model.evaluation.bleu import moses_lines, read_test_set, score, translate
+from sightline.model.checkpoint import load_checkpoint
+from sightline.model.data.text import read_lines
+from sightline.model.data.tokenizer import decode_ids, encode_lines
+from sightline.model.decoding.reference import greedy, pytorch_steps
+from sightline.model.evaluation.bleu import moses_lines, read_test_set, score, translate
 
 
 def test_perfect_outputs_score_100_on_both_lines(corpus: Path) -> None:

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from model.architectures.causal import CausalModel
-from model.architectures.classifier import Classifier
-from model.architectures.encoder import TextEncoder
-from model.architectures.transformer import Transformer
-from model.checkpoint import load_checkpoint, load_model, save_checkpoint
-from model.config import CausalConfig, EncoderConfig
-from model.data.chat_format import CHAT_TOKENS
-from model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from model.data.tokenizer import encode_lines, train_tokenizer
-from model.decoding.batched import translate_batch
-from model.errors import UsageError
-from model.evaluation.batches import grouped
-from model.evaluation.bleu import evaluate_translation, translate
-from model.evaluation.evaluate import evaluate_checkpoint, evaluate_model
+from sightline.base.errors import UsageError
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.encoder import TextEncoder
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.checkpoint import load_checkpoint, load_model, save_checkpoint
+from sightline.model.config import CausalConfig, EncoderConfig
+from sightline.model.data.chat_format import CHAT_TOKENS
+from sightline.model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
+from sightline.model.data.tokenizer import encode_lines, train_tokenizer
+from sightline.model.decoding.batched import translate_batch
+from sightline.model.evaluation.batches import grouped
+from sightline.model.evaluation.bleu import evaluate_translation, translate
+from sightline.model.evaluation.evaluate import evaluate_checkpoint, evaluate_model
 
 PAIRS = [PairRecord("A dog sleeps.", "Ein Hund schläft."), PairRecord("The girl sings.", "Das Mädchen singt.")]
 

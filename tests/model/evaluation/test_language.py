@@ -5,15 +5,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from model.architectures.causal import CausalModel
-from model.config import CausalConfig
-from model.data.chat_format import CHAT_TOKENS, IM_END
-from model.data.encoding import encode, encode_prompt
-from model.data.records import DialogueRecord, Message, Record, TextRecord
-from model.data.tokenizer import decode_ids, special_id, train_tokenizer
-from model.decoding.reference import greedy, pytorch_steps
-from model.evaluation import language
-from model.evaluation.language import answer_dialogues, evaluate_language, likelihood, perplexity
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.config import CausalConfig
+from sightline.model.data.chat_format import CHAT_TOKENS, IM_END
+from sightline.model.data.encoding import encode, encode_prompt
+from sightline.model.data.records import DialogueRecord, Message, Record, TextRecord
+from sightline.model.data.tokenizer import decode_ids, special_id, train_tokenizer
+from sightline.model.decoding.reference import greedy, pytorch_steps
+from sightline.model.evaluation import language
+from sightline.model.evaluation.language import answer_dialogues, evaluate_language, likelihood, perplexity
 
 QUESTIONS = ("How are you?", "Where is the dog?", "And the cat?")
 

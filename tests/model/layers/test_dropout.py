@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from model.layers.dropout import Dropout
+from sightline.model.layers.dropout import Dropout
 
 
 def test_dropout_zeroes_its_share_and_scales_the_rest() -> None:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from model.layers.positions import sinusoidal_positions
+from sightline.model.layers.positions import sinusoidal_positions
 
 
 def test_encodings_follow_the_formula_at_every_position() -> None:

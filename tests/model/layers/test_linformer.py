@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.architectures.transformer import Transformer
-from model.config import Sharing, TransformerConfig, matrix_indices
-from model.layers.attention import MultiHeadAttention, length_mask
-from model.layers.linformer import LinformerAttention, Projections, project, token_weights
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import Sharing, TransformerConfig, matrix_indices
+from sightline.model.layers.attention import MultiHeadAttention, length_mask
+from sightline.model.layers.linformer import LinformerAttention, Projections, project, token_weights
 
 CONFIG = TransformerConfig(
     40,

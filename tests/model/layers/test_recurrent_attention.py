@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.config import RecurrentConfig
-from model.layers.recurrent_attention import SCORES, PredictedPosition, ProjectedScore, Score, align
+from sightline.model.config import RecurrentConfig
+from sightline.model.layers.recurrent_attention import SCORES, PredictedPosition, ProjectedScore, Score, align
 
 B, S = 3, 5
 SIZES = {"encoder_size": 3, "decoder_size": 6, "attention_size": 4, "max_positions": 7}

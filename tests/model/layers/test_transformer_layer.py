@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import torch
 
-from model.config import StackConfig
-from model.layers.transformer_layer import AddNorm, FeedForward
+from sightline.model.config import StackConfig
+from sightline.model.layers.transformer_layer import AddNorm, FeedForward
 
 CONFIG = StackConfig(10, dropout=0.3, d_model=8, num_heads=2)
 

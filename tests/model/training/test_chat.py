@@ -6,17 +6,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from model.architectures.causal import CausalModel
-from model.checkpoint import load_model
-from model.config import CausalConfig
-from model.data.batches import bucket
-from model.data.dialogues import draw_dialogues
-from model.data.examples import Example, MemoryExamples, TrainingData
-from model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
-from model.training.config import SystemConfig
-from model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
-from model.training.tasks import counted_tokens, read_system_data
-from model.training.trainer import Trainer
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.checkpoint import load_model
+from sightline.model.config import CausalConfig
+from sightline.model.data.batches import bucket
+from sightline.model.data.dialogues import draw_dialogues
+from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
+from sightline.model.training.config import SystemConfig
+from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
+from sightline.model.training.tasks import counted_tokens, read_system_data
+from sightline.model.training.trainer import Trainer
 
 CONFIG = SystemConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
 
@@ -24,7 +24,7 @@ CONFIG = SystemConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024,
 @pytest.fixture(scope="module")
 def data() -> TrainingData:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("model.training.tasks.DIALOGUES", {"train": (10, 0), "dev": (1_000, 500_000)})
+        patched.setattr("sightline.model.training.tasks.DIALOGUES", {"train": (10, 0), "dev": (1_000, 500_000)})
         return read_system_data("ghost-attention", Path(), Path("none"), CONFIG, CausalConfig)[0]
 
 
@@ -102,7 +102,7 @@ def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) ->
 
 
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.training.tasks.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
+    monkeypatch.setattr("sightline.model.training.tasks.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
     config = SystemConfig(
         vocab_size=500, max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1
     )

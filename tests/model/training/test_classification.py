@@ -8,17 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.architectures.classifier import Classifier
-from model.checkpoint import load_model
-from model.config import ClassifierConfig, ModelConfig
-from model.data.batches import bucket, make_labelled_batch
-from model.data.examples import Example, MemoryExamples
-from model.data.text import read_labelled
-from model.evaluation.accuracy import accuracy
-from model.training.classification import CLASSIFICATION, label_loss
-from model.training.config import SystemConfig
-from model.training.tasks import read_system_data
-from model.training.trainer import Trainer
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.checkpoint import load_model
+from sightline.model.config import ClassifierConfig, ModelConfig
+from sightline.model.data.batches import bucket, make_labelled_batch
+from sightline.model.data.examples import Example, MemoryExamples
+from sightline.model.data.text import read_labelled
+from sightline.model.evaluation.accuracy import accuracy
+from sightline.model.training.classification import CLASSIFICATION, label_loss
+from sightline.model.training.config import SystemConfig
+from sightline.model.training.tasks import read_system_data
+from sightline.model.training.trainer import Trainer
 
 TOY = SystemConfig(
     vocab_size=300, max_epochs=12, batch_tokens=128, warmup_steps=10, peak_learning_rate=5e-3, average_last=3

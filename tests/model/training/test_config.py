@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from model.training.config import SystemConfig, TrainConfig, read_train_config
+from sightline.model.training.config import SystemConfig, TrainConfig, read_train_config
 
 
 @pytest.mark.parametrize(

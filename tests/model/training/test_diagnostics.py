@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from model.architectures.factory import build_model
-from model.architectures.recurrent import RecurrentModel
-from model.architectures.transformer import Transformer
-from model.config import ModelConfig, RecurrentConfig, TransformerConfig
-from model.data.batches import Batch, make_batch
-from model.training.diagnostics import diagnose, layer_of
-from model.training.translation import TRANSLATION
+from sightline.model.architectures.factory import build_model
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import ModelConfig, RecurrentConfig, TransformerConfig
+from sightline.model.data.batches import Batch, make_batch
+from sightline.model.training.diagnostics import diagnose, layer_of
+from sightline.model.training.translation import TRANSLATION
 
 SIZES = {"embedding_size": 8, "encoder_size": 8, "decoder_size": 16, "attention_size": 8}
 MODELS: dict[str, ModelConfig] = {

@@ -14,11 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.server import free_port
-from model.__main__ import main
-from model.checkpoint import load_metadata
-from model.data.samples import write_sample
-from model.training.distributed import World, default_device
+from lab.bench.server import free_port
+from sightline.model.__main__ import main
+from sightline.model.checkpoint import load_metadata
+from sightline.model.data.samples import write_sample
+from sightline.model.training.distributed import World, default_device
 from tests.model.training.toys import toy_trainer, train_toy
 
 # Largest difference of a weight after two epochs: sums of gradients have another order.

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from model.checkpoint import load_metadata
-from model.data.records import TASK_NAMES, TaskName
-from model.data.samples import write_sample
-from model.errors import Interrupted, exit_status
-from model.training.trainer import Trainer
+from sightline.base.errors import Interrupted, exit_status
+from sightline.model.checkpoint import load_metadata
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.samples import write_sample
+from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import TOYS, assert_same_run, toy_trainer, train_toy
 
 

@@ -4,15 +4,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.architectures.causal import CausalModel
-from model.config import CausalConfig
-from model.data.chat_format import CHAT_TOKENS
-from model.data.encoding import encode
-from model.data.examples import Example, MemoryExamples
-from model.data.records import DialogueRecord, Message, Record, TextRecord
-from model.data.tokenizer import train_tokenizer
-from model.evaluation.language import likelihood
-from model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
+from sightline.model.architectures.causal import CausalModel
+from sightline.model.config import CausalConfig
+from sightline.model.data.chat_format import CHAT_TOKENS
+from sightline.model.data.encoding import encode
+from sightline.model.data.examples import Example, MemoryExamples
+from sightline.model.data.records import DialogueRecord, Message, Record, TextRecord
+from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.evaluation.language import likelihood
+from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
 
 CONFIG = CausalConfig(400, d_model=16, num_heads=2, d_ff=16, layers=1, dropout=0.0, max_positions=128)
 MESSAGES = (

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from model.architectures.classifier import Classifier
-from model.config import ClassifierConfig
-from model.data.examples import Example, MemoryExamples
-from model.training.log_ratios import SCALE, embed_log_ratios, log_ratios
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.config import ClassifierConfig
+from sightline.model.data.examples import Example, MemoryExamples
+from sightline.model.training.log_ratios import SCALE, embed_log_ratios, log_ratios
 
 # Token 5 is in both texts of label 1 and twice in one of the two of label 0, 6 in one of label 1,
 # and 7 in none.

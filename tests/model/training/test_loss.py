@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model.training.loss import CHUNK_TOKENS, projected_costs, projected_cross_entropy, projected_mixture
+from sightline.model.training.loss import CHUNK_TOKENS, projected_costs, projected_cross_entropy, projected_mixture
 
 
 def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float, ignore_id: int) -> Tensor:

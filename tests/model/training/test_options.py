@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from export.options import languages_of
-from model.data.records import TASK_NAMES, TaskName
-from model.errors import UsageError
-from model.training.config import TrainConfig
-from model.training.options import (
+from sightline.base.errors import UsageError
+from sightline.export.options import languages_of
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.training.config import TrainConfig
+from sightline.model.training.options import (
     AUTO,
     OPTIONS,
     add_options,

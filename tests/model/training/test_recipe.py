@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
-from model.data.preparation import Facts, Lengths
-from model.data.records import TASK_NAMES, TaskName
-from model.training.recipe import Recipe, choose, choose_vocabulary
+from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.data.preparation import Facts, Lengths
+from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.training.recipe import Recipe, choose, choose_vocabulary
 
 MODELS: dict[TaskName, type[ModelConfig]] = {
     "translation": TransformerConfig,

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from model.errors import UsageError
-from model.training.config import TrainConfig, read_train_config
-from model.training.curve import draw_curve
-from model.training.display import MEASURED_STEPS, Display, Estimate, Step, duration, minutes
-from model.training.folder import read_log
-from model.training.record import differences
-from model.training.task import Evaluation
+from sightline.base.errors import UsageError
+from sightline.model.training.config import TrainConfig, read_train_config
+from sightline.model.training.curve import draw_curve
+from sightline.model.training.display import MEASURED_STEPS, Display, Estimate, Step, duration, minutes
+from sightline.model.training.folder import read_log
+from sightline.model.training.record import differences
+from sightline.model.training.task import Evaluation
 from tests.model.training.toys import toy_trainer
 
 STEP = Step(epoch=1, step=1234, loss=2.5, rate=1.5e-3, tokens=400, seconds_left=90.0)
@@ -31,7 +31,7 @@ class Terminal(io.StringIO):
 
 def test_a_file_gets_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("model.training.display.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("sightline.model.training.display.time.monotonic", lambda: now[0])
     stream = io.StringIO()
     display = Display(24, stream=stream)
     display.start_epoch(1, num_steps=512, done=0)
@@ -250,7 +250,7 @@ def test_the_curve_is_in_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_events_for_tensorboard_need_their_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("model.training.display.find_spec", lambda name: None)
+    monkeypatch.setattr("sightline.model.training.display.find_spec", lambda name: None)
     command = f"run {sys.executable} -m pip install -e '{Path.cwd()}[tensorboard]', or omit"
     with pytest.raises(UsageError, match=re.escape(command)):
         toy_trainer("classification", tmp_path / "run", tensorboard=True)
@@ -270,7 +270,7 @@ def test_events_for_tensorboard_have_losses_and_metrics(tmp_path: Path, monkeypa
         def close(self) -> None:
             written.append(("closed", 0.0, 0))
 
-    monkeypatch.setattr("model.training.report.open_events", lambda folder: Events())
+    monkeypatch.setattr("sightline.model.training.report.open_events", lambda folder: Events())
     trainer = toy_trainer(
         "classification", tmp_path, lambda: Evaluation({"accuracy": 80.0}), tensorboard=True, max_epochs=1
     )

@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from model.checkpoint import load_metadata, load_model
-from model.data.examples import TrainingData
-from model.errors import Interrupted
-from model.training.folder import locked, read_log
-from model.training.state import save_state
-from model.training.trainer import Trainer
+from sightline.base.errors import Interrupted
+from sightline.model.checkpoint import load_metadata, load_model
+from sightline.model.data.examples import TrainingData
+from sightline.model.training.folder import locked, read_log
+from sightline.model.training.state import save_state
+from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import TOYS, assert_same_run, toy_trainer
 
 MOMENT = 1e-9  # minutes; over after the first update
@@ -113,7 +113,7 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         found.append((progress.epoch, progress.batch))
         save_state(path, model, optimizer, progress, *others)
 
-    monkeypatch.setattr("model.training.trainer.save_state", remember)
+    monkeypatch.setattr("sightline.model.training.trainer.save_state", remember)
     return found
 
 
@@ -268,7 +268,7 @@ def test_a_run_that_is_killed_in_its_validation_loses_no_update(
     def killed(trainer: Trainer) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("model.training.trainer.SAVED_BEFORE_VALIDATION_S", 0.0)
+    monkeypatch.setattr("sightline.model.training.trainer.SAVED_BEFORE_VALIDATION_S", 0.0)
     trainer = toy_trainer("classification", run, checkpoint_steps=0)
     with monkeypatch.context() as patched:
         patched.setattr(Trainer, "validate", killed)

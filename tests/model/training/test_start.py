@@ -14,24 +14,24 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.testing import assert_close
 
-from export import pipeline
-from export.options import BundleMetadata, ExportOptions
-from model.architectures.classifier import Classifier
-from model.architectures.factory import build_model
-from model.checkpoint import load_metadata, load_model, save_checkpoint
-from model.config import (
+from sightline.base.bundle import Manifest
+from sightline.base.errors import UsageError
+from sightline.export import pipeline
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.model.architectures.classifier import Classifier
+from sightline.model.architectures.factory import build_model
+from sightline.model.checkpoint import load_metadata, load_model, save_checkpoint
+from sightline.model.config import (
     ClassifierConfig,
     PretrainedConfig,
     model_config_to_json,
     read_model_config,
     with_fields,
 )
-from model.data.chat_template import read_chat_template
-from model.data.pretrained import GENERATION, checkpoint_texts
-from model.data.tokenizer import check_tokenizer
-from model.errors import UsageError
-from model.training.start import Start, start_from
-from service.bundle import Manifest
+from sightline.model.data.chat_template import read_chat_template
+from sightline.model.data.pretrained import GENERATION, checkpoint_texts
+from sightline.model.data.tokenizer import check_tokenizer
+from sightline.model.training.start import Start, start_from
 from tests.model.pretrained_folders import ENCODERS, TEMPLATE, write_decoder, write_encoder
 
 NAMES = ["cat", "dog", "bird"]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from model.checkpoint import average, load_checkpoint, load_metadata
-from model.config import TransformerConfig
-from model.training.config import SystemConfig, read_train_config
-from model.training.folder import RunFolder, read_log
-from model.training.tasks import read_system_data
-from model.training.trainer import Trainer, inverse_sqrt_rate
-from model.training.translation import TRANSLATION
+from sightline.model.checkpoint import average, load_checkpoint, load_metadata
+from sightline.model.config import TransformerConfig
+from sightline.model.training.config import SystemConfig, read_train_config
+from sightline.model.training.folder import RunFolder, read_log
+from sightline.model.training.tasks import read_system_data
+from sightline.model.training.trainer import Trainer, inverse_sqrt_rate
+from sightline.model.training.translation import TRANSLATION
 from tests.model.training.toys import assert_same_run
 
 MakeConfig = Callable[[int], TransformerConfig]

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from model.checkpoint import load_metadata
-from model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
-from model.data.examples import Example, MemoryExamples, TrainingData
-from model.data.records import PairRecord, Record
-from model.data.tokenizer import train_tokenizer
-from model.training.classification import CLASSIFICATION
-from model.training.config import TrainConfig
-from model.training.encoder import ENCODER
-from model.training.language_model import LANGUAGE_MODEL
-from model.training.task import Evaluation, Task
-from model.training.trainer import Trainer
-from model.training.translation import TRANSLATION
+from sightline.model.checkpoint import load_metadata
+from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.records import PairRecord, Record
+from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.training.classification import CLASSIFICATION
+from sightline.model.training.config import TrainConfig
+from sightline.model.training.encoder import ENCODER
+from sightline.model.training.language_model import LANGUAGE_MODEL
+from sightline.model.training.task import Evaluation, Task
+from sightline.model.training.trainer import Trainer
+from sightline.model.training.translation import TRANSLATION
 
 VOCABULARY, LONGEST = 300, 12
 CONFIG = TrainConfig(

@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Alignment, AlignmentStep, Languages
-from service.inference.align import strongest_links
-from service.text.tokenizer import TextTokenizer
-from service.text.words import words_of
+from sightline.base.bundle import Alignment, AlignmentStep, Languages
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.base.text.words import words_of
+from sightline.service.inference.align import strongest_links
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest
 
@@ -295,8 +295,8 @@ async def test_a_model_without_cross_attention_cannot_align(
 async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.inference.results.MAX_NUMBERS", 50)
-    monkeypatch.setattr("service.inference.maps.MAX_NUMBERS", 50)
+    monkeypatch.setattr("sightline.service.inference.results.MAX_NUMBERS", 50)
+    monkeypatch.setattr("sightline.service.inference.maps.MAX_NUMBERS", 50)
     async with start() as running:
         long = {"inputs": [SOURCE] * 2, "targets": [TARGET] * 2}  # 2 * 7 * 6 numbers
         assert await error_of(running, **long) == (

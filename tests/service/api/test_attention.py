@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from service.bundle import Attention, Window
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import Attention, Window
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
 

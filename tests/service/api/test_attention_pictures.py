@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import AlignmentStep
+from sightline.base.bundle import AlignmentStep
 from tests.service.conftest import MakeBackend, Start, classifying, with_alignment
 
 pytestmark = pytest.mark.anyio

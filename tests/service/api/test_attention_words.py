@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import ALIGNMENT_STEPS, AlignmentStep, ChatTemplate
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import ALIGNMENT_STEPS, AlignmentStep, ChatTemplate
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying, with_alignment
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
 

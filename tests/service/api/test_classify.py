@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.inference.classify import rank_labels
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.inference.classify import rank_labels
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import (
     LABELS,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.bundle import Embedding
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import Embedding
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import HIDDEN
 

@@ -4,8 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.inference.encode import pool
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.inference.encode import pool
 from tests.service.conftest import Running
 
 pytestmark = pytest.mark.anyio

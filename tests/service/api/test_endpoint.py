@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.api.endpoint import HTML, prefers
+from sightline.service.api.endpoint import HTML, prefers
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.inference import fill_mask
+from sightline.service.inference import fill_mask
 from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer
 from tests.support.fake_runner import fake_masked_manifest, fake_predictions
 

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from service.parameters import MAX_SEED
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.parameters import MAX_SEED
 from tests.service.conftest import MakeBackend, Running, Start, generate, until
 from tests.support.fake_runner import Faults
 

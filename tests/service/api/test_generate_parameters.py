@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import Running, Start, generate
 
 pytestmark = pytest.mark.anyio

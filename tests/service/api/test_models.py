@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.bundle import FileRecord, Languages
+from sightline.base.bundle import FileRecord, Languages
 from tests.service.conftest import MakeBackend, Start, until
 
 pytestmark = pytest.mark.anyio

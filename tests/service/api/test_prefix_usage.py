@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from service.bundle import PREFILL_TOKENS
-from service.runtime.memory import prefix_block_bytes
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import PREFILL_TOKENS
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.runtime.memory import prefix_block_bytes
 from tests.service.conftest import FakeBackend, Running, Start
 from tests.support.fake_runner import fake_manifest
 

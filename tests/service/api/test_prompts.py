@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Running, Start, byte_level_tokenizer, generate
 from tests.support.fake_runner import FakeRunner, fake_manifest
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from service import __version__
+from sightline import __version__
 from tests.service.conftest import MakeBackend, Start, classifying, until
 
 pytestmark = pytest.mark.anyio

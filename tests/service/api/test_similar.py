@@ -3,8 +3,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.inference.similar import nearness
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.inference.similar import nearness
 from tests.service.conftest import MakeBackend, Running, Start
 from tests.support.fake_runner import Faults, fake_table
 

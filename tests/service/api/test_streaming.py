@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from service import logs
+from sightline.service import logs
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 from tests.support.fake_runner import Faults
 

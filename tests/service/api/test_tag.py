@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from service.inference.tag import LabeledToken, label_tokens, merge_tokens, spans_of
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.inference.tag import LabeledToken, label_tokens, merge_tokens, spans_of
+from tests.base.text.kinds import byte_level
 from tests.service.conftest import MakeBackend, Running, Start, classifying
-from tests.service.text.kinds import byte_level
 from tests.support.fake_runner import fake_token_label_logprobs
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import NLI_LABELS, fake_label_logits
 

@@ -11,13 +11,13 @@ import orjson
 import pytest
 from pydantic import BaseModel
 
-from service import compat
-from service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
-from service.api.generate import GenerateBody, NativeEventEncoder
-from service.errors import ERRORS, ApiError, ErrorCode
-from service.inference.generate import GenerateResult, generate
-from service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from service.settings import COMPATIBLE_APIS, SettingsError, read_settings
+from sightline.service import compat
+from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
+from sightline.service.api.generate import GenerateBody, NativeEventEncoder
+from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.inference.generate import GenerateResult, generate
+from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
+from sightline.service.settings import COMPATIBLE_APIS, SettingsError, read_settings
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 
@@ -73,7 +73,9 @@ def with_plain_route(running: Running) -> Running:
 async def test_the_settings_list_every_compatible_api() -> None:
     assert read_settings([], {}).api_names == NAMES
     modules = {path.stem for path in Path("service/compat").iterdir()}
-    with_endpoints = {name for name in modules if hasattr(import_module(f"service.compat.{name}"), "ENDPOINTS")}
+    with_endpoints = {
+        name for name in modules if hasattr(import_module(f"sightline.service.compat.{name}"), "ENDPOINTS")
+    }
     assert {module for of_api in COMPATIBLE_APIS.values() for module in of_api} == with_endpoints
     assert {name.replace("-", "_") for name in NAMES} <= with_endpoints
     served = compat.endpoints(NAMES)

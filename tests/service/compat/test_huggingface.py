@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from service import __version__
-from service.bundle import Languages
-from service.text.tokenizer import TextTokenizer
+from sightline import __version__
+from sightline.base.bundle import Languages
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, classifying
 from tests.support.fake_runner import fake_manifest
 

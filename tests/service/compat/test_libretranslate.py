@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from service.bundle import Languages
+from sightline.base.bundle import Languages
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
 from tests.support.fake_runner import Faults
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from ollama import Client, ResponseError
 
-from service import __version__
-from service.bundle import ChatTemplate, GenerationDefaults
-from service.text.tokenizer import TextTokenizer
+from sightline import __version__
+from sightline.base.bundle import ChatTemplate, GenerationDefaults
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, Serve, Wire
 from tests.support.fake_runner import Faults, fake_manifest
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.compat.open_inference.outputs import PARAMETERS, generate_parameters, outputs_of
-from service.compat.open_inference.schemas import InferParameters, ProtocolParameters
-from service.parameters import TextParameters
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.compat.open_inference.outputs import PARAMETERS, generate_parameters, outputs_of
+from sightline.service.compat.open_inference.schemas import InferParameters, ProtocolParameters
+from sightline.service.parameters import TextParameters
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
 from tests.support.fake_runner import Faults, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from service import __version__
-from service.text.tokenizer import TextTokenizer
+from sightline import __version__
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
 from tests.support.fake_runner import fake_classifier_manifest, fake_slots_manifest
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.compat.common import PLACEHOLDER_MODELS
-from service.parameters import MAX_SEED
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.compat.common import PLACEHOLDER_MODELS
+from sightline.service.parameters import MAX_SEED
 from tests.service.conftest import MakeBackend, Running, Start, generate
 
 pytestmark = pytest.mark.anyio

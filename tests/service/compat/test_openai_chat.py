@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from model.data.dialogues import CHAT
-from model.data.smalltalk import Exchange
-from service.bundle import ChatTemplate
-from service.text.chat import apply_chat_template
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import ChatTemplate
+from sightline.base.text.chat import apply_chat_template
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.model.data.dialogues import CHAT
+from sightline.model.data.smalltalk import Exchange
 from tests.service.conftest import TEMPLATE, FakeBackend, Running, Start, generate
 from tests.support.dialogues import in_turn
 from tests.support.fake_runner import fake_manifest

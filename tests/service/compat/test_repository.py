@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.bundle import BundleError
+from sightline.base.bundle import BundleError
 from tests.service.conftest import MakeBackend, Running, Start, generate, until
 
 pytestmark = pytest.mark.anyio

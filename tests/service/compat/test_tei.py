@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer, classifying, until
 from tests.support.fake_runner import Faults
 

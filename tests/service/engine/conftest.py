@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import PREFILL_TOKENS, TOP_TOKENS, Manifest
-from service.engine.engine import Engine
-from service.engine.generation import ActiveRequest, Sink
-from service.engine.request import (
+from sightline.base.bundle import PREFILL_TOKENS, TOP_TOKENS, Manifest
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.generation import ActiveRequest, Sink
+from sightline.service.engine.request import (
     EncodeRequest,
     Event,
     Final,
@@ -20,15 +20,15 @@ from service.engine.request import (
     Target,
     TokenEvent,
 )
-from service.engine.scores import StepScores
-from service.parameters import GenerateParameters
-from service.runtime.protocol import Array, Int32, Int64, Runner
+from sightline.service.engine.scores import StepScores
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.protocol import Array, Int32, Int64, Runner
 from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 FAR = 1e9
 SOURCES = [tuple(range(3 + start, 5 + 2 * start)) for start in range(9)]  # 2 to 10 tokens
 
-NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # as in model.decoding.reference
+NextLogits = Callable[[Sequence[Sequence[int]]], NDArray[np.float32]]  # as in sightline.model.decoding.reference
 
 
 class Harness:

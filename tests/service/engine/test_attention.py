@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import PREFILL_TOKENS, Manifest
-from service.engine.attention import reason_against_hiding
-from service.engine.engine import Engine
-from service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
-from service.parameters import FORCED, GenerateParameters
+from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.engine.attention import reason_against_hiding
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
+from sightline.service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, fake_classifier_manifest, fake_manifest, fake_slots_manifest
 

@@ -1,4 +1,4 @@
-"""Beam search in shared rows equals `model.decoding.reference`, on the fake model."""
+"""Beam search in shared rows equals `sightline.model.decoding.reference`, on the fake model."""
 
 import dataclasses
 import math
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.bundle import Manifest
-from service.engine import beam
-from service.engine.beam import BeamGeneration
-from service.engine.generation import ActiveRequest, BeamCopies
-from service.engine.request import (
+from sightline.base.bundle import Manifest
+from sightline.service.engine import beam
+from sightline.service.engine.beam import BeamGeneration
+from sightline.service.engine.generation import ActiveRequest, BeamCopies
+from sightline.service.engine.request import (
     Cancelled,
     Failed,
     Generated,
@@ -24,7 +24,7 @@ from service.engine.request import (
     StopCondition,
     Target,
 )
-from service.parameters import GenerateParameters
+from sightline.service.parameters import GenerateParameters
 from tests.service.engine.conftest import (
     FAR,
     SOURCES,
@@ -47,8 +47,8 @@ Reference = Callable[[Manifest, GenerateRequest], Sequence[Any]]
 @pytest.fixture(scope="module")
 def searched() -> Reference:
     """Return the hypotheses of the reference for a request, best first."""
-    from model.decoding import reference
-    from model.decoding.processors import LogitsProcessors
+    from sightline.model.decoding import reference
+    from sightline.model.decoding.processors import LogitsProcessors
 
     def search(manifest: Manifest, request: GenerateRequest) -> Sequence[Any]:
         asked, prefix, stop = request.parameters, request.target_prefix, request.stop

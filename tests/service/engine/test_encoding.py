@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from service.engine.request import Encoded, EncodeRequest, Failed, GenerateRequest
+from sightline.service.engine.request import Encoded, EncodeRequest, Failed, GenerateRequest
 from tests.service.engine.conftest import FAR, SOURCES, Harness
 from tests.support.fake_runner import FakeRunner, Faults, fake_classifier_manifest, fake_label_logprobs
 

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.generation import ActiveRequest
-from service.engine.observer import NullObserver
-from service.engine.request import (
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.generation import ActiveRequest
+from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.request import (
     Cancelled,
     Encoded,
     Event,
@@ -17,7 +17,7 @@ from service.engine.request import (
     Request,
     TokenEvent,
 )
-from service.parameters import FORCED, GenerateParameters
+from sightline.service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, StopAtSum, run_alone
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
 

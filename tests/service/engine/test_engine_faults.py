@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Manifest
-from service.engine.checks import GraphName
-from service.engine.engine import MAX_FAILURES, RuntimeFailedError
-from service.engine.observer import NullObserver
-from service.engine.request import (
+from sightline.base.bundle import Manifest
+from sightline.service.engine.checks import GraphName
+from sightline.service.engine.engine import MAX_FAILURES, RuntimeFailedError
+from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.request import (
     Encoded,
     EncodeRequest,
     Event,
@@ -19,8 +19,8 @@ from service.engine.request import (
     Generated,
     GenerateRequest,
 )
-from service.parameters import GenerateParameters
-from service.runtime.protocol import Array, Int32, Int64, Runner
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.protocol import Array, Int32, Int64, Runner
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 from tests.service.faulty import Fault, FaultyRunner
 from tests.support.fake_runner import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest

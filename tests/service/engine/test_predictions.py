@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from service.engine import engine
-from service.engine.request import Encoded, EncodeRequest, Failed
-from service.runtime.protocol import Array
+from sightline.service.engine import engine
+from sightline.service.engine.request import Encoded, EncodeRequest, Failed
+from sightline.service.runtime.protocol import Array
 from tests.service.engine.conftest import FAR, SOURCES, Harness
 from tests.support.fake_runner import FakeFaultError, FakeRunner, Faults, fake_masked_manifest, fake_predictions
 

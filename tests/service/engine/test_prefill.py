@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import PREFILL_TOKENS, Manifest
-from service.engine.engine import MAX_FAILURES, RuntimeFailedError
-from service.engine.prefill import BUDGET_S
-from service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, GenerateRequest
-from service.parameters import GenerateParameters
-from service.runtime.protocol import Array, Int64
+from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.engine.engine import MAX_FAILURES, RuntimeFailedError
+from sightline.service.engine.prefill import BUDGET_S
+from sightline.service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, GenerateRequest
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.protocol import Array, Int64
 from tests.service.engine.conftest import FAR, CheckedRunner, Harness, ids_of, run_alone
 from tests.support.fake_runner import HIDDEN, FakeFaultError, FakeRunner, Faults, fake_manifest
 

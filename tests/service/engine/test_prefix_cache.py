@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import PREFILL_TOKENS, Manifest
-from service.engine.observer import NullObserver
-from service.engine.prefix_cache import PrefixCache, next_key, scope_key
-from service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, Generated, GenerateRequest
-from service.parameters import GenerateParameters
+from sightline.base.bundle import PREFILL_TOKENS, Manifest
+from sightline.service.engine.observer import NullObserver
+from sightline.service.engine.prefix_cache import PrefixCache, next_key, scope_key
+from sightline.service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, Generated, GenerateRequest
+from sightline.service.parameters import GenerateParameters
 from tests.service.engine.conftest import FAR, CheckedRunner, Harness, run_alone
 from tests.support.fake_runner import HIDDEN, Faults, fake_manifest
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.engine.processors import (
+from sightline.service.engine.processors import (
     AllowEndIfAllForbidden,
     BadWords,
     ForceEnd,
@@ -22,7 +22,7 @@ from service.engine.processors import (
     make_processors,
     process,
 )
-from service.parameters import GenerateParameters
+from sightline.service.parameters import GenerateParameters
 
 START, END = 1, 2
 SCORES = [-2.0, 0.5, 3.0, -1.0, 0.0, 2.0]

@@ -2,12 +2,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.beam import BeamGeneration
-from service.engine.generation import ActiveRequest, BeamCopies, Generation
-from service.engine.request import GenerateRequest
-from service.engine.rows import Rows
-from service.engine.single import SingleGeneration
-from service.parameters import GenerateParameters
+from sightline.service.engine.beam import BeamGeneration
+from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation
+from sightline.service.engine.request import GenerateRequest
+from sightline.service.engine.rows import Rows
+from sightline.service.engine.single import SingleGeneration
+from sightline.service.parameters import GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, ids_of, run_alone
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from service.engine.sampling import Sampler, draw_token, weigh_tokens
-from service.parameters import GenerateParameters
+from sightline.service.engine.sampling import Sampler, draw_token, weigh_tokens
+from sightline.service.parameters import GenerateParameters
 
 
 def probabilities(

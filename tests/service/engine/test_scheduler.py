@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from service.engine.scheduler import RowCounts, Scheduler, WaitingSequence, _Queue
+from sightline.service.engine.scheduler import RowCounts, Scheduler, WaitingSequence, _Queue
 
 
 def waiting(

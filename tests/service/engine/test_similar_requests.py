@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from service.engine.request import Cancelled, Compared, Encoded, Failed, Generated, SimilarRequest
+from sightline.service.engine.request import Cancelled, Compared, Encoded, Failed, Generated, SimilarRequest
 from tests.service.engine.conftest import FAR, SOURCES, Harness
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest, fake_table
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.generation import ActiveRequest
-from service.engine.request import (
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.generation import ActiveRequest
+from sightline.service.engine.request import (
     Cancelled,
     Encoded,
     EncodeRequest,
@@ -26,7 +26,7 @@ from service.engine.request import (
     MapBudget,
     TokenEvent,
 )
-from service.parameters import GenerateParameters
+from sightline.service.parameters import GenerateParameters
 from tests.service.engine.conftest import CheckedRunner, StopAtSum, run_alone
 from tests.support.fake_runner import Faults, fake_manifest
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.engine.generation import ActiveRequest, NonFiniteError
-from service.engine.request import GenerateRequest, TokenEvent
-from service.engine.scores import StepScores
-from service.engine.single import SingleGeneration
-from service.parameters import FORCED, GenerateParameters
+from sightline.service.engine.generation import ActiveRequest, NonFiniteError
+from sightline.service.engine.request import GenerateRequest, TokenEvent
+from sightline.service.engine.scores import StepScores
+from sightline.service.engine.single import SingleGeneration
+from sightline.service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import FAR, SOURCES, Harness, StopAfter, ids_of, run_alone, scores_of, slow_logits
 from tests.support.fake_runner import fake_manifest
 

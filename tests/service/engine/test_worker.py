@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.engine.engine import Engine
-from service.engine.request import (
+from sightline.service.engine.engine import Engine
+from sightline.service.engine.request import (
     Cancelled,
     Encoded,
     EncodeRequest,
@@ -18,8 +18,8 @@ from service.engine.request import (
     Request,
     TokenEvent,
 )
-from service.engine.worker import Worker
-from service.parameters import GenerateParameters
+from sightline.service.engine.worker import Worker
+from sightline.service.parameters import GenerateParameters
 from tests.service.conftest import until
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, Faults, fake_manifest
@@ -333,7 +333,7 @@ async def test_a_step_that_no_termination_ends_is_reported() -> None:
 
 @pytest.fixture
 def releasing_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.engine.worker.RELEASE_INTERVAL_S", 0.05)
+    monkeypatch.setattr("sightline.service.engine.worker.RELEASE_INTERVAL_S", 0.05)
 
 
 @pytest.mark.usefixtures("releasing_often")

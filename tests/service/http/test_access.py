@@ -12,9 +12,9 @@ import httpx2 as httpx
 import orjson
 import pytest
 
-from service import logs
-from service.http.application import EndpointRoute
-from service.keys import remove_key
+from sightline.service import logs
+from sightline.service.http.application import EndpointRoute
+from sightline.service.keys import remove_key
 from tests.service.conftest import Running, Start
 
 pytestmark = pytest.mark.anyio
@@ -183,7 +183,7 @@ async def test_logs_and_metrics_have_labels_and_never_keys_or_texts(
 async def test_a_running_service_follows_the_file(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.app.WATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("sightline.service.app.WATCH_INTERVAL_S", 0.01)
     path = tmp_path / "keys.json"
     shutil.copy(KEYS, path)
     async with start(keys=path) as running:

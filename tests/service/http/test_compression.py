@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.http.compression import MAX_INLINE_BYTES, MIN_BYTES, accepts_gzip, compress
+from sightline.service.http.compression import MAX_INLINE_BYTES, MIN_BYTES, accepts_gzip, compress
 from tests.service.conftest import Serve, Wire
 
 LONG = {"inputs": ["a dog " * 8] * 8}

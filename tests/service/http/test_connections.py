@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from service import logs
-from service.errors import ApiError, Limit
-from service.http import connections
-from service.http.connections import ConnectionLimits, network_of
+from sightline.service import logs
+from sightline.service.errors import ApiError, Limit
+from sightline.service.http import connections
+from sightline.service.http.connections import ConnectionLimits, network_of
 from tests.service.conftest import Serve, Wire, read_all, wait_until
 
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -74,7 +74,7 @@ def test_connections_beyond_a_limit_are_429_and_others_continue(
         assert all(is_served(connection) for connection in open_ones)
         assert count(wire, open_ones[0], limit) == 20
         # Once for all of them, until ten seconds are over.
-        (line,) = [record for record in caplog.records if record.name == "service.http.connections"]
+        (line,) = [record for record in caplog.records if record.name == "sightline.service.http.connections"]
         assert getattr(line, logs.FIELDS) == {"limit": limit, "rejected": 1, "open": 3}
         open_ones[0].close()
         wait_until(lambda: wire.server.connections.num_open == 2)
@@ -165,7 +165,7 @@ def test_clients_get_an_error_at_the_descriptor_limit(serve: Serve, caplog: pyte
             check(responses[-1], "The service has no file descriptor left for another connection")
             assert is_served(first)
         assert count(wire, first, "descriptors") == num_rejected
-        (line,) = [record for record in caplog.records if record.name == "service.http.connections"]
+        (line,) = [record for record in caplog.records if record.name == "sightline.service.http.connections"]
         assert line.levelno == logging.WARNING and getattr(line, logs.FIELDS)["limit"] == "descriptors"
 
 

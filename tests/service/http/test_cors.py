@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.settings import SettingsError, read_settings
+from sightline.service.settings import SettingsError, read_settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, until
 from tests.support.fake_runner import Faults
 

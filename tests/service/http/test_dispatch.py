@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from service.http.application import EndpointRoute
+from sightline.service.http.application import EndpointRoute
 from tests.service.conftest import MakeBackend, Serve, Start, add_endpoint
 
 pytestmark = pytest.mark.anyio

@@ -13,11 +13,11 @@ import httpx2 as httpx
 import pytest
 from pydantic import TypeAdapter
 
-from service.errors import ERRORS
-from service.http.application import Application
-from service.http.docs import example_of
-from service.inference.generate import GenerateResult
-from service.parameters import PARAMETER_NAMES
+from sightline.service.errors import ERRORS
+from sightline.service.http.application import Application
+from sightline.service.http.docs import example_of
+from sightline.service.inference.generate import GenerateResult
+from sightline.service.parameters import PARAMETER_NAMES
 from tests.prose import OPENING
 from tests.service.conftest import Serve, Start
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from service.http.hosts import AllowedHosts
-from service.settings import Settings
+from sightline.service.http.hosts import AllowedHosts
+from sightline.service.settings import Settings
 from tests.service.conftest import Start
 
 pytestmark = pytest.mark.anyio

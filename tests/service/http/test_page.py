@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.settings import Settings
+from sightline.service.settings import Settings
 from tests.service.conftest import Start
 
 pytestmark = pytest.mark.anyio

@@ -16,11 +16,11 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from service import logs
-from service.http import protocol as http_protocol
-from service.http.incoming import Exchange
-from service.http.protocol import MAX_PIPELINED, GuardedProtocol
-from service.settings import Settings
+from sightline.service import logs
+from sightline.service.http import protocol as http_protocol
+from sightline.service.http.incoming import Exchange
+from sightline.service.http.protocol import MAX_PIPELINED, GuardedProtocol
+from sightline.service.settings import Settings
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 
 QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.api.attention import AttentionBody
-from service.api.encode import EncodeBody
-from service.api.generate import GenerateBody
-from service.api.score import ScoreBody
-from service.api.tokens import DetokenizeBody, TokenizeBody
-from service.errors import ApiError
-from service.fields import RequestBody, path_of
-from service.http.call import parse_body
+from sightline.service.api.attention import AttentionBody
+from sightline.service.api.encode import EncodeBody
+from sightline.service.api.generate import GenerateBody
+from sightline.service.api.score import ScoreBody
+from sightline.service.api.tokens import DetokenizeBody, TokenizeBody
+from sightline.service.errors import ApiError
+from sightline.service.fields import RequestBody, path_of
+from sightline.service.http.call import parse_body
 from tests.service.conftest import Running, Start
 
 MARKER = "Zaubertrank"  # must never come back

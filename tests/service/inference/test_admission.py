@@ -4,12 +4,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from service.engine.throughput import Throughput
-from service.errors import ApiError
-from service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory, ResponseReservation
-from service.inference.generate import expected_work
-from service.inference.service import response_bytes
-from service.parameters import FORCED, GenerateParameters
+from sightline.service.engine.throughput import Throughput
+from sightline.service.errors import ApiError
+from sightline.service.inference.admission import (
+    AdmissionController,
+    RejectionPacer,
+    ResponseMemory,
+    ResponseReservation,
+)
+from sightline.service.inference.generate import expected_work
+from sightline.service.inference.service import response_bytes
+from sightline.service.parameters import FORCED, GenerateParameters
 
 
 def controller(

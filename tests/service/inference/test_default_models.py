@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from service.bundle import ChatTemplate, Embedding, Manifest
-from service.inference.service import default_models
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import ChatTemplate, Embedding, Manifest
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.inference.service import default_models
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 

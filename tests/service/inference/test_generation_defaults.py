@@ -5,10 +5,10 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from service.bundle import ChatTemplate, GenerationDefaults, Languages
-from service.engine.request import GenerateRequest
-from service.engine.worker import Worker
-from service.parameters import GenerateParameters, complete_parameters
+from sightline.base.bundle import ChatTemplate, GenerationDefaults, Languages
+from sightline.service.engine.request import GenerateRequest
+from sightline.service.engine.worker import Worker
+from sightline.service.parameters import GenerateParameters, complete_parameters
 from tests.service.conftest import FakeBackend, MakeBackend, Start
 
 pytestmark = pytest.mark.anyio

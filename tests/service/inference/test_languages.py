@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import Languages
-from service.engine.request import GenerateRequest
-from service.engine.worker import Worker
-from service.text.languages import find_language, language_name
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import Languages
+from sightline.base.text.languages import find_language, language_name
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.engine.request import GenerateRequest
+from sightline.service.engine.worker import Worker
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from service.api.models import MemoryUse
-from service.bundle import BundleError, Languages
-from service.inference.changes import RETRY_DELAY_S
-from service.logs import FIELDS, TEXT
+from sightline.base.bundle import BundleError, Languages
+from sightline.service.api.models import MemoryUse
+from sightline.service.inference.changes import RETRY_DELAY_S
+from sightline.service.logs import FIELDS, TEXT
 from tests.service.conftest import FAKE_LOAD_SECONDS, FAKE_ROWS, FakeRepository, MakeBackend, Running, Start, until
 from tests.support.fake_runner import fake_classifier_manifest
 

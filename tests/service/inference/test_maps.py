@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
 
 pytestmark = pytest.mark.anyio

@@ -5,16 +5,16 @@ from typing import Any
 import orjson
 import pytest
 
-from service.api.attention import AttentionBody
-from service.api.generate import GenerateBody
-from service.bundle import MAX_BEAMS
-from service.errors import ApiError
-from service.fields import MAX_INPUTS, Texts, paths_of
-from service.http.call import parse_body
-from service.inference.generate import check_parameters
-from service.inference.service import ServedModel
-from service.parameters import AttentionSelection, GenerateParameters
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import MAX_BEAMS
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.api.attention import AttentionBody
+from sightline.service.api.generate import GenerateBody
+from sightline.service.errors import ApiError
+from sightline.service.fields import MAX_INPUTS, Texts, paths_of
+from sightline.service.http.call import parse_body
+from sightline.service.inference.generate import check_parameters
+from sightline.service.inference.service import ServedModel
+from sightline.service.parameters import AttentionSelection, GenerateParameters
 from tests.support.fake_runner import HIDDEN, fake_manifest
 
 # Each alone, without beams.

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.inference.admission import ResponseMemory, ResponseReservation
-from service.text.tokenizer import TextTokenizer
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.inference.admission import ResponseMemory, ResponseReservation
 from tests.service.conftest import (
     FakeBackend,
     MakeBackend,

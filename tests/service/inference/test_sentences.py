@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from service.bundle import Languages
-from service.engine.worker import RequestFuture, Worker
-from service.inference.admission import AdmissionController, Reservation
-from service.text.sentences import SplitText, split_sentences
-from service.text.tokenizer import TextTokenizer
+from sightline.base.bundle import Languages
+from sightline.base.text.sentences import SplitText, split_sentences
+from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.engine.worker import RequestFuture, Worker
+from sightline.service.inference.admission import AdmissionController, Reservation
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
 from tests.support.fake_runner import Faults
 
@@ -147,10 +147,10 @@ async def test_the_sentences_of_long_texts_are_counted_in_a_thread(
         threads.append(threading.get_ident())
         return split_sentences(*arguments, **options)
 
-    monkeypatch.setattr("service.inference.sentences.split_sentences", split)
+    monkeypatch.setattr("sightline.service.inference.sentences.split_sentences", split)
     async with start(of_sentences) as running:
         for limit in (100, 10):
-            monkeypatch.setattr("service.inference.call.INLINE_CHARACTERS", limit)
+            monkeypatch.setattr("sightline.service.inference.call.INLINE_CHARACTERS", limit)
             assert (await generate(running, "A dog. A man!"))["warnings"] == warnings_about("inputs")
     assert [one == threading.get_ident() for one in threads] == [True, False]
 
@@ -227,7 +227,7 @@ async def test_too_many_sentences_are_rejected_with_both_numbers(
     start: Start, translating: Translating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 64
-    monkeypatch.setattr("service.inference.sentences.MAX_SENTENCES", most)
+    monkeypatch.setattr("sightline.service.inference.sentences.MAX_SENTENCES", most)
     async with start(translating(), max_inputs=2) as running:
         fitting = "A dog.\n" * (most - 1)
         assert (await generate(running, [fitting, "a"], split_sentences=True, max_new_tokens=1))["outputs"]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from service.inference.statistics import MapAxes, head_statistics
+from sightline.service.inference.statistics import MapAxes, head_statistics
 
 
 def axes(rows: str, columns: str, first: int | None = None) -> MapAxes:

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from service.bundle import SCHEMA_VERSION, Graph, Limits, Manifest, State, Tokens, record_files
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import SCHEMA_VERSION, Graph, Limits, Manifest, State, Tokens, record_files
+from sightline.service.runtime.ort import OnnxRunner
 
 OUTPUTS = ("logits", "logprobs", "top_logprobs", "top_ids")
 SHOWN = ("read_shown", "source_shown")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.runtime import base
-from service.runtime.ort import OnnxRunner
+from sightline.service.runtime import base
+from sightline.service.runtime.ort import OnnxRunner
 from tests.service.runtime.running_total import OUTPUTS, SHOWN, admit, running_total, step, write_graphs
 
 

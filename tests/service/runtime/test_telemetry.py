@@ -10,7 +10,12 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    ["service.runtime.ort", "service.server", "export.check.sessions", "export.commands"],
+    [
+        "sightline.service.runtime.ort",
+        "sightline.service.server",
+        "sightline.export.check.sessions",
+        "sightline.export.commands",
+    ],
 )
 def test_onnx_runtime_is_always_loaded_without_telemetry(module: str, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no variable that disables it

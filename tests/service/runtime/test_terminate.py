@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.bundle import read_bundle
-from service.runtime.ort import OnnxRunner
+from sightline.base.bundle import read_bundle
+from sightline.service.runtime.ort import OnnxRunner
 
 IDS, ONE = np.full((1, 4), 5, np.int64), np.ones(1, np.int32)
 TOP = ("top_ids", "top_logprobs")

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.bundle import read_bundle
-from service.runtime import threads
-from service.runtime.ort import OnnxRunner
-from service.runtime.threads import SharedActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
+from sightline.base.bundle import read_bundle
+from sightline.service.runtime import threads
+from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.runtime.threads import SharedActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
 from tests.equality.company import assert_same_bits, draw, run_rows
 
 
@@ -83,7 +83,7 @@ def test_a_large_model_may_get_more_threads_than_the_share_of_a_worker(megabytes
 
 def test_a_worker_is_alone_once_the_others_have_been_idle_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("service.runtime.threads.time.monotonic", lambda: now)
+    monkeypatch.setattr("sightline.service.runtime.threads.time.monotonic", lambda: now)
     shared = SharedActivity(3)
     first, second, third = map(shared.of, range(3))
 

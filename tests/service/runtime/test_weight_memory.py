@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from service.bundle import read_bundle
-from service.runtime import base
-from service.runtime.ort import OnnxRunner
-from service.runtime.protocol import Array, Int64
+from sightline.base.bundle import read_bundle
+from sightline.service.runtime import base
+from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.runtime.protocol import Array, Int64
 from tests.service.test_unloaded_memory import WEIGHT_BYTES, write_large_bundle
 
 LIBRARY_BYTES = 20_000_000  # of the libraries, which do not depend on the weights
@@ -21,10 +21,10 @@ LOAD = """
 import sys
 from pathlib import Path
 
-from service import loading
-from service.engine.observer import NullObserver
-from service.runtime import base, threads
-from service.settings import Settings
+from sightline.service import loading
+from sightline.service.engine.observer import NullObserver
+from sightline.service.runtime import base, threads
+from sightline.service.settings import Settings
 
 
 def read(name):

@@ -78,7 +78,7 @@ def run(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def start(
         workers: int | str = 2,
         copies: tuple[str, ...] = ("toy",),
-        program: tuple[str, ...] = ("-m", "service"),
+        program: tuple[str, ...] = ("-m", "sightline.service"),
         **settings: Any,
     ) -> Iterator[WorkerService]:
         folder = tmp_path_factory.mktemp("served")

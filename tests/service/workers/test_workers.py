@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from service.inference.service import prefix_cache_bytes, state_bytes
-from service.keys import Quota, add_key
-from service.metrics import SHARED_SETTINGS
-from service.settings import Settings, SettingsError, make_settings
-from service.workers import supervisor
-from service.workers.supervisor import max_workers, share_of
+from sightline.service.inference.service import prefix_cache_bytes, state_bytes
+from sightline.service.keys import Quota, add_key
+from sightline.service.metrics import SHARED_SETTINGS
+from sightline.service.settings import Settings, SettingsError, make_settings
+from sightline.service.workers import supervisor
+from sightline.service.workers.supervisor import max_workers, share_of
 from tests.service.conftest import wait_until
 from tests.service.workers.conftest import Load, Run, WorkerService, copy_bundle
 
@@ -257,16 +257,16 @@ def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others
         assert (service.metric("sightline_workers "), service.metric("sightline_workers_failed ")) == (1, 1)
 
 
-# `python -m service` with two cores, where every model is large, and two threads always
+# `python -m sightline.service` with two cores, where every model is large, and two threads always
 # or never pay.
 WITH_TWO_CORES = """
 import sys
-from service.runtime import threads
-from service.workers import supervisor
+from sightline.service.runtime import threads
+from sightline.service.workers import supervisor
 threads.MIN_SECONDS = threads.MIN_SPEEDUP = {limit}
 threads.MAX_BYTES_ALONE = supervisor.MAX_BYTES_ALONE = 0
 supervisor.usable_threads = lambda: 2
-from service.__main__ import main
+from sightline.service.__main__ import main
 sys.exit(main([]))
 """
 
@@ -292,11 +292,11 @@ def test_workers_and_threads_of_a_large_model_follow_from_one_measurement(
 
 ALONE_WITH_TWO_THREADS = """
 import sys
-from service.runtime import threads
-from service.workers import supervisor
+from sightline.service.runtime import threads
+from sightline.service.workers import supervisor
 threads.BYTES_OF_THREAD = 1_000_000
 supervisor.usable_threads = lambda: 2
-from service.__main__ import main
+from sightline.service.__main__ import main
 sys.exit(main([]))
 """
 

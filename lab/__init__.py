@@ -1,0 +1,1 @@
+"""Experiments and measurements beside the product; no part of the wheel."""

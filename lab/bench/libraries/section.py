@@ -1,0 +1,108 @@
+"""Compare how fast Sightline, CTranslate2 and transformers decode the same sources in turns.
+
+Each contender is measured once before the rounds. This warms it up, and selects CTranslate2's two
+fastest pairs of instruction set and data type, and its fastest float32. The rounds measure those
+and all other contenders.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.bench.libraries.contender import Contender, Setup, Task, TaskResult, running_contenders
+from lab.bench.models import RECIPES, Subject
+from lab.bench.options import Options
+from lab.bench.record import Figure, Result
+
+ROWS = (1, 8, 32, 64)
+BEAMS = {"greedy": 1, "beam 5": 5}
+INSTRUCTION_SETS = ("", "AVX2", "AVX512")  # "" lets the library choose
+COMPUTE_TYPES = ("float32", "int8", "int8_float32")
+FIXED_TOKENS = 20  # output length; the weights are random and never end a sentence
+KINDS = {  # library, and whether only float32 counts
+    "sightline, fastest type": ("sightline", False),
+    "sightline, float32": ("sightline", True),
+    "ctranslate2, fastest type": ("ctranslate2", False),
+    "ctranslate2, float32": ("ctranslate2", True),
+    "transformers, float32": ("transformers", True),
+}
+RATIOS = {
+    "best": ("sightline, fastest type", "ctranslate2, fastest type"),
+    "float32": ("sightline, float32", "ctranslate2, float32"),
+    "transformers": ("sightline, fastest type", "transformers, float32"),
+}
+
+Measured = Mapping[Contender, Sequence[TaskResult]]
+
+
+def run(options: Options) -> Result:
+    subject = options.models.marian
+    setups = setups_of(subject, max(options.allowed(ROWS)) * max(BEAMS.values()))
+    return compare(options, subject, setups)
+
+
+def setups_of(subject: Subject, max_rows: int) -> list[Setup]:
+    """Return the setups of every library in every data type."""
+    rows = ["--max-rows", str(max_rows)]
+    ours = [Setup("sightline", dtype, subject.bundle(dtype), rows) for dtype in ("float32", *RECIPES)]
+    theirs = [
+        Setup(
+            "ctranslate2",
+            compute_type,
+            subject.path("ctranslate2"),
+            ["--compute-type", compute_type],
+            {"CT2_FORCE_CPU_ISA": instructions} if instructions else {},
+        )
+        for instructions in INSTRUCTION_SETS
+        for compute_type in COMPUTE_TYPES
+    ]
+    return [*ours, *theirs, Setup("transformers", "float32", subject.path("checkpoint"))]
+
+
+def compare(options: Options, subject: Subject, setups: Sequence[Setup]) -> Result:
+    """Measure every case on every contender."""
+    sources = subject.sources(options.sentences)
+    figures: dict[str, Figure] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    with running_contenders(setups, options.threads) as contenders:
+        for decoding, num_beams in BEAMS.items():
+            for count in options.allowed(ROWS):
+                measured = _measure(contenders, Task(sources[:count], num_beams, FIXED_TOKENS), options.rounds)
+                outputs = [output for results in measured.values() for result in results for output in result.outputs]
+                if any(len(output) != FIXED_TOKENS for output in outputs):
+                    raise RuntimeError(f"every output must have {FIXED_TOKENS} tokens, but the contenders differ")
+                best = {name: _fastest(measured, *kind) for name, kind in KINDS.items()}
+                name = f"library.{decoding}.{count}"
+                figures |= {f"{name}.{key}": _ratio(best[one], best[other]) for key, (one, other) in RATIOS.items()}
+                for kind, results in best.items():
+                    speeds = [round(result.tokens_per_s, 1) for result in results]
+                    rows.setdefault(kind, {"library": kind})[f"{decoding}, {count}"] = speeds
+                print(f"  {name}: {figures[f'{name}.best']}", flush=True)
+    return Result(figures, list(rows.values()))
+
+
+def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measured:
+    first = {contender: contender.measure(task) for contender in contenders}
+    peers = [contender for contender in contenders if contender.setup.kind == "ctranslate2"]
+    peers.sort(key=lambda one: -first[one].tokens_per_s)
+    fastest = [*peers[:2], *[contender for contender in peers if contender.setup.dtype == "float32"][:1]]
+    chosen = [one for one in contenders if one not in peers or one in fastest]
+    measured: dict[Contender, list[TaskResult]] = {contender: [] for contender in chosen}
+    for _ in range(rounds):
+        for contender in chosen:
+            measured[contender].append(contender.measure(task))
+    return measured
+
+
+def _fastest(measured: Measured, library: str, is_float32: bool) -> Sequence[TaskResult]:
+    """Return the results of the fastest setup of a library, of all or of those in float32."""
+    candidates = [
+        results
+        for contender, results in measured.items()
+        if contender.setup.kind == library and (contender.setup.dtype == "float32" or not is_float32)
+    ]
+    return max(candidates, key=lambda results: statistics.median(result.tokens_per_s for result in results))
+
+
+def _ratio(ours: Sequence[TaskResult], theirs: Sequence[TaskResult]) -> Figure:
+    return Figure.of([one.tokens_per_s / other.tokens_per_s for one, other in zip(ours, theirs, strict=True)])

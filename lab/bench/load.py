@@ -1,0 +1,50 @@
+"""Run loads from this process with the client of the load test."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+import uvloop
+
+from sightline.loadtest.client import Client
+from sightline.loadtest.load import Load, run_load
+from sightline.loadtest.report import Summary, summarize
+
+GENERATE = "/v1/generate"
+TIMEOUT_S = 120
+Answer = TypeVar("Answer")
+
+
+def with_client(
+    url: str, work: Callable[[Client], Awaitable[Answer]], reuses_connections: bool = True, key: str = ""
+) -> Answer:
+    """Run `work` with a new client on a new event loop and return its result."""
+
+    async def run() -> Answer:
+        async with Client(url, TIMEOUT_S, reuses_connections, key) as client:
+            return await work(client)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run())
+
+
+def measure_load(url: str, load: Load) -> Summary:
+    """Run a load and return its summary. Streams have a connection each, because llama.cpp closes
+    theirs.
+
+    Raises:
+        RuntimeError: A request failed with anything other than a rejection (429 or 503).
+    """
+
+    async def work(client: Client) -> Summary:
+        return summarize(await run_load(client, load))
+
+    summary = with_client(url, work, reuses_connections=not load.is_streamed)
+    if summary.failed:
+        raise RuntimeError(f"{sum(summary.failed.values())} of {summary.sent} requests failed: {dict(summary.failed)}")
+    return summary
+
+
+def bodies_of(inputs: Iterable[str | list[str]], **parameters: Any) -> list[bytes]:
+    return [json.dumps({"inputs": one, "parameters": parameters}).encode() for one in inputs]

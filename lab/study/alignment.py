@@ -1,0 +1,194 @@
+"""Measure the alignment error rate of each head's cross-attention and of `/v1/align`, against
+annotated pairs of sentences.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.bench.record import Result, Row
+from lab.study.alignment_report import alignment_tables, draw_alignment
+from lab.study.bleu import interval, resamples
+from lab.study.runs import models_at_start, translates
+from lab.study.served import Served, serve
+from lab.study.word_links import (
+    PAIRS,
+    AnnotatedPair,
+    Counts,
+    Links,
+    agreement,
+    best_links,
+    diagonal,
+    error_counts,
+    error_rate,
+    random_counts,
+    read_pairs,
+)
+from sightline.base.bundle import ALIGNMENT_STEPS, AlignmentStep, Manifest
+from sightline.base.text.words import merge_weights, rows_that_read, words_of
+from sightline.service.inference.align import strongest_links
+
+NAME = "alignment"
+DIGITS = 4
+# The layer, the head and the step of a map; without a head the mean of all heads of the layer,
+# without a layer the mean of all layers and heads.
+Candidate = tuple[int | None, int | None, AlignmentStep]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundles", type=Path, help="folder of bundles; models without cross-attention are skipped")
+    parser.add_argument("--pairs", type=Path, default=PAIRS, help="table of annotated pairs")
+
+
+def measure(arguments: argparse.Namespace) -> Result:
+    """Score the reference translations with each served model, and compare its links.
+
+    Raises:
+        FileNotFoundError, ValueError: The pairs cannot be read, or the bundles cannot be served.
+    """
+    pairs = read_pairs(arguments.pairs)
+    rows: list[Row] = [_facts(pairs), *_baselines(pairs)]
+    with serve(arguments.bundles) as served:
+        for manifest in models_at_start(arguments.bundles):
+            if translates(manifest) and any(one.kind == "cross" for one in manifest.attention):
+                rows += measure_model(served, manifest, pairs)
+    return Result(rows=rows)
+
+
+def _facts(pairs: Sequence[AnnotatedPair]) -> Row:
+    links = [pair.links for pair in pairs]
+    return {
+        "kind": "pairs",
+        "pairs": len(pairs),
+        "source_words": sum(len(pair.source_words) for pair in pairs),
+        "target_words": sum(len(pair.target_words) for pair in pairs),
+        "sure": sum(len(one.sure) for one in links),
+        "possible": sum(len(one.possible - one.sure) for one in links),
+        **{name: round(float(value), DIGITS) for name, value in agreement(pairs).items()},
+    }
+
+
+def _baselines(pairs: Sequence[AnnotatedPair]) -> list[Row]:
+    sizes = [(len(pair.source_words), len(pair.target_words)) for pair in pairs]
+    diagonals = [diagonal(*size) for size in sizes]
+    best = [best_links(pair.links, size[1]) for pair, size in zip(pairs, sizes, strict=True)]
+    chance = np.array([random_counts(pair.links, *size) for pair, size in zip(pairs, sizes, strict=True)])
+    counts = {"random": chance, "diagonal": _counts(diagonals, pairs), "best": _counts(best, pairs)}
+    return [{"kind": "baseline", "baseline": name, **_estimate(one)} for name, one in counts.items()]
+
+
+def measure_model(served: Served, manifest: Manifest, pairs: Sequence[AnnotatedPair]) -> list[Row]:
+    """Return the error rates of a model's heads, of `/v1/align`, and of the choice of a head on one
+    half of the pairs for the other half.
+    """
+    of_pairs = [links_of(served, manifest.name, pair) for pair in pairs]
+    counts = {one: _counts([links[one] for links in of_pairs], pairs) for one in of_pairs[0]}
+    aligned, heads = _aligned(served, manifest.name, pairs)
+    model = {"model": manifest.name}
+    return [
+        {**model, "kind": "align", **heads, **_estimate(aligned)},
+        *(
+            {**model, "kind": "map", "layer": layer, "head": head, "step": step, **_estimate(one)}
+            for (layer, head, step), one in counts.items()
+        ),
+        *(
+            {**model, "kind": "chosen", "steps": list(steps), **_choose(counts, steps, aligned)}
+            for steps in (ALIGNMENT_STEPS[:1], ALIGNMENT_STEPS)
+            if sum(step in steps for _, _, step in counts) > 1  # else there is nothing to choose
+        ),
+    ]
+
+
+def links_of(served: Served, model: str, pair: AnnotatedPair) -> dict[Candidate, Links]:
+    """Return the links of each map of a pair: the largest weight of each target word.
+
+    Weights of tokens become weights of words as in `/v1/align`, with `merge_weights`.
+
+    Raises:
+        ValueError: The service rejects the pair, or splits it into other words.
+    """
+    body = {"model": model, "inputs": [pair.source], "targets": [pair.target], "kinds": ["cross"]}
+    (output,) = served.post("/v1/attention", body)[0]["outputs"]
+    (entry,) = output["maps"]
+    maps = np.reshape(np.array(entry["data"], np.float32), entry["shape"])  # (L, H, T, S)
+    sources, targets = (
+        words_of(text, [None if span is None else tuple(span) for span in output[f"{side}_offsets"]])
+        for text, side in ((pair.source, "source"), (output["text"], "target"))
+    )
+    _check_words(model, pair, [one.text for one in sources], [one.text for one in targets])
+    rows, columns = ([one.tokens for one in words] for words in (targets, sources))
+    found: dict[Candidate, Links] = {}
+    for step, of_step in zip(ALIGNMENT_STEPS, (maps, rows_that_read(maps)), strict=True):
+        words = merge_weights(of_step, rows, columns)
+        chosen: dict[Candidate, NDArray[np.float32]] = {
+            (layer, head, step): one for layer, of_heads in enumerate(words) for head, one in enumerate(of_heads)
+        }
+        if len(chosen) > 1:
+            chosen |= {(layer, None, step): of_heads.mean(axis=0) for layer, of_heads in enumerate(words)}
+            chosen[None, None, step] = words.mean(axis=(0, 1))
+        found |= {
+            candidate: frozenset((source, word) for source, word, _ in strongest_links(weights))
+            for candidate, weights in chosen.items()
+        }
+    return found
+
+
+def _check_words(model: str, pair: AnnotatedPair, sources: Sequence[str], targets: Sequence[str]) -> None:
+    if list(sources) != pair.source_words or list(targets) != pair.target_words:
+        raise ValueError(
+            f"{model} must have the annotated words of the pair {pair.source!r}, {pair.target!r}, got {sources} and "
+            f"{targets}; its tokenizer changes the text, or joins words"
+        )
+
+
+def _aligned(served: Served, model: str, pairs: Sequence[AnnotatedPair]) -> tuple[Counts, dict[str, Any]]:
+    """Return the counts of the links of `/v1/align`, and its step, layer and heads."""
+    found, output = [], None
+    for pair in pairs:
+        body = {"model": model, "inputs": [pair.source], "targets": [pair.target]}
+        (output,) = served.post("/v1/align", body)[0]["outputs"]
+        found.append(frozenset((source, word) for source, word, _ in output["links"]))
+    assert output is not None, "there are pairs"
+    return _counts(found, pairs), {name: output[name] for name in ("step", "layer", "heads")}
+
+
+def _choose(counts: Mapping[Candidate, Counts], steps: Sequence[str], aligned: Counts) -> dict[str, Any]:
+    """Choose the best map on each half of the pairs and count its errors on the other half."""
+    halves = np.arange(len(aligned)) % 2 == 0
+    tested, names = np.zeros_like(aligned), []
+    for half in (halves, ~halves):
+        able = [one for one in counts if one[2] in steps]
+        best = min(able, key=lambda one: float(error_rate(counts[one][half].sum(axis=0))))
+        tested[~half] = counts[best][~half]
+        names.append(list(best))
+    return {"chosen": names, **_estimate(tested), "difference": _difference(tested, aligned)}
+
+
+def _counts(links: Sequence[Links], pairs: Sequence[AnnotatedPair]) -> Counts:
+    """Return `error_counts` of each pair, (N, 2)."""
+    return np.array([error_counts(one, pair.links) for one, pair in zip(links, pairs, strict=True)], np.float64)
+
+
+def _resampled(counts: Counts) -> Counts:
+    return error_rate(resamples(len(counts)) @ counts)
+
+
+def _estimate(counts: Counts) -> dict[str, Any]:
+    low, high = interval(_resampled(counts))
+    return {"aer": round(float(error_rate(counts.sum(axis=0))), DIGITS), "interval": [round(low, 4), round(high, 4)]}
+
+
+def _difference(counts: Counts, others: Counts) -> list[float]:
+    """Return the difference of two error rates and the ends of its interval, over the same samples
+    of pairs.
+    """
+    value = float(error_rate(counts.sum(axis=0)) - error_rate(others.sum(axis=0)))
+    return [round(one, DIGITS) for one in (value, *interval(_resampled(counts) - _resampled(others)))]
+
+
+tables = alignment_tables
+draw = draw_alignment

@@ -1,0 +1,1 @@
+"""The contract that all packages share: bundles, texts, errors, files, the machine."""

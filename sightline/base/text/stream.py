@@ -1,0 +1,105 @@
+"""Incremental detokenization with stop strings."""
+
+import codecs
+import copy
+from collections.abc import Sequence
+
+from sightline.base.text.tokenizer import TextTokenizer
+
+
+class TextStream:
+    """Converts token ids to text incrementally.
+
+    Incomplete characters, and text that may be the start of a stop string, are held back. The
+    concatenated pieces equal `TextTokenizer.decode` of all ids. The time for a token does not
+    depend on earlier tokens. (`DecodeStream` of the `tokenizers` library decodes several tokens in
+    each step, keeps bytes that can never become a character until the end, and cannot be copied for
+    a beam.)
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> None:
+        """Create a stream.
+
+        Args:
+            tokenizer: tokenizer of the target.
+            stop: stop strings. The text ends before the first one.
+            prefix: ids of a target prefix. Its text is part of the first piece, and is not searched
+                for stop strings.
+        """
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_at_start = True  # no token has added anything
+        self._prefix = "".join(map(self._decode, prefix))  # not yet returned
+        self._held = ""  # held back: possible start of a stop string
+        self.has_stopped = False
+
+    def push(self, token_id: int) -> str:
+        """Add a token and return the text that is final now; empty after a stop string."""
+        if self.has_stopped:
+            return ""
+        text = self._decode(token_id)
+        return self._after_prefix(self._cut(self._held + text) if self._stop else text)
+
+    def finish(self) -> str:
+        """Return the text that is still held back at the end of the generation."""
+        if self.has_stopped:
+            return ""
+        text, self._held = self._held + self._decoder.decode(b"", final=True), ""
+        return self._after_prefix(text)
+
+    @property
+    def is_within_character(self) -> bool:
+        """True if the last token ends within a multi-byte character."""
+        return bool(self._decoder.getstate()[0])
+
+    def copy(self) -> "TextStream":
+        """Return a copy with the same state."""
+        other = copy.copy(self)
+        other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        other._decoder.setstate(self._decoder.getstate())
+        return other
+
+    def _decode(self, token_id: int) -> str:
+        """Return the characters that a token completes."""
+        data = self._tokenizer.bytes_of(token_id, is_first=self._is_at_start)
+        if self._is_at_start and self._tokenizer.adds_text(token_id):
+            self._is_at_start = False
+        return self._decoder.decode(data)
+
+    def _after_prefix(self, text: str) -> str:
+        prefix, self._prefix = self._prefix, ""
+        return prefix + text
+
+    def _cut(self, text: str) -> str:
+        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        if found:
+            self.has_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+class StopStrings:
+    """A StopCondition that matches stop strings in the generated text, also across tokens."""
+
+    def __init__(self, text: TextStream) -> None:
+        """Create a condition; `text` has the stop strings and must not be used elsewhere."""
+        self._text = text
+
+    def update(self, token_id: int) -> bool:
+        self._text.push(token_id)
+        return self._text.has_stopped
+
+    def copy(self) -> "StopStrings":
+        return StopStrings(self._text.copy())
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a start of `stop`."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

@@ -1,0 +1,733 @@
+"""Tokenizers of the `tokenizers` library, with character offsets and the bytes of each token.
+
+All kinds whose decoder works token by token are supported: byte-level BPE (GPT-2, Llama 3, Qwen,
+BART), SentencePiece with Metaspace (T5, XLM-R, NLLB, Marian), SentencePiece with byte fallback
+(Llama 2, Mistral) and WordPiece (BERT). A token then adds the same bytes to a text whatever the
+other tokens are, except for the first token, which may lose its leading space.
+"""
+
+import base64
+import codecs
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from sightline.base.bundle import BundleError
+from sightline.base.errors import INTERRUPTIONS
+
+T = TypeVar("T")
+Offsets = list[tuple[int, int] | None]  # start and end of each token's characters; None for special tokens
+# For texts of at least this many characters, a lower bound of the length is checked before
+# tokenization.
+LONG_TEXT = 2048
+# A long text is cut before it is tokenized to its first tokens. The cut changes only tokens near
+# it: at most 100 in WordPiece, which replaces longer words by one unknown token.
+CUT_TOKENS = 512
+CHARACTERS_PER_TOKEN = 8  # more than almost all texts have
+# A text with more characters for each token of a model is too long for it. No vocabulary that is in
+# use has longer tokens. One token can still stand for more characters: a word that is unknown, or
+# spaces that are merged.
+MAX_CHARACTERS_PER_TOKEN = 128
+# Spaces before and after a text, as the `tokenizers` library finds them in time that is linear in
+# the length of the text. Bundles that were exported before have an expression that took quadratic
+# time to find the same.
+OUTER_SPACES = r"\A +(?:[ ▁]*\z)?|(?<![ ▁])[ ▁]+\z"
+SLOW_OUTER_SPACES = r"\A +|[ ▁]+\z"
+# Rules of a tokenizer may make a text this many times longer. They are applied to all of it while
+# Python's global lock is held.
+MAX_GROWTH = 1000
+MAX_TOKENS = 1 << 22  # of a vocabulary
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # a token of byte fallback
+FIRST = "a"  # a token before another one, to find the text that the other adds
+
+
+@dataclass(frozen=True)
+class TokenSpan:
+    """A token and its character range in the input; `end` is exclusive."""
+
+    id: int
+    start: int
+    end: int
+    is_special: bool  # True for tokens that the template adds to the text
+
+
+@dataclass(frozen=True)
+class Window:
+    """A pair of texts with a part of its second text."""
+
+    ids: tuple[int, ...]
+    first: int  # index of the first token of the second text
+    starts_special: bool  # the first token is one that the template adds
+    tokens: list[tuple[int, int]]  # character range of each token of the second text
+    words: list[tuple[int, int]]  # the same of the word that each of these tokens belongs to
+
+
+class TextTokenizer:
+    """Tokenizer of the source or of the target."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Build the table of each token's bytes.
+
+        Raises:
+            ValueError: the decoder is of a kind that is not supported.
+        """
+        decoder = _config(tokenizer.decoder)
+        _check_decoder(decoder)
+        tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        special_ids = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        _split_special_tokens(tokenizer, special_ids)
+        self._tokenizer = tokenizer
+        self._continuing = _without_first_space(tokenizer)
+        self._with_mask: dict[int, Tokenizer] = {}  # made when they are needed, see `encode_masked`
+        self._special_ids = frozenset(special_ids)
+        special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._id_of_special = {added.content: id_ for id_, added in special.items()}
+        # The longest name first: one name may be the start of another.
+        names = sorted(self._id_of_special, key=len, reverse=True)
+        self._special_names = re.compile("(" + "|".join(map(re.escape, names)) + ")")
+        self._absorbs = {id_: (added.lstrip, added.rstrip) for id_, added in special.items()}
+        kinds = [step["type"] for step in _steps(decoder)]
+        self._is_byte_level = kinds == ["ByteLevel"]
+        self._has_byte_tokens = "ByteFallback" in kinds
+        byte_of = _byte_alphabet() if self._is_byte_level else {}
+        size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self._bytes: list[bytes] = []  # by id, as after other tokens; empty for ids without a token
+        unused: set[int] = set()
+        for id_ in range(size):
+            token = tokenizer.id_to_token(id_)
+            if token is None:
+                unused.add(id_)
+            if not token:
+                self._bytes.append(b"")
+            elif self._is_byte_level:
+                self._bytes.append(_token_bytes(token, byte_of))
+            else:
+                self._bytes.append(self._decode_token(token, is_first=False))
+        self._unused_ids = frozenset(unused)
+        self._skipped_ids = self._special_ids | self._unused_ids  # ids that add nothing to a text
+        self.longest_token_bytes = max(map(len, self._bytes))
+        if self._is_byte_level:
+            steps = _steps(_config(tokenizer.pre_tokenizer))
+            self.strips_leading_space = any(step.get("add_prefix_space") is True for step in steps)
+        else:
+            self.strips_leading_space = self._strips_leading_space(decoder)
+        mask: list[int] = tokenizer.encode("a").special_tokens_mask
+        self._num_final = next((index for index, is_added in enumerate(reversed(mask)) if not is_added), 0)
+
+    def __len__(self) -> int:
+        """Return the number of ids; all ids are smaller."""
+        return len(self._bytes)
+
+    # Encoding
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
+        """Tokenize a text.
+
+        Args:
+            text: the text.
+            add_special_tokens: add those of the model's template.
+            is_start: False if special tokens precede the text. Some tokenizers insert a space only
+                at the start of a prompt.
+        """
+        tokenizer = self._tokenizer if is_start else self._continuing
+        ids: list[int] = _encode(tokenizer, text, add_special_tokens).ids
+        return ids
+
+    def encode_masked(self, text: str, mask_id: int) -> list[int]:
+        """Tokenize a text in which the name of one special token stands for it; others are text."""
+        if mask_id not in self._with_mask:
+            document = json.loads(self._tokenizer.to_str())
+            for token in document["added_tokens"]:
+                if token["id"] == mask_id:
+                    token["special"] = False  # only special tokens are read as plain text
+            copied = Tokenizer.from_str(json.dumps(document))
+            copied.encode_special_tokens = True
+            self._with_mask[mask_id] = copied
+        ids: list[int] = _encode(self._with_mask[mask_id], text).ids
+        return ids
+
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a token of the vocabulary by its name there, such as `##s` or `Ġdog`."""
+        id_: int | None = self._tokenizer.token_to_id(name)
+        return id_
+
+    def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> list[int]:
+        """Tokenize a pair of texts with the special tokens of the model's template for pairs.
+
+        Args:
+            first: first text, such as a query.
+            second: second text, such as a document.
+            max_tokens: maximum number of ids. The longer text is truncated first, until both have
+                the same length (`longest_first` of the `tokenizers` library). If a single token is
+                left then, it goes to the longer text, or to either if both are very long.
+
+        Raises:
+            ValueError: max_tokens leaves no token for the texts.
+        """
+        if max_tokens is None:
+            ids: list[int] = _encode(self._tokenizer, (first, second)).ids
+            return ids
+        budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
+        if budget < 1:
+            raise ValueError(f"max_tokens must be greater than the {max_tokens - budget} special tokens of a pair")
+        parts = [self._encode_start(text, budget) for text in (first, second)]
+        shorter, longer = sorted(len(part) for part in parts)
+        if shorter + longer > budget:
+            longer = max(shorter, budget - shorter)
+            if shorter + longer > budget:
+                shorter, longer = budget // 2, budget - budget // 2
+            is_swapped = len(parts[0]) > len(parts[1])
+            for part, length in zip(parts, (longer, shorter) if is_swapped else (shorter, longer), strict=True):
+                part.truncate(length)
+        pair: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
+        return pair
+
+    def encode_pair_cutting_first(self, first: str, second: str, max_tokens: int) -> list[int]:
+        """Tokenize a pair of texts, and truncate only the first one (`only_first` of Transformers).
+
+        Returns:
+            At most `max_tokens` ids, or more if the second text leaves no token for the first.
+        """
+        budget = max_tokens - self._tokenizer.num_special_tokens_to_add(True)
+        parts = [self._encode_start(text, max(budget, 1)) for text in (first, second)]
+        parts[0].truncate(max(1, budget - len(parts[1])))
+        ids: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
+        return ids
+
+    def windows(self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int) -> list["Window"]:
+        """Tokenize a pair of texts, whose second text is read in overlapping parts if it is long.
+
+        Args:
+            first: text in each window, such as a question.
+            second: text that is read in parts, such as the context of a question.
+            max_tokens: maximum number of ids of a window.
+            max_first_tokens: the first text is cut after this many tokens.
+            overlap: number of tokens that two consecutive windows share.
+
+        Raises:
+            ValueError: the first text leaves no more than `overlap` tokens for the second one.
+        """
+        question = self._encode_start(first, max_first_tokens)
+        question.truncate(max_first_tokens)
+        pair = self._tokenizer.post_process(question, _encode(self._tokenizer, second, False))
+        places = [index for index, sequence in enumerate(pair.sequence_ids) if sequence == 1]
+        if not places:
+            return []
+        begin, end = places[0], places[-1] + 1
+        num_others = len(pair) - (end - begin)
+        size = max_tokens - num_others
+        if size <= overlap:
+            raise ValueError(f"{num_others} tokens of a window of {max_tokens} leave only {size} for the second text")
+        ids, offsets = pair.ids, pair.offsets
+        # A token that belongs to no word is one.
+        words = [-1 - index if word is None else word for index, word in enumerate(pair.word_ids)]
+        word_ranges: dict[int, tuple[int, int]] = {}
+        for index in range(begin, end):
+            known = word_ranges.get(words[index], offsets[index])
+            word_ranges[words[index]] = (min(known[0], offsets[index][0]), max(known[1], offsets[index][1]))
+        found = []
+        for start in range(begin, end, size - overlap):
+            stop = min(start + size, end)
+            tokens = range(start, stop)
+            found.append(
+                Window(
+                    (*ids[:begin], *ids[start:stop], *ids[end:]),
+                    begin,
+                    bool(pair.special_tokens_mask[0]),
+                    [offsets[index] for index in tokens],
+                    [word_ranges[words[index]] for index in tokens],
+                )
+            )
+            if stop == end:
+                break
+        return found
+
+    def min_num_tokens(self, text: str, max_tokens: int) -> int:
+        """Return a lower bound of the number of tokens; the time does not grow with long texts.
+
+        It serves to reject texts that are much too long without tokenizing all of them.
+
+        Returns:
+            A number above `max_tokens` if the first tokens of the text are already more, without
+            special tokens. Otherwise 0.
+        """
+        for start in _starts(text, max_tokens):
+            if len(start) == len(text):
+                return 0
+            bound = len(self.encode(start, add_special_tokens=False)) - CUT_TOKENS
+            if bound > max_tokens:
+                return bound
+        return 0
+
+    def encode_truncated(self, text: str, max_tokens: int) -> list[int]:
+        """Tokenize a text and truncate it to `max_tokens` ids; final special tokens are kept."""
+        ids: list[int] = []
+        for start in _starts(text, max_tokens):
+            ids = self.encode(start)
+            if len(ids) >= max_tokens + CUT_TOKENS:
+                break
+        return self._truncate(ids, max_tokens)
+
+    def _truncate(self, tokens: list[T], max_tokens: int) -> list[T]:
+        """Return the first tokens of a text; final special tokens are kept."""
+        if len(tokens) <= max_tokens:
+            return tokens
+        num_final = min(self._num_final, max_tokens)
+        return [*tokens[: max_tokens - num_final], *tokens[len(tokens) - num_final :]]
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Return the text of the first `max_tokens` tokens; special tokens are not counted."""
+        encoding = self._encode_start(text, max_tokens)
+        return text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
+
+    def encode_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
+        """Tokenize a text and return the tokens with their character ranges in the original text.
+
+        A character that normalization removes or merges belongs to the token before it. Whitespace
+        belongs to a token only if the tokenizer keeps it. Tokens that are not in the text (special
+        tokens of the template, an inserted leading space) have empty ranges. Tokens that share one
+        character, such as the bytes of an emoji, have the same range.
+        """
+        encoding = _encode(self._tokenizer, text, add_special_tokens)
+        ids: list[int] = encoding.ids
+        offsets: list[tuple[int, int]] = encoding.offsets
+        is_added: list[int] = encoding.special_tokens_mask
+        spans: list[TokenSpan] = []
+        following = len(text)  # start of the next token
+        shared, shared_end = (-1, -1), -1  # offsets of the next token, and the end of its range
+        for id_, (start, end), is_special in zip(reversed(ids), reversed(offsets), reversed(is_added), strict=True):
+            if is_special:
+                spans.append(TokenSpan(id_, following, following, True))
+                continue
+            if self._bytes[id_] == b" " and start == following < len(text) and text[start] != " ":
+                spans.append(TokenSpan(id_, start, start, False))  # a leading space that was inserted
+                continue
+            if shared != (start, end):
+                shared_end = max(end, _end_of_removed(text, end, following))
+            shared = (start, end)
+            spans.append(TokenSpan(id_, start, shared_end, False))
+            following = min(following, start)
+        spans.reverse()
+        return spans
+
+    def encode_offsets(self, text: str) -> list[TokenSpan]:
+        """Tokenize a text and return the tokens with the ranges that the tokenizer gives them.
+
+        Transformers uses these for the entities of a text. They may include the space before a
+        word, and leave out characters that normalization removes.
+        """
+        encoding = _encode(self._tokenizer, text, add_special_tokens=True)
+        parts = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask, strict=True)
+        return [TokenSpan(id_, start, end, bool(is_added)) for id_, (start, end), is_added in parts]
+
+    def offsets(self, text: str, num_tokens: int) -> Offsets:
+        """Return the character range of each token of a text; see `encode_spans`.
+
+        Args:
+            text: the text.
+            num_tokens: number of its tokens, from `encode` or `encode_truncated`.
+        """
+        spans: list[TokenSpan] = []
+        for start in _starts(text, num_tokens):
+            spans = self.encode_spans(start)
+            if len(spans) >= num_tokens + CUT_TOKENS:
+                break
+        kept = self._truncate(spans, num_tokens)
+        return [None if span.is_special else (span.start, span.end) for span in kept]
+
+    def split_special(self, text: str) -> list[str | int]:
+        """Split a text at the names of special tokens; return their ids and the texts between."""
+        parts: list[str | int] = []
+        for index, part in enumerate(self._special_names.split(text) if self._id_of_special else [text]):
+            if part:
+                parts.append(self._id_of_special[part] if index % 2 else part)
+        return parts
+
+    def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
+        """Return two flags: a special token absorbs the whitespace before it, and after it."""
+        return self._absorbs.get(token_id, (False, False))
+
+    # Decoding
+
+    def name(self, token_id: int) -> str:
+        """Return the text of a token for display.
+
+        The text includes a leading space. Special tokens have their names. Incomplete characters
+        are replaced by U+FFFD.
+        """
+        if token_id in self._special_ids:
+            return self._tokenizer.id_to_token(token_id) or ""
+        return self._bytes[token_id].decode("utf-8", "replace") if token_id < len(self._bytes) else ""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self._special_ids
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+    def bytes_of(self, token_id: int, *, is_first: bool = False) -> bytes:
+        """Return the bytes that a token adds to the text; empty for special tokens.
+
+        Args:
+            token_id: id of the token.
+            is_first: True if no token before it adds anything. It may lose its leading space then.
+        """
+        if not self.adds_text(token_id):
+            return b""
+        return self._first_bytes(token_id) if is_first else self._bytes[token_id]
+
+    def adds_text(self, token_id: int) -> bool:
+        """Return False for special tokens and for ids without a token."""
+        return token_id < len(self._bytes) and token_id not in self._skipped_ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids.
+
+        It equals the result of the `tokenizers` library, with two exceptions. Byte-level tokenizers
+        that insert a space before a text remove it again. Bytes that are not valid UTF-8 are
+        replaced by U+FFFD without damage to complete characters next to them.
+        """
+        size, skipped = len(self._bytes), self._skipped_ids if skip_special_tokens else self._unused_ids
+        shown = [id_ for id_ in ids if id_ < size and id_ not in skipped]
+        if not shown:
+            return ""
+        known = self._bytes
+        if self._is_byte_level:  # each token has the same bytes everywhere in the text
+            text = b"".join([known[id_] for id_ in shown]).decode("utf-8", "replace")
+            return text.removeprefix(" ") if self.strips_leading_space else text
+        return (self._first_bytes(shown[0]) + b"".join([known[id_] for id_ in shown[1:]])).decode("utf-8", "replace")
+
+    def decoded_offsets(self, ids: Sequence[int]) -> Offsets:
+        """Return the range of characters in `decode(ids)` that each token contributes to.
+
+        Tokens that share a character, such as the bytes of an emoji, have overlapping ranges.
+        """
+        offsets: Offsets = []
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        num_complete = end = 0  # `end` also counts a character whose last bytes are missing so far
+        is_first = True
+        for id_ in ids:
+            if not self.adds_text(id_):
+                offsets.append(None)
+                continue
+            data, is_first = self.bytes_of(id_, is_first=is_first), False
+            start = end
+            if end == num_complete and data.isascii():
+                num_complete = end = end + len(data)
+            else:
+                for number, byte in enumerate(data):
+                    num_complete += len(decoder.decode(bytes([byte])))
+                    end = num_complete + bool(decoder.getstate()[0])
+                    if number == 0:
+                        start = end - 1
+            offsets.append((start, end))
+        return offsets
+
+    def decode_parts(self, ids: Sequence[int]) -> tuple[str, Offsets]:
+        """Return a text with a space at special tokens, and the range of each token in it.
+
+        It stands for an input that is not a single text, such as a pair of texts or a dialogue.
+        """
+        text, offsets = "", Offsets()
+        for adds_text, run in itertools.groupby(ids, key=self.adds_text):
+            part = list(run)
+            if adds_text:
+                text += " " if text else ""
+                offsets += [one and (len(text) + one[0], len(text) + one[1]) for one in self.decoded_offsets(part)]
+                text += self.decode(part)
+            else:
+                offsets += [None] * len(part)
+        return text, offsets
+
+    def _first_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token at the start of a text."""
+        data = self._bytes[token_id]
+        if self._is_byte_level:
+            return data.removeprefix(b" ") if self.strips_leading_space else data
+        return self._decode_token(self._tokenizer.id_to_token(token_id) or "", is_first=True)
+
+    def _decode_token(self, token: str, *, is_first: bool) -> bytes:
+        """Return the bytes of a token at the start of a text, or after another token."""
+        if self._has_byte_tokens and (match := BYTE_TOKEN.fullmatch(token)):
+            data = bytes.fromhex(match[1])
+            return b"" if is_first and self.strips_leading_space and data == b" " else data
+        decoder = self._tokenizer.decoder
+        if is_first:
+            text: str = decoder.decode([token]) if decoder else token
+        else:
+            text = decoder.decode([FIRST, token])[len(FIRST) :] if decoder else f" {token}"
+        return text.encode()
+
+    def _strips_leading_space(self, decoder: dict[str, Any]) -> bool:
+        """Return True if decoding removes the space before the first word."""
+        if not decoder or decoder["type"] == "WordPiece":
+            return True
+        mark = next((step["replacement"] for step in _steps(decoder) if step["type"] == "Metaspace"), " ")
+        text: str = self._tokenizer.decoder.decode([f"{mark}{FIRST}"])
+        return not text.startswith(" ")
+
+    def first_ids(self, text: str, max_tokens: int, *, is_start: bool = True) -> list[int]:
+        """Return the first ids of a text without special tokens; see `encode`."""
+        ids: list[int] = self._encode_start(text, max_tokens, is_start=is_start).ids
+        return ids[:max_tokens]
+
+    def _encode_start(self, text: str, max_tokens: int, *, is_start: bool = True) -> Any:
+        """Return the encoding without special tokens of a start of a text.
+
+        Its first `max_tokens` tokens are those of the complete text.
+        """
+        encoding = None
+        for start in _starts(text, max_tokens):
+            encoding = _encode(self._tokenizer if is_start else self._continuing, start, False)
+            if len(encoding) >= max_tokens + CUT_TOKENS:
+                break
+        return encoding
+
+
+def read_tokenizer(path: Path) -> TextTokenizer:
+    """Read a `tokenizer.json`.
+
+    Raises:
+        BundleError: the file cannot be read, its decoder is of a kind that is not supported, or its
+            rules make texts much longer.
+    """
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+        check_bounds(tokenizer)
+        _replace_slow_pattern(tokenizer)
+        return TextTokenizer(tokenizer)
+    except INTERRUPTIONS:
+        raise
+    except BaseException as error:  # the library raises bare exceptions, and panics
+        raise BundleError(f"{path} cannot be used: {error}") from None
+
+
+def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Any:
+    """Tokenize a text or a pair of texts.
+
+    The library holds Python's global lock while it encodes one input, but not for a batch, which
+    costs more for a short text.
+
+    Raises:
+        RuntimeError: the library panics.
+    """
+    first, second = (text, None) if isinstance(text, str) else text
+    try:
+        if len(first) + len(second or "") < LONG_TEXT:
+            return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+        return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+    except (*INTERRUPTIONS, Exception):
+        raise
+    except BaseException as panic:  # no subclass of Exception
+        raise RuntimeError(f"the tokenizer panics: {panic}") from panic
+
+
+def _starts(text: str, max_tokens: int) -> Iterator[str]:
+    """Yield longer and longer starts of a text; the last is the text itself."""
+    size = CHARACTERS_PER_TOKEN * (max_tokens + CUT_TOKENS)
+    while size < len(text):
+        yield text[:size]
+        size *= 2
+    yield text
+
+
+def _end_of_removed(text: str, start: int, end: int) -> int:
+    """Return the end of the characters from `start` that no token has, up to whitespace."""
+    while start < end and not text[start].isspace():
+        start += 1
+    return start
+
+
+# The parts of a tokenizer
+
+
+def _config(part: Any) -> dict[str, Any]:
+    """Return the configuration of a part of a tokenizer; it is empty for None."""
+    config: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    return config
+
+
+def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a part of a tokenizer in order; sequences are flattened."""
+    if config.get("type") == "Sequence":
+        for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+            for step in config.get(name) or ():
+                yield from _steps(step)
+    elif config:
+        yield config
+
+
+def check_bounds(tokenizer: Tokenizer) -> None:
+    """Check that the work and the memory of a tokenizer are bounded.
+
+    Tables of tokens have a row for each id. A few rules that each double a text make it very much
+    longer.
+
+    Raises:
+        ValueError: an id is too large, or a part makes a text too long.
+    """
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        raise ValueError("it has no tokens")
+    largest = max(vocabulary.values())
+    if largest >= MAX_TOKENS:
+        raise ValueError(f"it has the token id {largest}; ids must be less than {MAX_TOKENS}")
+    parts = {
+        "normalizer": tokenizer.normalizer,
+        "pre-tokenizer": tokenizer.pre_tokenizer,
+        "post-processor": tokenizer.post_processor,
+        "decoder": tokenizer.decoder,
+    }
+    for name, part in parts.items():
+        growth = math.prod(map(_growth_of, _steps(_config(part))))
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its {name} can make a text {growth:.3g} times longer; at most {MAX_GROWTH} is allowed")
+
+
+def _growth_of(step: dict[str, Any]) -> float:
+    """Return how many times longer a step can make a text, without what it adds once."""
+    kind = step["type"]
+    if kind == "Replace":
+        ((pattern_kind, pattern),) = step["pattern"].items()
+        if pattern_kind == "String" and pattern:
+            return max(1.0, len(step["content"]) / len(pattern))
+        return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
+    if kind == "TemplateProcessing":
+        counts = Counter(
+            one["Sequence"]["id"] for part in ("single", "pair") for one in step[part] if "Sequence" in one
+        )
+        return max(1.0, *(count / 2 for count in counts.values()))
+    if kind == "Precompiled":
+        return _longest_rule(base64.b64decode(step["precompiled_charsmap"]))
+    # A character has at most 4 bytes in UTF-8.
+    return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(kind, 1.0)
+
+
+def _longest_rule(charsmap: bytes) -> float:
+    """Return the length of the longest text that SentencePiece's compiled rules insert.
+
+    The rules are the size of a trie in four bytes, the trie, and texts that end with a zero.
+    """
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].decode(errors="replace")
+    return float(max(1, *map(len, texts.split("\0"))))
+
+
+def _matches_nothing(pattern: str) -> bool:
+    """Return True if an expression can match where there is no character."""
+    try:
+        return re.match(pattern, "") is not None
+    except re.error:  # another syntax than Python's
+        return True
+
+
+def _replace_slow_pattern(tokenizer: Tokenizer) -> None:
+    """Replace the expression of bundles that were exported before `OUTER_SPACES`."""
+    config = _config(tokenizer.normalizer)
+    slow = [step for step in _steps(config) if step.get("pattern") == {"Regex": SLOW_OUTER_SPACES}]
+    for step in slow:
+        step["pattern"] = {"Regex": OUTER_SPACES}
+    if slow:
+        normalizer = normalizers.Sequence([])
+        normalizer.__setstate__(json.dumps(config).encode())
+        tokenizer.normalizer = normalizer
+
+
+def _check_decoder(config: dict[str, Any]) -> None:
+    """Check that a decoder converts each token on its own, except for the first one.
+
+    Raises:
+        ValueError: the decoder has another step.
+    """
+    steps = list(_steps(config))
+    is_fused = has_bytes = False
+    for step in steps:
+        kind = step["type"]
+        if kind == "ByteLevel" and len(steps) == 1:
+            continue
+        if kind in ("Metaspace", "WordPiece", "Replace", "ByteFallback") and not is_fused:
+            has_bytes = has_bytes or kind == "ByteFallback"
+        elif kind == "Strip" and (step["start"] <= 1 and step["stop"] == 0 if is_fused else not has_bytes):
+            continue
+        elif kind == "Fuse":
+            is_fused = True
+        else:
+            raise ValueError(
+                f"its decoder has the step {kind}, which is not supported here; supported are ByteLevel, WordPiece, "
+                "Metaspace, and sequences of Replace, ByteFallback, Fuse and Strip(start=1, stop=0)"
+            )
+
+
+def _split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
+    """Make a model unable to find its special tokens in a text.
+
+    The option `encode_special_tokens` keeps the library from looking for them, but a Unigram model
+    finds all pieces of its vocabulary, also `</s>` and `<0x0A>`, which SentencePiece excludes. A
+    last pre-tokenizer therefore separates the first character of such a name from the rest.
+    """
+    vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=False)
+    is_unigram = isinstance(tokenizer.model, models.Unigram)
+    names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
+    if is_unigram:
+        names += [token for token in vocabulary if BYTE_TOKEN.fullmatch(token)]
+    found = [
+        name
+        for name in names
+        if len(name) > 1
+        and name in vocabulary
+        and (is_unigram or vocabulary[name] in tokenizer.encode(name, add_special_tokens=False).ids)
+    ]
+    if not found:
+        return
+    rests: dict[str, list[str]] = {}
+    for name in sorted(found):
+        rests.setdefault(name[0], []).append(re.escape(name[1:]))
+    pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+    split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
+    existing = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
+
+
+def _without_first_space(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer for texts after special tokens.
+
+    A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
+    the whole input. The tokenizer is copied only in this case.
+    """
+    if all(step.get("prepend_scheme") != "first" for step in _steps(_config(tokenizer.pre_tokenizer))):
+        return tokenizer
+    config = json.loads(tokenizer.to_str())
+    for step in _steps(config["pre_tokenizer"]):
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    copied = Tokenizer.from_str(json.dumps(config))
+    copied.encode_special_tokens = tokenizer.encode_special_tokens
+    return copied
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
+
+    See Radford et al. 2019, section 2.2. Printable bytes are represented by their own character,
+    other bytes by characters from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + index): byte for index, byte in enumerate(hidden)}
+
+
+def _token_bytes(token: str, byte_of: dict[str, int]) -> bytes:
+    try:
+        return bytes(byte_of[character] for character in token)
+    except KeyError:  # an added token is stored as plain text
+        return token.encode()

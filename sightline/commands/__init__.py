@@ -1,0 +1,1 @@
+"""Commands of `sightline`, a file for each."""

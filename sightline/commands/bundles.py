@@ -1,0 +1,78 @@
+"""The bundle that a command runs: the one that its user names, or one of the folder of bundles."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from sightline import __version__
+from sightline.base.bundle import BundleError, Manifest, read_manifest
+from sightline.commands.errors import UsageError
+from sightline.commands.parser import Parser
+from sightline.service.discovery import find_bundles
+from sightline.service.inference.changes import NoPeers
+from sightline.service.inference.service import ServedModel, Service
+from sightline.service.metrics import Metrics
+from sightline.service.settings import Settings
+
+
+def add_bundle_option(parser: Parser, able: str) -> None:
+    """Add the option that names the bundle; `able` says which of several bundles is meant."""
+    text = f"Bundle to use. Default: the default model of --bundles, or its only bundle {able}"
+    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help=text)
+
+
+def choose_bundle(
+    folder: Path | None, settings: Settings, is_able: Callable[[Manifest], bool], problem: str
+) -> tuple[Path, Manifest]:
+    """Return the bundle of a folder, or a bundle of the folder of bundles.
+
+    That is the first default model of the settings that the command can use, or else the only
+    bundle that it can use, as for requests that name no model.
+
+    Args:
+        folder: the bundle that the user names; None if the user names none.
+        settings: settings with the folder of bundles and the default models.
+        is_able: returns True for a bundle that the command can use.
+        problem: what a bundle that is not able lacks, such as "cannot translate".
+
+    Raises:
+        BundleError: there is no such bundle, or it is damaged.
+        UsageError: several could be meant, or it is not able.
+    """
+    if folder is not None:
+        manifest = read_manifest(folder)
+        if not is_able(manifest):
+            raise UsageError(f"{folder} {problem}; its tasks are {', '.join(manifest.tasks)}")
+        return folder, manifest
+
+    def warn(failed: Path, error: BundleError) -> None:
+        print(f"warning: {error}", file=sys.stderr)
+
+    found = find_bundles(settings.bundles, settings.default_model_names, warn)
+    able = {manifest.name: one for one, manifest in found.items() if is_able(manifest)}
+    if not able:
+        raise UsageError(f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle")
+    chosen = [name for name in settings.default_model_names if name in able] or list(able)
+    if len(able) > 1 and not set(settings.default_model_names) & able.keys():
+        raise UsageError(
+            f"several bundles in {settings.bundles} can be used: {', '.join(able)}; name one with --bundle, or set "
+            "SIGHTLINE_DEFAULT_MODEL"
+        )
+    folder = able[chosen[0]]
+    return folder, found[folder]
+
+
+def load_service(folder: Path, manifest: Manifest, settings: Settings) -> tuple[Service, ServedModel]:
+    """Return a service with one bundle, and its model; the caller starts and stops the worker.
+
+    Raises:
+        BundleError: the bundle cannot be loaded.
+        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    """
+    from sightline.service.loading import load_bundles  # imports ONNX Runtime
+
+    settings = settings.model_copy(update={"default_model": manifest.name, "lazy_models": ""})
+    service = Service(settings, Metrics(__version__), NoPeers())
+    backend = load_bundles({folder: manifest}, settings, service.metrics.for_model)
+    service.attach(backend)
+    return service, backend.loaded[manifest.name].model

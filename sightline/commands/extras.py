@@ -1,0 +1,60 @@
+"""Libraries that only some extras of the installation have, and the commands that install them."""
+
+from pathlib import Path
+
+from sightline import __version__
+
+# Names of the libraries by their modules.
+LIBRARIES = {
+    "gguf": "gguf",
+    "onnx": "ONNX",
+    "onnxruntime": "ONNX Runtime",
+    "huggingface_hub": "huggingface_hub",
+    "jinja2": "Jinja",
+    "ray": "Ray",
+    "sacrebleu": "sacreBLEU",
+    "sacremoses": "Sacremoses",
+    "safetensors": "safetensors",
+    "torch": "PyTorch",
+}
+# The only extra that has a library, for libraries that a part of the work of a command needs.
+EXTRA_OF = {
+    "gguf": "import",
+    "huggingface_hub": "import",
+    "Jinja": "import",
+    "PyTorch": "train",
+    "Ray": "ray",
+    "sacreBLEU": "train",
+    "Sacremoses": "train",
+    "safetensors": "train",
+}
+CHECKOUT = Path(__file__).parents[2]
+
+
+def missing_library(error: ModuleNotFoundError, extras: str) -> str | None:
+    """Return the name of the library that is not installed and the command that installs it.
+
+    Args:
+        error: error of the import.
+        extras: extras that the command needs, comma-separated.
+
+    Returns:
+        None if no extra has the module.
+    """
+    library = LIBRARIES.get((error.name or "").partition(".")[0])
+    if library is None:
+        return None
+    if library in EXTRA_OF and EXTRA_OF[library] not in extras.split(","):
+        extras = f"cpu,{EXTRA_OF[library]}"
+    return f"{library}: {install_command(extras)}"
+
+
+def install_command(extras: str, checkout: Path = CHECKOUT) -> str:
+    """Return the command that installs extras, from the checkout or the file of the release."""
+    if not (checkout / "pyproject.toml").is_file():
+        return f"run pip install './sightline_serving-{__version__}-py3-none-any.whl[{extras}]'"
+    environment = ".venv-serve-cpu" if {"cpu", "import"} >= set(extras.split(",")) else ".venv"
+    return (
+        f"run `make {environment}/ready` and use {environment}/bin/sightline, or run pip install '.[{extras}]'; both "
+        f"in {checkout}"
+    )

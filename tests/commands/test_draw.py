@@ -1,0 +1,173 @@
+"""`sightline draw` with a toy bundle."""
+
+import builtins
+import html
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sightline.__main__ import main
+from sightline.base.bundle import read_manifest, write_manifest
+from sightline.commands.extras import install_command
+
+TEXT = "Two girls are playing."
+Draw = Callable[..., tuple[int, str, str, str]]
+
+
+@pytest.fixture
+def drawn(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Draw:
+    """A function that draws and returns the exit code, the output, the errors and the picture."""
+
+    def run(*arguments: str, text: str = TEXT, out: str = "picture.svg") -> tuple[int, str, str, str]:
+        path = tmp_path / out
+        path.unlink(missing_ok=True)
+        where = [] if "--bundle" in arguments or "--bundles" in arguments else ["--bundle", str(bundle)]
+        code = main(["draw", text, "--out", str(path), *where, *arguments])
+        output, errors = capsys.readouterr()
+        return code, output, errors, path.read_text(encoding="utf-8") if path.exists() else ""
+
+    return run
+
+
+def texts(svg: str) -> list[str]:
+    return [html.unescape(text) for text in re.findall(r">([^<]+)</text>", svg)]
+
+
+def test_it_prints_the_output_and_draws_cross_attention_between_words(drawn: Draw) -> None:
+    code, output, errors, picture = drawn()
+    assert (code, errors) == (0, "")
+    assert re.fullmatch(r"toy: Cross-attention, layer \d, .*", texts(picture)[0])
+    assert {"Two", "girls", "are", "playing"} <= set(texts(picture))
+    assert output.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "title"),
+    [
+        (["--kind", "encoder"], "toy: Encoder self-attention, layer 1, mean of 4 heads"),
+        (["--kind", "decoder", "--layer", "0", "--head", "2"], "toy: Decoder self-attention, layer 0, head 2"),
+        (["--layer", "-1", "--head", "-1", "--view", "alignment"], "toy: Cross-attention, layer 1, head 3"),
+        (["--view", "heads"], "toy: Cross-attention"),
+    ],
+)
+def test_options_choose_the_view_the_kind_the_layer_and_the_head(drawn: Draw, arguments: list[str], title: str) -> None:
+    code, _, errors, picture = drawn(*arguments)
+    assert (code, errors) == (0, "")
+    assert texts(picture)[0] == title
+
+
+def test_a_given_target_is_read_instead_of_generated(drawn: Draw) -> None:
+    code, output, _, picture = drawn("--target", "A boy waits.", "--units", "tokens")
+    assert (code, output) == (0, "A boy waits.\n")
+    assert "</s>" in texts(picture)
+
+
+def test_a_png_has_the_scale_of_its_option(drawn: Draw, tmp_path: Path) -> None:
+    pytest.importorskip("resvg_py", reason="resvg_py is not installed: pip install '.[draw]'")
+    width = int(re.findall(r'width="(\d+)"', drawn()[3])[0])
+    for scale in (1, 3):
+        out = tmp_path / f"{scale}.png"
+        assert drawn("--scale", str(scale), "--out", str(out))[0] == 0
+        header = out.read_bytes()[:24]
+        assert header.startswith(b"\x89PNG")
+        assert int.from_bytes(header[16:20], "big") == scale * width
+
+
+def test_a_picture_with_too_many_pixels_is_an_error_before_it_is_drawn(
+    drawn: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("resvg_py")
+    monkeypatch.setattr("sightline.commands.draw.MAX_PIXELS", 500_000)
+    out, largest = tmp_path / "large.png", set[str]()
+    for scale in ("100", "1e9"):
+        code, _, errors, _ = drawn("--scale", scale, "--out", str(out))
+        assert code == 2 and not out.exists()
+        assert re.search(r"but at most 500000 pixels are drawn; use a scale of at most \d+(\.\d)?, or write", errors)
+        largest.update(re.findall(r"at most ([0-9.]+), or", errors))
+    (scale,) = largest
+    assert drawn("--scale", scale, "--out", str(out))[0] == 0
+
+
+@pytest.mark.parametrize("index", ["9" * 20, "1000", "-x", ""])
+def test_an_index_that_is_no_small_number_is_wrong_usage(
+    drawn: Draw, index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        drawn(f"--layer={index}")
+    assert ended.value.code == 2
+    assert f"--layer: it must be a whole number from -999 to 999, got {index};" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["nan", "inf", "0", "-1", "two"])
+def test_a_scale_that_is_no_positive_number_is_wrong_usage(
+    drawn: Draw, scale: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        drawn("--scale", scale)
+    assert ended.value.code == 2
+    assert f"error: argument --scale: it must be a number greater than 0, got {scale};" in capsys.readouterr().err
+
+
+def test_without_the_library_a_png_is_an_error_that_names_it(
+    drawn: Draw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    importing = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name == "resvg_py":
+            raise ModuleNotFoundError(name)
+        return importing(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    code, _, errors, _ = drawn(out="picture.png")
+    assert (code, errors) == (
+        2,
+        f"error: a PNG needs resvg_py, an .svg file does not: {install_command('draw')}\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--layer", "7"], 2, "error: --layer must be from -2 to 1 for cross attention, got 7."),
+        (["--kind", "encoder_slots"], 2, "error: --kind: toy has no attention maps of kind encoder_slots"),
+        (["--bundle", "missing"], 2, "missing is not a bundle"),
+        (["--target", " "], 2, "error: --target is blank; give the text that the model reads as its output, or leave"),
+    ],
+)
+def test_errors_are_one_line(drawn: Draw, arguments: list[str], code: int, message: str) -> None:
+    found, _, errors, picture = drawn(*arguments)
+    assert (found, picture, errors.count("\n")) == (code, "", 1)
+    assert message in errors
+
+
+def test_an_empty_text_is_an_error(drawn: Draw) -> None:
+    code, _, errors, _ = drawn(text=" ")
+    assert (code, errors) == (2, "error: TEXT is blank; give the text that the model reads\n")
+
+
+def test_another_kind_of_file_is_an_error(drawn: Draw) -> None:
+    with pytest.raises(SystemExit):
+        drawn(out="picture.pdf")
+
+
+def test_without_a_bundle_the_first_with_attention_is_used(drawn: Draw, bundle: Path, tmp_path: Path) -> None:
+    code, _, _, picture = drawn("--bundles", str(bundle.parent))
+    assert code == 0 and texts(picture)[0].startswith("toy: ")
+
+
+def test_lazy_models_are_drawn_too(drawn: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_LAZY_MODELS", "*")
+    assert drawn()[0] == 0
+
+
+def test_a_model_without_attention_is_an_error(drawn: Draw, bundle: Path, tmp_path: Path) -> None:
+    only = tmp_path / "toy"
+    shutil.copytree(bundle, only)
+    write_manifest(only, read_manifest(only).model_copy(update={"attention": (), "alignment": None}))
+    code, _, errors, _ = drawn("--bundle", str(only))
+    assert code == 2 and errors.startswith(f"error: {only} has no attention maps; its tasks are ")

@@ -1,0 +1,358 @@
+"""The command line as a whole: help, errors, missing libraries, and commands of other packages."""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from sightline import __main__ as command_line
+from sightline import __version__
+from sightline.__main__ import COMMANDS, Command, main
+from sightline.commands.extras import LIBRARIES, install_command
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.checkpoint import save_checkpoint
+from sightline.model.config import RecurrentConfig
+from sightline.model.data.tokenizer import read_tokenizer
+
+
+def run(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `sightline` in a process of its own; `before` and `after` are code around it."""
+    program = f"import sys; {before}\nfrom sightline.__main__ import main\ncode = main({list(arguments)})\n{after}"
+    command = [sys.executable, "-c", f"{program}\nsys.exit(code)"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_version_is_that_of_the_service(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"sightline {__version__}\n")
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(command.help)}$", text, flags=re.MULTILINE)
+    assert text.endswith("\nexample: sightline serve --bundles bundles\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_opens_with_a_sentence_and_ends_with_an_example(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    usage, description, *_, example = capsys.readouterr().out.strip().split("\n\n")
+    assert usage.startswith(f"usage: sightline {name} ")
+    assert re.fullmatch(r"[A-Z][a-z]+ .+\.", description)
+    assert example.startswith(f"example: sightline {name} ")
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "models get", "load compare"])
+def test_the_example_of_the_help_is_a_command_that_the_parser_accepts(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    example = capsys.readouterr().out.rpartition("example: sightline ")[2]
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_only(parser: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
+        parsed = parse(parser, *arguments)
+        bundle = getattr(parsed, "bundle", None)
+        # No shipped bundle is float32; `sightline models get minilm` writes this one.
+        assert bundle == Path("bundles/minilm") if name == "quantize" else bundle is None or bundle.is_dir()
+        raise Parsed
+
+    def import_nothing(module: str) -> NoReturn:
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+    # The commands of `model` import the module of their action when the words are parsed.
+    monkeypatch.setattr("sightline.model.__main__.import_module", import_nothing)
+    with pytest.raises(Parsed):
+        main(shlex.split(example))
+
+
+class Parsed(Exception):  # noqa: N818 - not an error
+    """The arguments were accepted."""
+
+
+@pytest.mark.parametrize("arguments", [[], ["serv"], ["--nope"], *([name, "--nope", "x"] for name in COMMANDS)])
+def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    output, errors = capsys.readouterr()
+    assert (ended.value.code, output) == (2, "")
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    name = " ".join(["sightline", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "sightline"
+    assert errors.endswith(f"; see `{name} --help`\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "library", "environment", "extras"),
+    [
+        ("train classification x --run y", "torch", "PyTorch", ".venv", "train"),
+        ("quantize x --out y --bits 8 --unverified", "onnx", "ONNX", ".venv-serve-cpu", "cpu,import"),
+        ("quantize {bundle} --out x --bits 8 --data data", "sacrebleu", "sacreBLEU", ".venv", "cpu,train"),
+        ("verify x --checkpoint y", "onnxruntime", "ONNX Runtime", ".venv", "cpu,train"),
+        ("translate x", "onnxruntime", "ONNX Runtime", ".venv-serve-cpu", "cpu"),
+        ("draw x --out x.svg", "onnxruntime", "ONNX Runtime", ".venv-serve-cpu", "cpu"),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named_with_the_command_that_installs_it(
+    command: str, module: str, library: str, environment: str, extras: str, bundle: Path
+) -> None:
+    words = command.format(bundle=bundle).split()
+    done = run(*words, before=f"sys.modules[{module!r}] = None")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: sightline {words[0]} needs {library}: run `make {environment}/ready` and use "
+        f"{environment}/bin/sightline, or run pip install '.[{extras}]'; both in {Path.cwd()}\n"
+    )
+    assert f"$({'DEV' if environment == '.venv' else 'SERVE'})/ready:" in Path("Makefile").read_text()
+
+
+def test_an_installation_without_the_checkout_names_the_file_of_the_release(tmp_path: Path) -> None:
+    command = install_command("cpu,import", tmp_path)
+    assert command == f"run pip install './sightline_serving-{__version__}-py3-none-any.whl[cpu,import]'"
+
+
+def test_the_export_of_a_recurrent_model_needs_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    config = RecurrentConfig(read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size())
+    model = RecurrentModel(config)
+    save_checkpoint(tmp_path / "run", config, model.state_dict(), checkpoint / "tokenizer.json", {})
+    done = run("export", str(tmp_path / "run"), "--out", str(tmp_path / "x"), before="sys.modules['torch'] = None")
+    message = f"sightline export needs PyTorch: {install_command('cpu,train')}"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_the_export_of_a_trained_transformer_needs_no_pytorch(checkpoint: Path, tmp_path: Path) -> None:
+    # A module of this name precedes the installed one, also in the process that checks the bundle.
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "torch.py").write_text("raise ModuleNotFoundError('blocked', name='torch')\n")
+    (tmp_path / "sentences.txt").write_text("A man sleeps.\n")
+    words = ["export", checkpoint, "--out", tmp_path / "out", "--sentences", tmp_path / "sentences.txt"]
+    done = subprocess.run(
+        [sys.executable, "-m", "sightline", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "blocked")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["verification"]["sentences"] == 1
+
+
+def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Path) -> None:
+    missing = ("torch", "sacrebleu", "sacremoses", "safetensors")  # of the extra `train`
+    texts = tmp_path / "texts"
+    texts.write_text("A man sleeps.\nA dog runs.\n")
+    for number, option in enumerate((["--unverified"], ["--texts", str(texts), "--force"])):
+        command = [
+            "quantize",
+            str(bundle),
+            "--out",
+            str(tmp_path / str(number)),
+            "--bits",
+            "8",
+            "--layers",
+            "per-tensor",
+        ]
+        done = run(*command, *option, before=f"sys.modules.update(dict.fromkeys({missing}))")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["bits"] == 8
+
+
+MODULES = (
+    "model",
+    "model train",
+    "model train encoder",
+    "model system",
+    "model evaluate",
+    "model zoo",
+    "export",
+    "export zoo",
+    "export quantize",
+    "service",
+)
+
+
+HELPS = {
+    **{command: ["sightline", *command.split()] for command in (*COMMANDS, "models get", "load compare")},
+    **{command: command.split() for command in MODULES},
+}
+# Runs each command with --help, and prints its exit code, output and errors.
+RUN_HELPS = """
+import contextlib, io, json, runpy, sys, traceback
+
+missing, commands = map(json.loads, sys.argv[1:])
+sys.modules.update(dict.fromkeys(missing))
+done = {}
+for command, (module, *words) in commands.items():
+    sys.argv = ["x", *words, "--help"]
+    sys.modules.pop(f"{module}.__main__", None)  # an earlier command may have imported it
+    code, output, errors = 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        try:
+            runpy.run_module(module, run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+        except Exception:
+            traceback.print_exc()
+    done[command] = (code, output.getvalue(), errors.getvalue())
+print(json.dumps(done))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, tuple[int | None, str, str]]:
+    """Exit code, output and errors of each command with `--help`, without libraries of extras."""
+    missing = (*LIBRARIES, "resvg_py")
+    command = [sys.executable, "-c", RUN_HELPS, json.dumps(missing), json.dumps(HELPS)]
+    done: dict[str, tuple[int | None, str, str]] = json.loads(subprocess.check_output(command))
+    return done
+
+
+@pytest.mark.parametrize("command", HELPS)
+def test_help_needs_no_library_of_an_extra(command: str, helps: dict[str, tuple[int | None, str, str]]) -> None:
+    code, output, errors = helps[command]
+    assert (code or 0, errors) == (0, "") and output.startswith("usage: ")
+
+
+def test_python_m_model_names_the_command_that_installs_pytorch() -> None:
+    program = "import runpy, sys; sys.modules['torch'] = None; sys.argv = ['x', 'evaluate', 'a', 'b']"
+    command = [sys.executable, "-c", f"{program}; runpy.run_module('sightline.model', run_name='__main__')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: python -m sightline.model needs the library torch: run `make .venv/ready` and use "
+        ".venv/bin/python, or run pip install '.[train]'\n"
+    )
+
+
+def test_a_module_that_no_extra_installs_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise ModuleNotFoundError("No module named 'sightline.service.nothing'", name="sightline.service.nothing")
+
+    monkeypatch.setitem(command_line.COMMANDS, "models", Command(fail, "fail"))
+    with pytest.raises(ModuleNotFoundError):
+        main(["models"])
+
+
+def test_an_interrupted_command_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command_line.COMMANDS, "export", Command(interrupt, "fail"))
+    assert main(["export"]) == 130
+    assert capsys.readouterr().err == "error: sightline export was interrupted\n"
+
+
+TRAINING = ["torch", "onnx", "sightline.model", "sightline.export"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unloaded"),
+    [
+        (["models", "--bundles", "bundles"], [*TRAINING, "onnxruntime", "uvicorn"]),
+        (["translate", "/dev/null", "--bundle", "bundles/multi30k-en-de"], TRAINING),
+    ],
+)
+def test_a_command_loads_no_library_that_it_does_not_need(arguments: list[str], unloaded: list[str]) -> None:
+    after = f"print([name for name in {unloaded} if name in sys.modules], file=sys.stderr)"
+    done = run(*arguments, after=after)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
+def test_serve_runs_the_service(bundle: Path) -> None:
+    command = [sys.executable, "-m", "sightline", "serve", "--bundles", str(bundle.parent), "--port", "0"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}
+    options = ("--drain-s", "0", "--threads", "1", "--max-rows", "2")
+    with subprocess.Popen([*command, *options], env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if json.loads(line)["message"] == "serving":
+                break
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=20) == 0
+
+
+def test_train_export_verify_and_quantize_are_the_commands_of_their_packages(
+    checkpoint: Path, tmp_path: Path, toy_sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = tmp_path / "sentences.txt"
+    sentences.write_text("\n".join(toy_sentences[:2]) + "\n", encoding="utf-8")
+    toy = str(tmp_path / "toy")
+    assert main(["export", str(checkpoint), "--out", toy, "--sentences", str(sentences)]) == 0
+    assert main(["verify", toy, "--checkpoint", str(checkpoint), "--sentences", str(sentences)]) == 0
+    assert main(["quantize", toy, "--out", str(tmp_path / "int8"), "--bits", "8", "--unverified"]) == 0
+    capsys.readouterr()
+    assert main(["train", "classification", str(tmp_path / "nothing"), "--run", str(tmp_path / "run")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    # A word that is a command of `python -m sightline.export` is a folder here.
+    assert main(["export", "verify", "--out", toy, "--sentences", str(sentences)]) == 2
+    assert "verify" in capsys.readouterr().err
+
+
+def test_the_distribution_has_the_script_and_every_package() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"sightline": "sightline.__main__:main"}
+    packages = {
+        ".".join(path.parent.parts)
+        for name in ("export", "loadtest", "model", "service", "sightline")
+        for path in Path(name).rglob("__init__.py")
+    }
+    assert set(project["tool"]["setuptools"]["packages"]) == packages
+
+
+@pytest.mark.parametrize("words", [["models"], ["models", "--json"], ["translate", "{file}", "--bundle", "{bundle}"]])
+def test_a_full_or_closed_standard_output_is_an_error_of_one_line(
+    words: list[str], bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").write_text("A dog runs.\n")
+    given = [word.format(file=tmp_path / "text", bundle=bundle) for word in words]
+    command = [sys.executable, "-m", "sightline", *given]
+    if words[0] == "models":
+        command += ["--bundles", str(bundle.parent)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode in (1, 2) and done.stderr == "error: standard output: No space left on device\n"
+    closed = f"exec {shlex.join(command)} >&-"
+    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: standard output is closed\n")
+
+
+def test_an_argument_that_is_not_utf_8_is_an_error_of_one_line(bundle: Path) -> None:
+    command: list[str | bytes] = [
+        sys.executable,
+        "-m",
+        "sightline",
+        "draw",
+        b"caf\xe9",
+        "--bundle",
+        str(bundle),
+        "--out",
+        "/nowhere/x.svg",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: an argument or a text is not UTF-8: ")

@@ -1,0 +1,541 @@
+"""`sightline translate` with a toy bundle; tests/e2e/test_translate_file.py has the shipped one."""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import termios
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sightline.__main__ import main
+from sightline.base.bundle import BundleError, read_manifest, write_manifest
+from sightline.commands import translate
+from sightline.commands.output import OutputFile
+from sightline.service.engine.engine import Engine
+from sightline.service.inference.service import Backend
+from sightline.service.loading import load_bundles
+
+LINES = ("A man sleeps.", "", "Two girls are playing on the beach.", "  \t", "“Wait!” shouts Zoë.")
+
+Translate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def translated(bundle: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Translate:
+    """A function that translates lines and returns the exit code, the output and the errors."""
+
+    def run(lines: Sequence[str] | bytes = LINES, *arguments: str, folder: Path = bundle) -> tuple[int, str, str]:
+        data = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines).encode()
+        (tmp_path / "source").write_bytes(data)
+        code = main(["translate", str(tmp_path / "source"), "--bundle", str(folder), "--threads", "1", *arguments])
+        output, errors = capfdbinary.readouterr()
+        return code, output.decode(), errors.decode()
+
+    return run
+
+
+def test_each_line_is_translated_and_blank_lines_stay_blank(translated: Translate) -> None:
+    code, output, errors = translated()
+    assert (code, errors) == (0, "")
+    lines = output.split("\n")
+    assert [bool(line.strip()) for line in lines] == [True, False, True, False, True, False]
+    assert lines[3] == LINES[3]
+    for index in (0, 2, 4):  # alone it gives the same
+        assert translated([LINES[index]]) == (0, f"{lines[index]}\n", "")
+
+
+def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(
+    translated: Translate,
+) -> None:
+    expected = translated(["A man sleeps.", "", "A man sleeps."])
+    assert expected[0] == 0
+    for data in (
+        b"A man sleeps.\n\nA man sleeps.",
+        b"\xef\xbb\xbfA man sleeps.\n\nA man sleeps.\n",
+    ):
+        assert translated(data) == expected
+    assert translated(b"") == (0, "", "")
+
+
+PARAGRAPHS = b"  A man sleeps.   Two girls\tplay.\r\n\r\n \t\nWait!  A dog runs. \r\nA man\n"
+
+
+def test_a_paragraph_is_translated_sentence_by_sentence_with_its_spacing(translated: Translate) -> None:
+    """The twin translates each sentence as a line of its own."""
+    sentences = ["A man sleeps.", "Two girls\tplay.", "Wait!", "A dog runs.", "A man"]
+    first, second, third, fourth, fifth, _ = translated(sentences, "--no-split-sentences")[1].split("\n")
+    expected = f"  {first}   {second}\r\n\r\n \t\n{third}  {fourth} \r\n{fifth}\n"
+    assert translated(PARAGRAPHS) == (0, expected, "")
+    assert translated(PARAGRAPHS, "--split-sentences") == (0, expected, "")
+
+
+def test_lines_that_are_not_split_lose_windows_line_ends_and_blanks(
+    translated: Translate, bundle: Path, tmp_path: Path
+) -> None:
+    code, output, errors = translated(PARAGRAPHS, "--no-split-sentences")
+    assert (code, errors, "\r" in output) == (0, "", False)
+    assert [bool(line) for line in output.split("\n")] == [True, False, False, True, True, False]
+    assert output != translated(PARAGRAPHS)[1].replace("\r", "")
+    text = translated(["A man sleeps. A dog runs."], "--no-split-sentences")
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    manifest = read_manifest(other).model_copy(update={"training_unit": "text"})
+    write_manifest(other, manifest)
+    assert translated(["A man sleeps. A dog runs."], folder=other) == text
+    write_manifest(other, manifest.model_copy(update={"languages": None}))
+    code, _, errors = translated(["A man sleeps."], "--split-sentences", folder=other)
+    message = "--split-sentences: split_sentences is supported only by models that translate, and toy does not."
+    assert (code, errors) == (2, f"error: {message}\n")
+
+
+def test_a_sentence_that_is_too_long_is_named(translated: Translate, bundle: Path) -> None:
+    limit = read_manifest(bundle).limits.max_source_tokens
+    fitting = "A man sleeps. " * limit
+    assert translated([fitting])[0] == 0
+    code, output, errors = translated(["a", f"A man. {'x ' * limit}"])
+    assert (code, output) == (1, "")
+    assert re.search(rf"/source, line 2, sentence 2 has \d+ tokens, but toy reads at most {limit};", errors)
+
+
+def test_only_line_feeds_end_a_line(translated: Translate) -> None:
+    assert translated(["A\u2028man\x0bsleeps.\x85", "b"])[1].count("\n") == 2
+
+
+def test_standard_input_is_translated_as_a_file_is(
+    bundle: Path, translated: Translate, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    expected = translated()[1]
+    data = "".join(f"{line}\n" for line in LINES).encode()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    assert main(["translate", "-", "--bundle", str(bundle), "--threads", "1"]) == 0
+    assert capfdbinary.readouterr().out.decode() == expected
+
+
+def test_beams_are_searched(translated: Translate) -> None:
+    greedy, beams = translated()[1], translated(LINES, "--beams", "4")[1]
+    assert greedy != beams and greedy.count("\n") == beams.count("\n")
+
+
+def test_many_lines_share_the_steps_of_the_engine(translated: Translate, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    step = Engine.step
+
+    def count(engine: Engine) -> None:
+        step(engine)
+        steps.append(engine.num_running)
+
+    monkeypatch.setattr(Engine, "step", count)
+    assert translated(["A man sleeps."] * 200)[0] == 0
+    assert max(steps) >= 30
+
+
+def test_an_output_file_is_written_and_never_overwritten(translated: Translate, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert translated(LINES, "--out", str(out)) == (0, "", "")
+    assert out.read_text(encoding="utf-8") == translated()[1]
+    assert not (tmp_path / "out.progress").exists()
+    code, _, errors = translated(LINES, "--out", str(out))
+    assert code == 2
+    assert errors == f"error: {out} exists and is no unfinished translation; remove it or choose another --out\n"
+
+
+def kill_after(translated: Translate, out: Path, num_lines: int, torn: bytes = b"") -> bytes:
+    """Leave what a process leaves that is killed after some lines and the beginning of one more."""
+    code, _, errors = translated(LINES, "--out", str(out))
+    assert code == 0, errors
+    complete = out.read_bytes()
+    out.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def die(*_: object) -> None:
+            raise SystemExit
+
+        patch.setattr(translate, "translate_into", die)
+        with contextlib.suppress(SystemExit):
+            translated(LINES, "--out", str(out))
+    out.write_bytes(b"".join(complete.splitlines(keepends=True)[:num_lines]) + torn)
+    return complete
+
+
+@pytest.mark.parametrize(("num_lines", "torn"), [(0, b""), (0, b"Ei"), (1, b""), (3, "Zo\xeb".encode()[:-1]), (5, b"")])
+def test_a_killed_run_is_continued_after_its_complete_lines(
+    translated: Translate, tmp_path: Path, num_lines: int, torn: bytes
+) -> None:
+    out = tmp_path / "out"
+    complete = kill_after(translated, out, num_lines, torn)
+    expected = f"continuing {out} after line {num_lines}\n" if num_lines else ""
+    assert translated(LINES, "--out", str(out)) == (0, "", expected)
+    assert out.read_bytes() == complete
+    assert not (tmp_path / "out.progress").exists()
+
+
+def test_a_run_with_another_source_model_or_option_continues_nothing(
+    translated: Translate, bundle: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    kill_after(translated, out, 2)
+    begun = out.read_bytes()
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    manifest = read_manifest(other)
+    files = {**manifest.files, "more": next(iter(manifest.files.values()))}
+    write_manifest(other, manifest.model_copy(update={"files": files}))
+    for lines, options, folder, changed in (
+        ([*LINES, "more"], (), bundle, "source"),
+        (LINES, ("--beams", "2"), bundle, "number of beams"),
+        (LINES, (), other, "model"),
+        (LINES, ("--no-split-sentences",), bundle, "splitting of sentences"),
+        ([*LINES, "more"], ("--beams", "2"), bundle, "source and number of beams"),
+    ):
+        code, _, errors = translated(lines, "--out", str(out), *options, folder=folder)
+        assert (code, out.read_bytes()) == (2, begun)
+        assert errors == (
+            f"error: {out} was begun with another {changed}; remove it to start again, or choose another --out\n"
+        )
+
+
+def test_an_output_with_more_lines_than_the_source_is_not_continued(translated: Translate, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    kill_after(translated, out, 5, b"one\ntwo\n")
+    code, _, errors = translated(LINES, "--out", str(out))
+    assert code == 2
+    assert errors == f"error: {out} has 7 lines, more than the 5 of {tmp_path}/source; remove it to start again\n"
+
+
+def test_two_processes_do_not_write_one_file(translated: Translate, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    kill_after(translated, out, 1)
+    with out.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, _, errors = translated(LINES, "--out", str(out))
+    assert (code, errors) == (1, f"error: {out} is being written by another process; choose another --out\n")
+
+
+BEGIN = """
+import sys
+from pathlib import Path
+from sightline.commands.output import OutputBusyError, OutputError, OutputFile
+
+path, source, *lines = sys.argv[1:]
+try:
+    with OutputFile(Path(path), {"source": source}) as output:
+        print(output.num_done, flush=True)
+        sys.stdin.readline()
+        output.write(lines)
+        if not lines:
+            raise RuntimeError("nothing could be translated")
+except (OutputBusyError, OutputError) as error:
+    sys.exit(str(error))
+except RuntimeError:
+    pass
+"""
+
+
+@contextlib.contextmanager
+def begun(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that opens an output file, waits for a line and then writes lines."""
+    command = [sys.executable, "-c", BEGIN, str(out), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        yield process
+
+
+def test_a_second_process_does_not_touch_the_record_of_the_first(tmp_path: Path) -> None:
+    out, record = tmp_path / "out", tmp_path / "out.progress"
+    with begun(out, "first", "one", "two") as first:
+        assert first.stdout is not None and first.stdout.readline() == "0\n"
+        for _ in range(2):  # the file is empty, so both processes would begin it
+            with begun(out, "second", "three") as second:
+                assert second.communicate("\n") == (
+                    "",
+                    f"{out} is being written by another process; choose another --out\n",
+                )
+                assert second.returncode == 1
+            assert json.loads(record.read_text()) == {"source": "first"}
+        assert first.communicate("\n") == ("", "")
+    assert (out.read_text(), sorted(os.listdir(tmp_path))) == ("one\ntwo\n", ["out", "out.progress"])
+    with begun(out, "second") as second:
+        assert second.communicate("\n")[1].startswith(f"{out} was begun with another source; remove it")
+    with begun(out, "first", "three") as third:
+        assert third.communicate("\n") == ("2\n", "")
+    assert out.read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_process_that_fails_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    with begun(tmp_path / "out", "first") as first:
+        assert first.communicate("\n") == ("0\n", "")
+    assert os.listdir(tmp_path) == []
+    with begun(tmp_path / "out", "second", "one") as second:
+        assert second.communicate("\n") == ("0\n", "")
+    assert json.loads((tmp_path / "out.progress").read_text()) == {"source": "second"}
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, removals, lock = tmp_path / "out", iter([True, False]), fcntl.flock
+
+    def remove_first(file: Any, operation: int) -> None:
+        if next(removals):
+            out.unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with OutputFile(out, {"source": "first"}) as output:
+        output.write(["one"])
+    assert next(removals, None) is None and out.read_text() == "one\n"
+
+
+def test_a_record_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
+    (tmp_path / "out.progress.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        OutputFile(tmp_path / "out", {"source": "first"})
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_source_is_not_the_output(translated: Translate, tmp_path: Path) -> None:
+    code, _, errors = translated(LINES, "--out", str(tmp_path / "source"))
+    assert (code, errors) == (2, f"error: {tmp_path}/source is the file to translate; choose another --out\n")
+    assert (tmp_path / "source").read_text(encoding="utf-8").startswith(LINES[0])
+
+
+def test_a_line_that_is_too_long_is_named_before_anything_is_translated(
+    translated: Translate, bundle: Path, tmp_path: Path
+) -> None:
+    limit = read_manifest(bundle).limits.max_source_tokens
+    code, output, errors = translated(["A man sleeps.", "", "x " * limit])
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: ") and errors.count("\n") == 1
+    assert re.fullmatch(
+        rf"error: .*/source, line 3 has \d+ tokens, but toy reads at most {limit}; split it into shorter lines\n",
+        errors,
+    )
+    assert translated(["x " * limit], "--out", str(tmp_path / "out"))[0] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
+    code, output, errors = translated(b"A man\nsleeps\xff.\n")
+    assert (code, output) == (1, "")
+    assert errors.endswith("/source, line 2 is not UTF-8; convert the file to UTF-8\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}/no", "--bundle", "{bundle}"], "{tmp}/no: No such file or directory"),
+        (["{tmp}", "--bundle", "{bundle}"], "{tmp}: Is a directory"),
+        (["{tmp}/text", "--bundle", "{tmp}"], "{tmp} is not a bundle: it has no manifest.json"),
+        (["{tmp}/text", "--bundle", "{tmp}/no"], "{tmp}/no is not a bundle: it has no manifest.json"),
+        (
+            ["{tmp}/text", "--bundles", "{tmp}/no"],
+            "there is no folder {tmp}/no with bundles; set SIGHTLINE_BUNDLES or --bundles",
+        ),
+        (
+            ["{tmp}/text", "--bundle", "{judge}"],
+            "{judge} cannot translate, because it is no encoder-decoder; its tasks are encode, attention, classify, "
+            "similar",
+        ),
+        (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
+        (
+            ["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"],
+            "SIGHTLINE_THREADS (--threads) must be a valid integer, got 'x'",
+        ),
+        (["{tmp}/text", "--bundle", "{bundle}", "--provider", "cuda"], ""),
+    ],
+)
+def test_an_error_of_the_user_is_one_line(
+    arguments: list[str],
+    message: str,
+    bundle: Path,
+    classifier_bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "text").write_text("A man sleeps.\n")
+    names = {"tmp": tmp_path, "bundle": bundle, "judge": classifier_bundle}
+    assert main(["translate", *(one.format(**names) for one in arguments)]) == 2
+    output, errors = capsys.readouterr()
+    assert output == "" and errors.count("\n") == 1
+    assert errors.startswith(f"error: {message.format(**names)}")
+
+
+@pytest.mark.parametrize("beams", ["0", "9", "x", "-1", "1.5"])
+def test_a_number_of_beams_that_is_not_allowed_is_named(beams: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["translate", "x", f"--beams={beams}"])
+    assert ended.value.code == 2
+    expected = f"error: argument --beams: it must be a whole number from 1 to 8, got {beams}; see `sightline translate"
+    assert capsys.readouterr().err.startswith(expected)
+
+
+def test_more_beams_than_rows_are_an_error(translated: Translate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGHTLINE_MAX_ROWS", "2")
+    assert translated(LINES, "--beams", "4") == (2, "", "error: --beams: num_beams must be at most 2, got 4.\n")
+
+
+def test_a_model_that_the_service_loads_on_first_use_translates(
+    translated: Translate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = translated()
+    monkeypatch.setenv("SIGHTLINE_LAZY_MODELS", "*")
+    assert translated()[:2] == expected[:2] and expected[0] == 0
+
+
+def test_without_a_bundle_the_default_model_or_the_first_that_translates_is_used(
+    bundle: Path,
+    classifier_bundle: Path,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    translated: Translate,
+) -> None:
+    expected = translated()[1]
+    folder = tmp_path / "bundles"
+    shutil.copytree(classifier_bundle, folder / "classifier")
+    (tmp_path / "source2").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    arguments = ["translate", str(tmp_path / "source2"), "--bundles", str(folder), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 2
+    assert (
+        capfdbinary.readouterr().err.decode()
+        == f"error: no bundle in {folder} can be used: each of them cannot translate, because it is no "
+        "encoder-decoder; name one with --bundle\n"
+    )
+    shutil.copytree(bundle, folder / "toy")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "manifest.json").write_text("{}")
+    assert main(arguments) == 0
+    assert (
+        capfdbinary.readouterr()
+        .err.decode()
+        .startswith(f"warning: {folder}/broken/manifest.json has schema_version None")
+    )
+    assert (tmp_path / "out").read_text(encoding="utf-8") == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier")  # it cannot translate
+        assert main([*arguments[:-1], str(tmp_path / "out2")]) == 0
+        other = json.loads((bundle / "manifest.json").read_text()) | {"name": "another"}
+        shutil.copytree(bundle, folder / "another")
+        (folder / "another" / "manifest.json").write_text(json.dumps(other))
+        capfdbinary.readouterr()
+        assert main([*arguments[:-1], str(tmp_path / "out3")]) == 2
+        assert capfdbinary.readouterr().err.decode().splitlines()[-1] == (
+            f"error: several bundles in {folder} can be used: another, toy; name one with --bundle, or set "
+            "SIGHTLINE_DEFAULT_MODEL"
+        )
+        patch.setenv("SIGHTLINE_DEFAULT_MODEL", "toy-classifier,toy")
+        assert main([*arguments[:-1], str(tmp_path / "out3")]) == 0
+
+
+def test_a_model_that_continues_texts_is_rejected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "source").write_text("A dog runs.\n")
+    assert main(["translate", str(tmp_path / "source"), "--bundle", "bundles/smalltalk-chat-gatt"]) == 2
+    assert capfd.readouterr() == (
+        "",
+        "error: bundles/smalltalk-chat-gatt cannot translate, because it is no encoder-decoder; its tasks are "
+        "generate, encode, attention, similar\n",
+    )
+
+
+def test_an_engine_that_fails_is_an_error_that_keeps_the_lines_before(
+    translated: Translate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(engine: Engine) -> None:
+        raise SystemExit
+
+    def load(*arguments: Any) -> Backend:
+        backend = load_bundles(*arguments)
+        monkeypatch.setattr(Engine, "step", die)
+        return backend
+
+    monkeypatch.setattr("sightline.service.loading.load_bundles", load)
+    code, _, errors = translated(["", *LINES], "--out", str(tmp_path / "out"))
+    assert code == 1
+    assert f"error: line 2 of {tmp_path}/source: " in errors
+    assert (tmp_path / "out").read_text() == "\n"
+
+
+def test_an_interrupted_run_says_how_to_continue(
+    translated: Translate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(translate, "translate_line", interrupt)
+        code, _, errors = translated(LINES, "--out", str(out))
+    assert code == 130
+    assert errors.endswith(f"error: interrupted; {out} has 0 of 5 lines, and the same command continues after them\n")
+    assert translated(LINES, "--out", str(out))[0] == 0
+
+
+def test_a_terminal_has_a_progress_bar(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("A man sleeps.\n" * 40)
+    command = [sys.executable, "-m", "sightline", "translate", str(tmp_path / "source"), "--bundle", str(bundle)]
+    terminal, end = pty.openpty()
+    termios.tcsetwinsize(end, (24, 80))
+    done = subprocess.run([*command, "--threads", "1"], stdout=subprocess.PIPE, stderr=end, check=True)
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while data := os.read(terminal, 4096):
+            shown += data
+    os.close(terminal)
+    assert done.stdout.count(b"\n") == 40
+    assert b"| 0/40 [00:00<?, ?line/s]" in shown
+    assert b"| 40/40 [" in shown
+    assert shown.decode().splitlines()[-1].startswith("40 lines in ") and shown.endswith(b" s with toy\r\n")
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_traceback(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("A man sleeps.\n" * 20_000)
+    command = [sys.executable, "-m", "sightline", "translate", str(tmp_path / "source"), "--bundle", str(bundle)]
+    with subprocess.Popen([*command, "--threads", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.readline()
+        running.stdout.close()
+        assert running.wait(timeout=30) == 141
+        assert running.stderr.read() == b""
+
+
+def test_a_pipe_gets_the_lines_and_stays(bundle: Path, tmp_path: Path, translated: Translate) -> None:
+    expected = translated()[1]
+    (tmp_path / "source2").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    code = main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(pipe)])
+    assert reader.communicate(timeout=30)[0].decode() == expected
+    assert code == 0 and pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("pipe")) == ["pipe"]
+
+
+@pytest.mark.parametrize("kind", ["empty file", "link to an empty file", "link to nothing"])
+def test_a_failure_removes_only_what_the_command_has_created(
+    bundle: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source2").write_text("A dog runs.\n")
+    out, target = tmp_path / "out", tmp_path / "target"
+    if kind == "empty file":
+        out.touch()
+    else:
+        out.symlink_to(target)
+        if kind == "link to an empty file":
+            target.touch()
+
+    def fail(*arguments: Any) -> int:
+        raise BundleError("the engine failed")
+
+    monkeypatch.setattr(translate, "translate_into", fail)
+    assert main(["translate", str(tmp_path / "source2"), "--bundle", str(bundle), "--out", str(out)]) == 1
+    assert os.path.lexists(out) and out.is_symlink() == (kind != "empty file")
+    assert not (tmp_path / "out.progress").exists()

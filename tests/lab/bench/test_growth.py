@@ -1,0 +1,59 @@
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lab.bench.growth import grow
+from lab.bench.weights import read_model
+from sightline.model.architectures.transformer import Transformer
+from sightline.model.config import TransformerConfig
+from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.decoding.reference import greedy, pytorch_steps
+
+SHIPPED = Path("bundles/multi30k-en-de")
+BASE: dict[str, Any] = {"d_model": 512, "num_heads": 8, "d_ff": 2048, "encoder_layers": 6, "decoder_layers": 6}
+
+
+@pytest.fixture(scope="module")
+def small() -> Transformer:
+    return read_model(SHIPPED)
+
+
+@pytest.fixture
+def large(small: Transformer) -> Transformer:
+    return grow(small, dataclasses.replace(small.config, **BASE))
+
+
+def test_a_grown_model_computes_the_same_with_equal_position_encodings(small: Transformer, large: Transformer) -> None:
+    """With the position encodings of the small model, the outputs are the same."""
+    pairs = torch.arange(512) // 2
+    large.positions = small.positions[:, 2 * (pairs // 4) + torch.arange(512) % 2]
+    source, lengths, target = torch.tensor([[5, 70, 800, 9, 2]]), torch.tensor([5]), torch.tensor([[1, 44, 5000, 8]])
+
+    def logits(model: Transformer) -> Tensor:
+        memory, _ = model.encode(source, lengths)
+        return model.logits(model.decode(target, memory, lengths)[0])
+
+    with torch.no_grad():
+        torch.testing.assert_close(logits(large), logits(small), atol=2e-3, rtol=0)
+
+
+def test_a_grown_model_generates_the_same_outputs(small: Transformer, large: Transformer, sentences: list[str]) -> None:
+    tokenizer, config = read_tokenizer(SHIPPED / "tokenizer.json"), small.config
+
+    def generated(model: Transformer, source: list[int]) -> tuple[int, ...]:
+        return greedy(pytorch_steps(model, source), config.bos_id, config.eos_id, 60).ids
+
+    sources = [tokenizer.encode(sentence).ids for sentence in sentences[:20]]
+    assert sum(generated(small, source) == generated(large, source) for source in sources) >= 18
+
+
+def test_sizes_that_are_no_multiples_are_rejected(small: Transformer) -> None:
+    config: TransformerConfig = small.config
+    with pytest.raises(ValueError, match="d_ff 300 must be a multiple of 256"):
+        grow(small, dataclasses.replace(config, d_ff=300))
+    with pytest.raises(ValueError, match="decoder_layers must be at least"):
+        grow(small, dataclasses.replace(config, decoder_layers=2))

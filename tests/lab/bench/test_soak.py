@@ -1,0 +1,118 @@
+import contextlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lab.bench import soak
+from lab.bench.options import Options
+from lab.bench.record import Row
+from sightline.base.bundle import read_manifest
+from sightline.base.text.tokenizer import read_tokenizer
+from sightline.service.app import create_app
+from sightline.service.settings import Settings
+
+CARDS = [
+    {
+        "id": "a",
+        "tasks": ["generate", "encode", "attention", "similar"],
+        "chat": True,
+        "alignment": {"layer": 1},
+        "languages": {"source": "en"},
+    },
+    {"id": "b", "tasks": ["encode", "classify"], "chat": False, "languages": None},
+    {
+        "id": "c",
+        "tasks": ["encode", "rerank", "tag", "answer", "fill-mask", "sparse"],
+        "chat": False,
+        "languages": None,
+    },
+]
+
+
+def test_every_operation_of_the_service_is_called() -> None:
+    paths = create_app(Settings(), lambda *_: pytest.fail("no bundle must be loaded")).openapi()["paths"]
+    operations = {(method, path) for path, methods in paths.items() for method in methods}
+    called = set()
+    for call in itertools.islice(soak.all_calls(CARDS, ["One.", "Two."]), 400):
+        method = "get" if call.body is None else "post"
+        path = call.path.split("?")[0]
+        called |= {
+            one for one in operations if one[0] == method and re.fullmatch(re.sub(r"\{\w+\}", r"[^/]+", one[1]), path)
+        }
+    assert operations - called == set()
+
+
+def test_a_soak_reads_memory_descriptors_and_threads(short: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(soak, "READINGS", 3)
+    monkeypatch.setattr(soak, "AVERAGED", 1)
+    monkeypatch.setattr(soak, "SETTLING_S", 0.5)
+    monkeypatch.setattr(soak, "CLIENTS", 4)
+    result = soak.run(replace(short, minutes=1.5 / 60))
+    first, half, last = result.rows
+    assert 0 < first["calls completed"] < last["calls completed"]
+    assert last["aborted by the client"] > 0
+    assert first["descriptors"] == last["descriptors"] > 3
+    assert result.figures["soak.resident_mb"].value == pytest.approx(last[soak.RESIDENT] - half[soak.RESIDENT], abs=0.1)
+    assert not [failure for failure in result.failures if "growth" not in failure]
+
+
+def test_texts_fit_every_model_and_the_longest_come_first(bundle: Path) -> None:
+    tokenizer, most = read_tokenizer(bundle / "tokenizer.json"), read_manifest(bundle).limits.max_source_tokens
+    texts = soak.texts_of(["short", "two words", "ÄÖÜ" * 1000, "three more words"], bundle.parent)
+    assert len(texts) == 4
+    assert [len(text) for text in texts] == sorted(map(len, texts), reverse=True)
+    assert most / 3 < max(len(tokenizer.encode(text)) for text in texts) <= most
+
+
+def rows_of(*sizes: tuple[float, int, int]) -> list[Row]:
+    return [{soak.RESIDENT: mb, "descriptors": fds, "threads": threads} for mb, fds, threads in sizes]
+
+
+@pytest.fixture
+def load_and_read(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> Callable[..., None]:
+    """Replace the load by given readings and failures."""
+
+    def replaced(rows: Sequence[Row], failed: Counter[str]) -> None:
+        async def load_and_read(*_: object) -> tuple[Sequence[Row], Counter[str]]:
+            return rows, failed
+
+        monkeypatch.setattr(soak, "READINGS", len(rows))
+        monkeypatch.setattr(soak, "_load_and_read", load_and_read)
+        monkeypatch.setattr(soak, "serving", lambda *_, **settings: contextlib.nullcontext())
+
+    return replaced
+
+
+@pytest.mark.parametrize(
+    ("grown", "failures"),
+    [
+        ((10, 0, 0), []),
+        ((-5, -1, -1), []),
+        ((10.1, 0, 0), ["growth of resident memory over half an hour of all endpoints by 10.1 MB"]),
+        ((0, 1, 0), ["growth of descriptors by 1 "]),
+        ((0, 0, 1), ["growth of threads by 1 "]),
+    ],
+)
+def test_growth_above_a_limit_and_failed_calls_are_failures(
+    grown: tuple[float, int, int], failures: list[str], short: Options, load_and_read: Callable[..., None]
+) -> None:
+    load_and_read(rows_of(*[(0, 0, 0)] * 15, *[grown] * 5), Counter())
+    assert soak.run(short).failures == failures
+    load_and_read(rows_of(*[(0, 0, 0)] * 15, *[grown] * 5), Counter({"/v1/generate: 500": 2}))
+    assert soak.run(short).failures == ["2 x /v1/generate: 500", *failures]
+
+
+def test_growth_is_between_means_of_the_second_half(short: Options, load_and_read: Callable[..., None]) -> None:
+    filling: list[tuple[float, int, int]] = [(100, 9, 4)] * 10
+    half: list[tuple[float, int, int]] = [(155, 12, 6), (165, 12, 6), *[(160, 12, 6)] * 3]
+    load_and_read(rows_of(*filling, *half, *[(160, 11, 6)] * 4, (175, 11, 6)), Counter())
+    assert {name: figure.value for name, figure in soak.run(short).figures.items()} == {
+        "soak.resident_mb": 3,
+        "soak.descriptors": -1,
+        "soak.threads": 0,
+    }

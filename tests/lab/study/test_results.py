@@ -1,0 +1,60 @@
+"""Tests that the committed results reach their targets, so that a worse model cannot replace a
+better one unnoticed.
+"""
+
+import statistics
+from collections.abc import Mapping
+
+import pytest
+
+from lab.bench.record import read_results
+from lab.study import claims, collect, quality
+from lab.study.__main__ import RESULTS
+from lab.study.headline import ADDITIVE, TARGET
+from lab.study.runs import TRANSLATING, runs_by_system, system_of
+from sightline.model.systems import COMPARED, PLAN
+
+RECORDED = read_results(RESULTS)
+RUNS = runs_by_system(RECORDED[collect.NAME].result)
+
+
+def test_additive_attention_reaches_its_target() -> None:
+    assert statistics.mean(run["tokenised_bleu"]["value"] for run in RUNS[ADDITIVE]) >= TARGET == 37
+
+
+def test_every_system_that_translates_has_been_trained() -> None:
+    assert set(RUNS) == set(TRANSLATING)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_system_has_its_planned_seeds_and_epochs(name: str) -> None:
+    assert [run["seed"] for run in RUNS[name]] == list(range(1, 1 + PLAN[name].seeds))
+    assert all(run["epochs"] <= PLAN[name].max_epochs for run in RUNS[name])
+
+
+def test_compared_systems_differ_by_at_most_a_fifth_in_their_parameters() -> None:
+    parameters = [run["parameters"] for name in COMPARED for run in RUNS[name]]
+    assert max(parameters) <= 1.2 * min(parameters)
+
+
+def test_the_classifier_is_correct_on_four_of_five_sentences() -> None:
+    dev, test = (row for row in RECORDED[quality.NAME].result.rows if "accuracy" in row)
+    assert (dev["split"], test["split"]) == ("dev", "test")
+    assert all(100 * one["correct"] / one["sentences"] >= 81 for one in (dev, test))
+
+
+SMALL_RUNS = {
+    row["system"]: row["tokenised_bleu"]["value"]
+    for row in RECORDED[claims.NAME].result.rows
+    if row["kind"] == "system"
+}
+FIRST_RUNS = {name: rows[0]["tokenised_bleu"]["value"] for name, rows in RUNS.items()}
+
+
+@pytest.mark.parametrize(("runs", "count", "most"), [(SMALL_RUNS, 29, 0.3), (FIRST_RUNS, 5, 0.2)])
+def test_served_models_score_like_their_runs(runs: Mapping[str, float], count: int, most: float) -> None:
+    """docs/research/attention.md names these limits."""
+    served = {system_of(row["model"]): row["tok_lc"] for row in RECORDED[quality.NAME].result.rows if "tok_lc" in row}
+    found = {name: value - runs[name] for name, value in served.items() if name in runs}
+    assert len(found) == count
+    assert {name: difference for name, difference in found.items() if abs(difference) > most} == {}
