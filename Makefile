@@ -90,6 +90,7 @@ check: $(DEV)/ready  ## check format, lint, prose, lines, types and the imports 
 	$(DEV)/bin/ruff format --check .
 	$(DEV)/bin/ruff check .
 	$(DEV)/bin/python -m tests.prose
+	$(DEV)/bin/python -m tests.lines
 	$(DEV)/bin/mypy
 	$(DEV)/bin/lint-imports
 
