@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from docs.monitoring import named_metrics
 from sightline.base.bundle import SCHEMA_VERSION, check_files
 from sightline.service.api import health
 from sightline.service.compat import open_inference
@@ -111,6 +110,10 @@ def containers_of(path: Path) -> list[dict[str, Any]]:
 
 def settings_of(values: Mapping[str, str]) -> Settings:
     return read_settings([], values)
+
+
+def metrics_in(expr: str) -> list[str]:
+    return re.findall(r"\bsightline_\w+", expr)
 
 
 def test_the_manifests_set_valid_settings() -> None:
@@ -284,9 +287,9 @@ def test_autoscalers_count_waiting_and_running_sequences() -> None:
     (trigger,) = SCALED_OBJECT["triggers"]
     both = {"sightline_num_requests_running", "sightline_num_requests_waiting"}
     assert both <= {metric.name for metric in Metrics("0").registry.collect()}
-    assert set(named_metrics([rule["metricsQuery"]])) == both
-    assert set(named_metrics([trigger["metadata"]["query"]])) == both
-    assert set(named_metrics([rule["seriesQuery"]])) < both
+    assert set(metrics_in(rule["metricsQuery"])) == both
+    assert set(metrics_in(trigger["metadata"]["query"])) == both
+    assert set(metrics_in(rule["seriesQuery"])) < both
     (metric,) = AUTOSCALER["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
 
@@ -621,7 +624,7 @@ def test_the_service_runs_as_the_container_of_the_deployment() -> None:
         status, metrics = pod.request(settings.admin_port, MONITOR["endpoints"][0]["path"])
         assert status == 200
         (trigger,) = SCALED_OBJECT["triggers"]
-        for name in named_metrics([trigger["metadata"]["query"]]):
+        for name in metrics_in(trigger["metadata"]["query"]):
             assert f'\n{name}{{model_name="{MODEL}"}} 0.0\n' in metrics
         assert pod.request(settings.port, "/metrics")[0] == 404
         check_stop(pod, settings, POD["terminationGracePeriodSeconds"])
