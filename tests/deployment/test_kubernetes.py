@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from sightline import __version__
 from sightline.base.bundle import SCHEMA_VERSION, check_files
 from sightline.service.api import health
 from sightline.service.compat import open_inference
@@ -45,7 +45,6 @@ from tests.deployment.custom_resources import (
 from tests.e2e.test_documented_commands import read_blocks
 from tests.service.conftest import wait_until
 
-VERSION = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 DOCKERFILE = Path("Dockerfile").read_text(encoding="utf-8")
 BASE, COMPONENTS, KSERVE, EXAMPLE = (MANIFESTS / name for name in ("base", "components", "kserve", "example"))
 PAGE = Path("docs/how-to/kubernetes.md")
@@ -205,7 +204,7 @@ def test_pods_run_as_the_user_of_the_image_without_privileges() -> None:
 
 
 def test_the_image_is_that_of_this_version() -> None:
-    image = f"sightline:{VERSION}"
+    image = f"sightline:{__version__}"
     assert CONTAINER["image"] == KSERVE_CONTAINER["image"] == image
     (override,) = read(EXAMPLE / "kustomization.yaml")["images"]
     assert f"{override['name']}:{override['newTag']}" == image

@@ -446,7 +446,3 @@ def test_an_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("SIGHTLINE_PROT", "1")
     assert main([]) == 2
     assert "SIGHTLINE_PROT" in capsys.readouterr().err
-
-
-def test_the_version_is_that_of_the_project() -> None:
-    assert f'version = "{__version__}"' in Path("pyproject.toml").read_text(encoding="utf-8")
