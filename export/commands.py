@@ -18,7 +18,6 @@ from sightline.base.bundle import (
     Alignment,
     BundleError,
     Manifest,
-    Ops,
     Quantization,
     Verification,
     read_bundle,
@@ -80,7 +79,7 @@ def export(arguments: argparse.Namespace) -> Verification | Quantization:
             metadata = metadata_of(arguments, _recorded(arguments, record))
 
             def write(bundle: Path) -> Exported:
-                return _export_run(arguments, checkpoint, bundle, metadata, arguments.ops)
+                return _export_run(arguments, checkpoint, bundle, metadata)
 
             result = _write(arguments, FLOAT32_BITS, write)
     if record is not None and not write_card(out, record):
@@ -158,7 +157,7 @@ def export_folder(
     metadata = dataclasses.replace(metadata_of(arguments, _recorded(arguments, record)), chat=None)
     if not arguments.languages:
         metadata = dataclasses.replace(metadata, languages=None)
-    options = ExportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
+    options = ExportOptions(arguments.max_tokens, arguments.task, arguments.shortlist)
     allowed = [cache or hub_cache()]
 
     def write(bundle: Path) -> Exported:
@@ -201,10 +200,9 @@ def _write(
     out: Path = arguments.out
     # Imports have no option --half-weights.
     is_half = getattr(arguments, "half_weights", False)
-    unquantized = "--half-weights" if is_half else "--ops standard" if arguments.ops == "standard" else ""
-    bits = arguments.bits or (FLOAT32_BITS if unquantized else default_bits)
-    if unquantized and bits != FLOAT32_BITS:
-        raise UsageError(f"--bits {bits} cannot be combined with {unquantized}; leave out one of them")
+    bits = arguments.bits or (FLOAT32_BITS if is_half else default_bits)
+    if is_half and bits != FLOAT32_BITS:
+        raise UsageError(f"--bits {bits} cannot be combined with --half-weights; leave out one of them")
     with clear_disk_errors(out):
         if bits == FLOAT32_BITS:
             return _report(out, export(out))
@@ -306,11 +304,8 @@ def zoo_metadata(name: str) -> BundleMetadata:
     )
 
 
-def _export_run(
-    arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata, ops: Ops = "contrib"
-) -> Exported:
+def _export_run(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata) -> Exported:
     options = ExportOptions(
-        ops=ops,
         shortlist=getattr(arguments, "shortlist", False),
         half_weights=arguments.half_weights,
         sentences=_sentences_of_run(arguments, checkpoint),

@@ -135,7 +135,7 @@ def export_checkpoint(
             if model.tensors is not None:
                 # A tensor may be read twice.
                 model.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
-            graphs = build(model, weights, options.ops)
+            graphs = build(model, weights)
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
             raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
@@ -198,7 +198,6 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
     options = replace(
         options,
         max_tokens=manifest.limits.max_source_tokens,
-        ops=manifest.ops,
         task="rerank" if manifest.pair_template is not None else None,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
