@@ -120,12 +120,12 @@ def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, encodings: str | None, bits: int
 ) -> None:
     found: list[int] = []
-    monkeypatch.setattr(commands, "_write", lambda arguments, default_bits, export: found.append(default_bits))
+    monkeypatch.setattr(commands, "_write", lambda export, bits, is_default: found.append(bits))
     parsed = argparse.Namespace(
         out=tmp_path / "mine", name=None, description=None, license=None, unit=None, languages=None,
-        max_tokens=None, task=None, shortlist=False,
+        max_tokens=None, task=None, shortlist=False, bits=None,
     )  # fmt: skip
-    commands.export_folder(parsed, kind, Provenance(quantized=encodings))
+    commands.export_folder(parsed, tmp_path, kind, provenance=Provenance(quantized=encodings))
     assert found == [bits]
 
 

@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 import shutil
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from sightline.export import commands, pipeline
 from sightline.export.__main__ import main
 from sightline.export.convert.bundles import quantize_bundle
 from sightline.export.errors import VerificationError
-from sightline.export.options import BundleMetadata, languages_of
-from sightline.export.pipeline import Exported
+from sightline.export.options import languages_of
+from sightline.export.pipeline import Export, Exported
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
@@ -410,14 +409,14 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
     for name in ("bahdanau", "linformer", "pre-norm"):
         shutil.copytree(short_reader, runs / f"{name}-1" / "averaged")
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
-    export_one = commands._export_run
+    export_one = pipeline.export_checkpoint
 
-    def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Exported:
-        if label.name != "multi30k-en-de-linformer":
+    def reject_two(export: Export) -> Exported:
+        if export.metadata.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
-        return export_one(arguments, checkpoint, out, label)
+        return export_one(export)
 
-    monkeypatch.setattr(commands, "_export_run", reject_two)
+    monkeypatch.setattr(commands, "export_checkpoint", reject_two)
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
     assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
     assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]
