@@ -293,20 +293,28 @@ async def running(start: Start) -> AsyncIterator[Running]:
         yield running
 
 
+def causal_backend(tokenizer: TextTokenizer) -> FakeBackend:
+    """Return a backend with a decoder-only model."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 40, "max_target_tokens": 40}
+    return FakeBackend(tokenizer, (fake_manifest(decoder_start="source", **sizes),))
+
+
+def chat_backend(tokenizer: TextTokenizer) -> FakeBackend:
+    """Return a backend with a chat model, `fake`, and `mute`, a model without a template."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    return FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))
+
+
 @pytest.fixture
 async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    """A service with a decoder-only model."""
-    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 40, "max_target_tokens": 40}
-    async with start(FakeBackend(tokenizer, (fake_manifest(decoder_start="source", **sizes),))) as running:
+    async with start(causal_backend(tokenizer)) as running:
         yield running
 
 
 @pytest.fixture
 async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    """A service with a chat model, `fake`, and `mute`, a model without a template."""
-    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
-    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
-    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
+    async with start(chat_backend(tokenizer)) as running:
         yield running
 
 
