@@ -373,6 +373,12 @@ class Wire:
             response = connection.getresponse()
             return response.status, orjson.loads(response.read())
 
+    def result(self, path: str, body: Any) -> Any:
+        """Return the content of a response with status 200."""
+        status, result = self.post(path, body)
+        assert status == 200, result
+        return result
+
     def get(self, path: str) -> tuple[int, bytes]:
         connection = self.http()
         with contextlib.closing(connection):
