@@ -24,7 +24,8 @@ from sightline.service.app import create_app
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.worker import Worker
-from sightline.service.http.application import EndpointRoute
+from sightline.service.http import docs
+from sightline.service.http.application import Application, EndpointRoute
 from sightline.service.inference.service import Backend, LoadedModel, ServedModel
 from sightline.service.inference.submission import Arrival, Submission
 from sightline.service.runtime.protocol import Runner
@@ -285,6 +286,33 @@ def openapi(start: Start) -> Any:
             return (await running.client.get("/openapi.json")).json()
 
     return asyncio.run(get())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _documents() -> Iterator[None]:
+    """Make the OpenAPI document and its page, which takes a second, once for all apps with the same
+    endpoints.
+    """
+    documents: dict[Any, Any] = {}
+    pages: dict[int, str] = {}
+    describe, render = Application.openapi, docs.render
+
+    def describe_once(app: Application) -> Any:
+        if app.openapi_schema is None:
+            endpoints = tuple(route.declared for route in app.routes if isinstance(route, EndpointRoute))
+            app.openapi_schema = documents.get(endpoints)
+            documents[endpoints] = describe(app)
+        return app.openapi_schema
+
+    def render_once(document: Any) -> str:
+        if id(document) not in pages:
+            pages[id(document)] = render(document)
+        return pages[id(document)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Application, "openapi", describe_once)
+        patch.setattr(docs, "render", render_once)
+        yield
 
 
 @pytest.fixture
