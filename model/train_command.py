@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -50,10 +50,10 @@ from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
 from sightline.model.fields import read_fields, to_json
 from sightline.model.parts import CONFIG, load_parts
+from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION
 from sightline.model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
 from sightline.model.training.display import check_tensorboard
-from sightline.model.training.distributed import World, default_device
 from sightline.model.training.encoder import ENCODER
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.language_model import LANGUAGE_MODEL
@@ -113,16 +113,13 @@ def train(arguments: argparse.Namespace) -> None:
     """
     task, run = arguments.task, arguments.run
     check_writable(run)
-    world = World.join(default_device())
-    with locked(run) if world.is_first else nullcontext():
-        _train(task, arguments.data, run, given_options(arguments, task), world, arguments.check_files)
+    with locked(run):
+        _train(task, arguments.data, run, given_options(arguments, task), arguments.check_files)
 
 
-def _train(
-    task: TaskName, data: Path, run: Path, given: Mapping[str, Value], world: World, check_files: CheckFiles
-) -> None:
+def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], check_files: CheckFiles) -> None:
     folder = RunFolder(run)
-    is_resumed = world.first(folder.state.exists())
+    is_resumed = folder.state.exists()
     stored = _stored_options(folder, task) if is_resumed else {}
     defaults = {option.name: option.default for option in options_of(task).values()}
     values = {**defaults, **stored, **given}
@@ -132,7 +129,7 @@ def _train(
         _check_unchanged(folder, task, stored, values)
 
     def show(lines: Sequence[str]) -> None:
-        for line in lines if world.is_first else ():
+        for line in lines:
             print(line, file=sys.stderr)
 
     corpus = open_corpus(
@@ -150,20 +147,19 @@ def _train(
     elif _text(values, "from"):
         beginning = _start_from(task, facts, values, notes, check_files)
     else:
-        beginning = _from_tokenizer(task, corpus, facts, values, notes, world, check_files)
+        beginning = _from_tokenizer(task, corpus, facts, values, notes, check_files)
     fields = training_fields(values)
     if is_resumed:
         fields = _resumed_fields(folder, fields, notes)
-    prepared = _prepare(run, corpus, facts, beginning, values, world)
+    prepared = _prepare(run, corpus, facts, beginning, values)
     show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
-    recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world)
+    recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
     _check_space(run, recipe)
     if recipe.config.max_minutes and "warmup_steps" not in fields:
-        updates = _updates_in_time(task, prepared, recipe, world)
-        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world, updates)
+        updates = _updates_in_time(task, prepared, recipe)
+        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, updates)
     show(recipe.reasons)
-    if world.is_first:
-        replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
+    replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
     record = read_fields(folder.record) if folder.record.exists() else {}
     details = {"learnt_share": beginning.learnt_share, **_details(corpus, prepared, values, data, record)}
     if is_resumed:
@@ -179,9 +175,9 @@ def _train(
         flags=FLAGS,
     )
     trainer.fit()
-    if world.is_first:  # a run that had finished before writes no record, but its license may be new
-        record = read_fields(folder.record)
-        replace_text(folder.record, to_json({**record, "license": details["license"]}))
+    # A run that had finished before writes no record, but its license may be new.
+    record = read_fields(folder.record)
+    replace_text(folder.record, to_json({**record, "license": details["license"]}))
     show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
 
 
@@ -270,10 +266,9 @@ def _from_tokenizer(
     facts: Facts,
     values: Mapping[str, Value],
     notes: list[str],
-    world: World,
     check_files: CheckFiles,
 ) -> _Beginning:
-    """Read the given tokenizer, or train one; all processes get that of the first."""
+    """Read the given tokenizer, or train one."""
     special_tokens = CHAT_TOKENS if facts.has_dialogues else ()
     path = _text(values, "tokenizer")
     if path is not None:
@@ -290,16 +285,12 @@ def _from_tokenizer(
     if size == AUTO:
         size, reason = choose_vocabulary(facts)
         notes.append(reason)
-    text, halvings, seed = "", 0, int(values["seed"])
-    if world.is_first:
-        texts, halvings = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed)
-        try:
-            text = train_tokenizer(texts, int(size), special_tokens).to_str()
-        except ValueError as error:
-            raise UsageError(with_flags(str(error))) from None
-    text, halvings = world.first((text, halvings))
-    tokenizer = Tokenizer.from_str(text)
-    tokenizer.encode_special_tokens = True
+    seed = int(values["seed"])
+    texts, halvings = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed)
+    try:
+        tokenizer = train_tokenizer(texts, int(size), special_tokens)
+    except ValueError as error:
+        raise UsageError(with_flags(str(error))) from None
     if halvings:
         notes.append(
             f"the tokenizer is trained on about 1/{2**halvings} of the texts, chosen with the seed {seed}, because all "
@@ -311,23 +302,15 @@ def _from_tokenizer(
     return _Beginning(tokenizer, learnt_share=2.0**-halvings)
 
 
-def _prepare(
-    run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value], world: World
-) -> Prepared:
-    """Encode the data in the first process; the others use the same files."""
+def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value]) -> Prepared:
+    """Encode the data."""
     given = values["max_length_tokens"]
     longest = MAX_LENGTH_TOKENS if given == AUTO else int(given)
     if beginning.model is not None:
         longest = min(longest, beginning.model.max_positions)
     labels = tuple(facts.labels)
     encoder = partial(_encode, labels=labels, max_length_tokens=longest, model=beginning.model)
-
-    def run_once() -> Prepared:
-        return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
-
-    prepared = run_once() if world.is_first else None
-    world.first(None)
-    return prepared or run_once()
+    return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
 
 
 def _encode(
@@ -349,13 +332,13 @@ def _encode(
         raise UsageError(f"the tokenizer fails for a text of the data: {error}; use another tokenizer") from None
 
 
-def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe, world: World) -> int:
+def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe) -> int:
     """Return how many updates `max_minutes` allow, measured with random weights."""
     config = dataclasses.replace(recipe.config, tensorboard=False)
     with TemporaryDirectory() as folder:
         trainer = Trainer(Path(folder), config, TASKS[task], prepared, recipe.model, initialise=lambda model: None)
         _, seconds = trainer.measure_updates(3, time.monotonic)
-    return int(60 * config.max_minutes / (world.first(seconds) * config.accumulate))
+    return int(60 * config.max_minutes / (seconds * config.accumulate))
 
 
 def _recipe(
@@ -364,7 +347,6 @@ def _recipe(
     values: Mapping[str, Value],
     fields: dict[str, Any],
     corpus: Corpus,
-    world: World,
     updates_in_time: int | None = None,
 ) -> Recipe:
     """Choose the settings that the user left open.
@@ -390,7 +372,6 @@ def _recipe(
             model=beginning.model,
             start=start,  # type: ignore[arg-type]
             updates_in_time=updates_in_time,
-            num_processes=world.size,
         )
     except ValueError as error:
         raise UsageError(with_flags(str(error))) from None

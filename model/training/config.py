@@ -60,7 +60,7 @@ class TrainConfig:
     # docs/research/training.md.
     precision: Precision = "float32"
     max_minutes: Minutes = 0.0  # limit of the training time, over all resumes; 0 means no limit
-    accumulate: Count = 1  # batches of an update, in each process
+    accumulate: Count = 1  # batches of an update
     evaluate_epochs: Count = 1  # epochs between two validations
     checkpoint_minutes: Minutes = 4.0  # minutes between checkpoints within an epoch; 0 means none
     checkpoint_steps: Limit = 0  # updates between checkpoints within an epoch; 0 means none

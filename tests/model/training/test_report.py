@@ -55,16 +55,6 @@ def test_a_terminal_gets_a_bar_and_lines_above_it() -> None:
     assert "a message\n" in stream.getvalue()
 
 
-def test_the_other_processes_of_a_run_are_silent() -> None:
-    stream = Terminal()
-    display = Display(2, is_silent=True, stream=stream)
-    display.start_epoch(1, 2, 0)
-    display.update(STEP)
-    display.line("a message")
-    display.end_epoch()
-    assert stream.getvalue() == ""
-
-
 def test_the_time_left_follows_from_measured_steps_and_validations() -> None:
     estimate = Estimate()
     estimate.add(100.0)  # the first step prepares much that the others use
@@ -169,7 +159,7 @@ def test_the_record_has_data_versions_commands_and_results(tmp_path: Path) -> No
     first, second = record["starts"]
     assert first["versions"]["torch"] == str(torch.__version__)
     assert first["versions"].keys() == {"python", "sightline", "torch", "tokenizers", "numpy"}
-    assert (first["threads"], first["device"], first["processes"]) == (1, "cpu", 1)
+    assert (first["threads"], first["device"]) == (1, "cpu")
     assert "python" in first["command"]
     assert first["commit"] is None or re.fullmatch("[0-9a-f]{40}(-dirty)?", first["commit"])
     assert (first["epoch"], first["end"]) == (1, "1 epoch done")
@@ -194,13 +184,12 @@ def test_a_run_that_continues_on_other_threads_says_that_its_bits_differ(
 
 
 def test_differences_of_environments_are_named() -> None:
-    now: dict[str, Any] = {"threads": 2, "device": "cpu", "processes": 1, "versions": {"torch": "2.13.0"}}
+    now: dict[str, Any] = {"threads": 2, "device": "cpu", "versions": {"torch": "2.13.0"}}
     assert differences(now, now) == differences({}, now) == []
-    earlier = {"threads": 4, "device": "H100", "processes": 2, "versions": {"torch": "2.12.0"}}
+    earlier = {"threads": 4, "device": "H100", "versions": {"torch": "2.12.0"}}
     assert differences(earlier, now) == [
         "threads 2 instead of 4",
         "device cpu instead of H100",
-        "processes 1 instead of 2",
         "PyTorch 2.13.0 instead of 2.12.0",
     ]
 
