@@ -105,7 +105,6 @@ def command_sections() -> str:
         [],
         *([name] for name in COMMANDS),
         ["train", "translation"],
-        ["train", "zoo"],
         ["train", "sample"],
         ["models", "get"],
         ["models", "check"],

@@ -1,6 +1,6 @@
 """Command line for bundles: `python -m sightline.export CHECKPOINT --out BUNDLE`.
 
-The commands `zoo`, `verify`, `align`, `quantize`, `half` and `pack` take the place of CHECKPOINT.
+The commands `verify`, `align`, `quantize`, `half` and `pack` take the place of CHECKPOINT.
 """
 
 import argparse
@@ -101,19 +101,6 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"it must be at least 1, got {value}")
     return value
-
-
-def _add_zoo(parser: argparse.ArgumentParser) -> None:
-    from sightline.model.systems import SYSTEMS
-
-    parser.description = "Export all finished runs of `python -m sightline.model zoo`."
-    parser.add_argument("runs", type=Path, help="parent folder of the runs")
-    parser.add_argument("--out", type=Path, required=True, metavar="BUNDLES", help="parent folder of the bundles")
-    parser.add_argument(
-        "--systems", nargs="*", choices=SYSTEMS, default=list(SYSTEMS), metavar="NAME", help="export only these"
-    )
-    parser.add_argument("--lazy", action="store_true", help="let the service load these models on their first use")
-    _add_run(parser)
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -246,7 +233,6 @@ def _add_verification(parser: argparse.ArgumentParser) -> None:
 # commands.
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "export": _add_export,
-    "zoo": _add_zoo,
     "verify": _add_verify,
     "align": _add_align,
     "quantize": _add_quantize,
@@ -264,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(words[0], argparse.ArgumentParser(prog=f"python -m sightline.export {words[0]}"), words[1:])
     parser = argparse.ArgumentParser(
         prog="python -m sightline.export",
-        usage="%(prog)s [zoo | verify | align | quantize | half | pack] ...\n"
+        usage="%(prog)s [verify | align | quantize | half | pack] ...\n"
         "       %(prog)s [options] --out BUNDLE checkpoint",
     )
     return run("export", parser, words)

@@ -29,7 +29,6 @@ from sightline.export.card import CARD, write_card
 from sightline.export.convert.bundles import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.text_quality import PlainText, text_ids
-from sightline.export.describe import chat_of
 from sightline.export.errors import VerificationError
 from sightline.export.limits import begin_step
 from sightline.export.options import (
@@ -254,48 +253,6 @@ def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
     record = manifest.quantization or manifest.verification
     assert record is not None
     return record
-
-
-def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
-    """Export the finished first run of each system, and return the verification of the last one.
-
-    A bundle that fails verification does not prevent the export of the others.
-    """
-    names = [name for name in arguments.systems if (arguments.runs / f"{name}-1" / "scores.json").exists()]
-    if not names:
-        raise FileNotFoundError(
-            f"{arguments.runs} has no finished run (NAME-1/scores.json); train with python -m sightline.model zoo"
-        )
-    failures = []
-    for name in names:
-        label = dataclasses.replace(zoo_metadata(name), lazy=arguments.lazy)
-        checkpoint = arguments.runs / f"{name}-1" / "averaged"
-        try:
-            bundle = arguments.out / label.name
-            with clear_disk_errors(bundle):
-                export = _export_of_run(arguments, checkpoint, bundle, label)
-                verification = _report(bundle, export_checkpoint(export))
-        except VerificationError as error:
-            failures.append(f"{name}: {error}")
-    if failures:
-        raise VerificationError("; ".join(failures))
-    return verification
-
-
-def zoo_metadata(name: str) -> BundleMetadata:
-    """Return the metadata of the bundle of a system of the zoo."""
-    from sightline.model.systems import SYSTEMS, bundle_name
-
-    system = SYSTEMS[name]
-    corpus, chat = system.corpus, system.corpus.chat
-    return BundleMetadata(
-        bundle_name(name),
-        system.description,
-        corpus.license,
-        languages=languages_of(corpus.languages) if corpus.languages else None,
-        chat=chat_of(chat) if chat else None,
-        training_unit="text" if corpus.derived == "joined" else None,
-    )
 
 
 def _export_of_run(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata) -> Export:

@@ -4,7 +4,6 @@ The options need no PyTorch, so that every installation has `--help`.
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -15,33 +14,17 @@ from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, Interrupted, exit_sta
 from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TaskName
 from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
-from sightline.model.evaluation.defaults import NUM_DIALOGUES, SEED, TEST_SPLIT, TURNS
-from sightline.model.systems import GROUPS, PLAN, SYSTEMS
-from sightline.model.training.config import PRECISIONS, SystemConfig
+from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.training.options import add_options, given_options, options_to_toml
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-class DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Formatter that adds the default of each option that has one and does not state it."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_stated = action.default is None or "(default" in (action.help or "")
-        return action.help if is_stated else super()._get_help_string(action)
-
-
-def add_command(
-    commands: Commands, name: str, action: str, text: str, module: str = "sightline.model.commands"
-) -> argparse.ArgumentParser:
+def add_command(commands: Commands, name: str, action: str, text: str, module: str) -> argparse.ArgumentParser:
     """Add a command whose action is a function of a module that needs PyTorch."""
-    parser = commands.add_parser(name, help=text, formatter_class=DefaultsFormatter)
+    parser = commands.add_parser(name, help=text)
     parser.set_defaults(action=action, module=module, parser=parser)
     return parser
-
-
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, help="folder with config.json, weights.safetensors and tokenizer.json")
 
 
 # For each task, what the data are and an example.
@@ -54,14 +37,13 @@ TASKS: Mapping[TaskName, tuple[str, str]] = {
 
 
 def add_train(commands: Commands) -> None:
-    text = "train a model on your own data, or the systems of the attention study"
+    text = "train a model on your own data"
     parser = commands.add_parser("train", help=text)
     parser.description = "Train a model; run the same command again to resume."
     parser.epilog = f"example: %(prog)s classification {TASKS['classification'][1]}"
     tasks = parser.add_subparsers(required=True, metavar="TASK")
     for task, (data, example) in TASKS.items():
         add_task(tasks, task, data, example)
-    add_zoo(tasks)
     add_sample(tasks)
 
 
@@ -124,54 +106,14 @@ def print_config(arguments: argparse.Namespace) -> None:
     sys.stdout.write(options_to_toml(arguments.task, given_options(arguments, arguments.task)))
 
 
-def add_system(commands: Commands) -> None:
-    text = "train a system of the attention study with settings of your own"
-    parser = add_command(commands, "system", "train_system", text)
-    parser.description = "Train a system of the attention study; run the same command again to resume."
-    parser.epilog = "example: %(prog)s transformer data/multi30k --run runs/multi30k-en-de"
-    parser.add_argument("system", choices=SYSTEMS, metavar="NAME", help=f"one of {', '.join(SYSTEMS)}")
-    parser.add_argument(
-        "data",
-        type=Path,
-        nargs="?",
-        help="folder with train.SOURCE, train.TARGET, val.SOURCE and val.TARGET, or with train.tsv and dev.tsv for "
-        "classification; not accepted by chat systems, which generate their data",
-    )
-    parser.add_argument("--run", type=Path, required=True, help="folder for checkpoints and log, created if missing")
-    parser.add_argument(
-        "--model",
-        nargs="+",
-        default=[],
-        type=_field,
-        metavar="FIELD=VALUE",
-        help="fields of the model configuration (model/config.py) to change, for example cell=lstm",
-    )
-    for field in dataclasses.fields(SystemConfig):
-        option = f"--{field.name.replace('_', '-')}"
-        if isinstance(field.default, bool):
-            parser.add_argument(option, action="store_true", default=argparse.SUPPRESS, help="default: no")
-            continue
-        parser.add_argument(
-            option, type=type(field.default), default=argparse.SUPPRESS, help="default: depends on the system"
-        )
-
-
-def _field(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator:
-        raise argparse.ArgumentTypeError(f"must have the form FIELD=VALUE, got {text}")
-    return name, value
-
-
 def add_evaluate(commands: Commands) -> None:
     text = "compute the metrics of a trained model on data that it was not trained on"
-    parser = add_command(commands, "evaluate", "evaluate", text, "sightline.model.train_command")
+    parser = add_command(commands, "evaluate", "evaluate", text, "sightline.model.evaluate_command")
     parser.description = (
         "Compute the metrics of a trained model: BLEU and chrF of translations, accuracy and F1 of labels, perplexity "
         "of texts, recall of similar texts."
     )
     parser.epilog = "example: %(prog)s runs/messages"
-    parser.formatter_class = argparse.HelpFormatter  # each help has its default
     parser.add_argument(
         "checkpoint", metavar="RUN", type=Path, help="folder of a run, or of one of its checkpoints such as RUN/best"
     )
@@ -212,62 +154,6 @@ def add_evaluate(commands: Commands) -> None:
     )
 
 
-def add_accuracy(commands: Commands) -> None:
-    parser = add_command(
-        commands, "accuracy", "print_accuracy", "compute the accuracy of a classifier and print it as JSON"
-    )
-    add_checkpoint(parser)
-    parser.add_argument("data", type=Path, help="folder with SPLIT.tsv")
-    parser.add_argument("--split", default="dev", help="name of the file without .tsv")
-
-
-def add_recall(commands: Commands) -> None:
-    parser = add_command(commands, "recall", "measure_recall", "measure how long a chat model follows an instruction")
-    add_checkpoint(parser)
-    parser.add_argument("--turns", type=int, nargs="+", default=list(TURNS), help="lengths of the dialogues, in turns")
-    parser.add_argument(
-        "--dialogues",
-        type=int,
-        default=NUM_DIALOGUES,
-        help="number of dialogues of each condition, kind of instruction and length",
-    )
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of the dialogues")
-    parser.add_argument("--json", type=Path, help="also write the counts to this file")
-
-
-def add_zoo(commands: Commands) -> None:
-    text = "train and evaluate systems of the study, one after another; run the same command again to resume"
-    parser = add_command(commands, "zoo", "train_zoo", text)
-    folders = " and ".join(sorted({system.corpus.folder for system in SYSTEMS.values()} - {""}))
-    parser.add_argument(
-        "data",
-        type=Path,
-        help=f"folder with the subfolders {folders}; corpora that are derived from them are written to RUNS/data",
-    )
-    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), help="parent folder of the runs")
-    parser.add_argument(
-        "--systems", nargs="*", choices=PLAN, metavar="NAME", help="train only these (default: all of the groups)"
-    )
-    parser.add_argument(
-        "--groups",
-        nargs="*",
-        choices=GROUPS,
-        metavar="GROUP",
-        help=f"train only systems of these groups, in this order; of {', '.join(GROUPS)} (default: {GROUPS[0]})",
-    )
-    parser.add_argument("--only-seed", type=int, help="train only the runs of this seed")
-    parser.add_argument(
-        "--processes", type=int, default=1, help="number of runs at the same time, each in a process with one thread"
-    )
-    parser.add_argument(
-        "--plan", action="store_true", help="train nothing; measure some updates of each system and print the hours"
-    )
-    parser.add_argument("--seeds", type=int, help="number of runs of each system (default: depends on the system)")
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="float32", help="precision of new runs; a resumed run keeps its own"
-    )
-
-
 def run(
     parser: argparse.ArgumentParser,
     arguments: Sequence[str] | None,
@@ -288,10 +174,6 @@ def run(
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_train(commands)
     add_evaluate(commands)
-    add_system(commands)
-    add_accuracy(commands)
-    add_recall(commands)
-    add_zoo(commands)
     parsed, unknown = parser.parse_known_args(arguments)
     parsed.check_files = check_files
     if unknown:
@@ -300,13 +182,22 @@ def run(
         missing = [name for name, value in (("DATA", parsed.data), ("--run", parsed.run)) if value is None]
         if missing:
             parsed.parser.error(f"the following arguments are required: {', '.join(missing)}")
-    try:
+
+    def action() -> None:
         if parsed.action == "print_sample":
             print_sample(parsed)
         elif parsed.action == "train" and parsed.print_config:
             print_config(parsed)
         else:  # the module needs PyTorch, which `--help` and wrong options do not
             getattr(import_module(parsed.module), parsed.action)(parsed)
+
+    return run_command(action)
+
+
+def run_command(action: Callable[[], None]) -> int:
+    """Run an action, print its error if there is one, and return the exit code."""
+    try:
+        action()
     except (OSError, ValueError, Interrupted) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)

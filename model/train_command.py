@@ -1,4 +1,4 @@
-"""Actions of `sightline train TASK` and `sightline evaluate`: from the files of a user to a run.
+"""Action of `sightline train TASK`: from the files of a user to a run.
 
 The flow of a training: the files are found and checked, a tokenizer is trained or read, the data
 are encoded into the folder of the run, the settings that the user left open are chosen from the
@@ -7,7 +7,6 @@ data, and the trainer trains. Each error in options or data is raised before the
 
 import argparse
 import dataclasses
-import json
 import shlex
 import sys
 import time
@@ -15,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -27,13 +25,11 @@ from torch import nn
 from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, replace_text
-from sightline.model.commands import evaluate_split, write_json
-from sightline.model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
+from sightline.model.config import ModelConfig, PretrainedConfig, read_model_config
 from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
-from sightline.model.data.corpus import Corpus, Split, open_corpus, open_held_out
+from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode
-from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
 from sightline.model.data.preparation import (
     Facts,
@@ -44,15 +40,12 @@ from sightline.model.data.preparation import (
     prepare,
     summary,
 )
-from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
-from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
 from sightline.model.fields import read_fields, to_json
-from sightline.model.parts import CONFIG, load_parts
 from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION
-from sightline.model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
+from sightline.model.training.config import CHANGEABLE, Precision, read_train_config
 from sightline.model.training.display import check_tensorboard
 from sightline.model.training.encoder import ENCODER
 from sightline.model.training.folder import RunFolder, locked
@@ -77,9 +70,8 @@ from sightline.model.training.recipe import (
     choose_vocabulary,
     num_characters,
 )
-from sightline.model.training.start import TASK_ARCHITECTURES, start_from
+from sightline.model.training.start import start_from
 from sightline.model.training.task import Task
-from sightline.model.training.tasks import VALIDATION_SPLITS
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
@@ -227,7 +219,7 @@ def _resumed_fields(folder: RunFolder, given: Mapping[str, Any], notes: list[str
     missing, so that they are chosen again. If the run has a limit of minutes, the distance between
     validations stays, because the time decides it.
     """
-    settings = dataclasses.asdict(read_train_config(folder.settings, TrainConfig))
+    settings = dataclasses.asdict(read_train_config(folder.settings))
     fields, before, done = {**settings, **given}, settings["max_epochs"], 0
     with suppress(ValueError):  # the trainer raises the error of a damaged state
         done = load_metadata(folder.state).get("epoch", 0)
@@ -420,105 +412,3 @@ def _details(
     if corpus.task == "language-model":
         details["has_dialogues"] = prepared.facts.has_dialogues
     return details
-
-
-def evaluate(arguments: argparse.Namespace) -> None:
-    """Print the metrics of a checkpoint on held-out data.
-
-    Raises:
-        UsageError: the folder has no checkpoint, or the data do not belong to its task.
-    """
-    limit = getattr(arguments, "limit", None)
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, got {limit}")
-    run, checkpoint = _run_and_checkpoint(arguments.checkpoint)
-    record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
-    config, _ = load_parts(checkpoint)
-    task = _task_of(config)
-    if arguments.data is None:
-        if "data_path" not in record:
-            raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
-        arguments.data = Path(record["data_path"])
-    is_own_data = "data_path" in record and arguments.data.resolve() == Path(record["data_path"]).resolve()
-    is_recorded = is_own_data and limit is None and checkpoint.name == "averaged"
-    data, split = arguments.data, getattr(arguments, "split", None)
-    source, target = (getattr(arguments, side, record.get(side)) for side in ("source", "target"))
-    if task == "translation":
-        sides = source or "en", target or "de"
-        if split is not None or _has_named_split(data, sides[0]):
-            report = evaluate_split(arguments, checkpoint, split, *sides)
-            if is_recorded:
-                _record_metrics(run, record, checkpoint, report)
-            return
-    if split is not None:
-        raise UsageError(f"--split is for translation only; omit it for {task}")
-    is_pairs = task in PAIR_TASKS
-    part = _held_out(
-        record,
-        data,
-        task,
-        source=source if is_pairs else None,
-        target=target if is_pairs else None,
-        multi_label=getattr(config, "multi_label", False),
-    )
-    records = list(islice(part, limit))
-    report = evaluate_checkpoint(
-        checkpoint, records, num_beams=arguments.num_beams, length_penalty=arguments.length_penalty
-    )
-    report = {"data": str(part), "split": part.name, **report}
-    print(
-        json.dumps({name: value for name, value in report.items() if name != "outputs"}, indent=2, ensure_ascii=False)
-    )
-    if part.name == "dev":
-        print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
-    if is_recorded:
-        _record_metrics(run, record, checkpoint, report)
-    if hasattr(arguments, "json"):
-        write_json(arguments.json, report)
-
-
-def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
-    """Write the metrics of a checkpoint into the record of the run, which the model card shows."""
-    record["metrics"] = {**record.get("metrics", {}), report["split"]: headline(report).to_record(checkpoint.name)}
-    replace_text(run / "record.json", to_json(record))
-
-
-def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: Any) -> Split:
-    """Return the records of `data` that the run was not trained on.
-
-    Raises:
-        UsageError: the run divided the data, and they have changed since.
-    """
-    seed = record.get("split_seed")
-    if seed is None or data.resolve() != Path(record["data_path"]).resolve():
-        return open_held_out(data, task, **options)
-    corpus = open_corpus(data, task, split_seed=seed, **options)
-    if corpus.digests != record["data"]:
-        raise UsageError(
-            f"{data} has changed since the training, so that its records may be those that the run was trained on; "
-            "name a file of other records as DATA"
-        )
-    return corpus.dev if corpus.test is None else corpus.test
-
-
-def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
-    """Return the folder of a run and its averaged checkpoint, or that which the path names."""
-    for name in ("averaged", "best"):
-        if (path / name / CONFIG).is_file():
-            return path, path / name
-    return (path.parent if path.name in ("averaged", "best") else path), path
-
-
-def _task_of(config: ModelConfig) -> TaskName:
-    """Return the task of a model."""
-    if isinstance(config, PretrainedConfig):
-        return config.task
-    return next(task for task in TASK_NAMES if architecture_of(config) in TASK_ARCHITECTURES[task])
-
-
-def _has_named_split(data: Path, source: str) -> bool:
-    """Return True if a folder has files named as in Multi30k, and no test files of its own."""
-    if not data.is_dir() or any(data.glob("test.*")):
-        return False
-    names = (TEST_SPLIT, VALIDATION_SPLITS["translation"])
-    return any((data / f"{name}.{source}").is_file() for name in names) or not any(data.iterdir())

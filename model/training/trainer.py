@@ -29,7 +29,6 @@ from sightline.model.data.batches import bucket
 from sightline.model.data.examples import Examples, TrainingData
 from sightline.model.data.tokenizer import check_tokenizer
 from sightline.model.precision import autocast, default_device
-from sightline.model.training import diagnostics
 from sightline.model.training.config import (
     CHANGEABLE,
     TrainConfig,
@@ -75,7 +74,6 @@ class Trainer:
         initialise: Callable[[nn.Module], None] | None = None,
         details: Mapping[str, Any] | None = None,
         flags: Mapping[str, str] | None = None,
-        has_diagnostics: bool = False,
     ) -> None:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
@@ -91,8 +89,6 @@ class Trainer:
             details: more facts about the run for its record, which JSON can represent.
             flags: options of the command line by the names of settings, for messages; by default,
                 messages have the names of settings.
-            has_diagnostics: record sizes of scores and gradients before the training and after each
-                epoch, see `sightline.model.training.diagnostics`.
 
         Raises:
             OSError: the folder cannot be created or written.
@@ -108,7 +104,6 @@ class Trainer:
         self.progress = Progress()
         self._random_state: RandomState | None = None  # of the last checkpoint, if that is within an epoch
         self._details, self._flags = dict(details or {}), dict(flags or {})
-        self._has_diagnostics = has_diagnostics
         self._interrupts = Interrupts()
         self._saved = self._counted = time.monotonic()
         if config.threads:
@@ -145,17 +140,11 @@ class Trainer:
         replace_text(self.folder.settings, train_config_to_json(self.config))
         replace_text(self.folder.tokenizer, self.tokenizer.to_str(pretty=True))
         replace_text(self.folder.config, model_config_to_json(self.model_config))
-        self._diagnose(epoch=0)
+        self.observe(epoch=0)
         self._save_state()
 
-    def _diagnose(self, epoch: int) -> None:
-        """Record the sizes of scores and gradients after an epoch, if this is required."""
-        if not self._has_diagnostics:
-            return
-        indices = range(min(diagnostics.EXAMPLES, len(self.dev_examples)))
-        batches = [self._make_batch(self.dev_examples, np.array([index])).to(self.device) for index in indices]
-        found = diagnostics.diagnose(self.model, self.task, batches, self.model_config.pad_id)
-        self.folder.add_diagnostics({"epoch": epoch, **found})
+    def observe(self, epoch: int) -> None:
+        """Do nothing at epoch 0, before the training, and after each epoch; a subclass records."""
 
     def _check_settings(self) -> None:
         """Check that the run in the folder has the same settings and the same model.
@@ -163,7 +152,7 @@ class Trainer:
         Raises:
             UsageError: it has others.
         """
-        earlier = read_train_config(self.folder.settings, type(self.config))
+        earlier = read_train_config(self.folder.settings)
         changed = changed_settings(earlier, self.config).keys() - CHANGEABLE
         if changed:
             names = [self._flag(field.name) for field in dataclasses.fields(self.config) if field.name in changed]
@@ -222,13 +211,13 @@ class Trainer:
     def _buckets(self, examples: Examples, epoch: int) -> list[NDArray[np.int64]]:
         return bucket(self.task.sizes(examples.lengths), self.config.batch_tokens, self._seed(epoch))
 
-    def _make_batch(self, examples: Examples, indices: NDArray[np.int64]) -> Any:
+    def make_batch(self, examples: Examples, indices: NDArray[np.int64]) -> Any:
         return self.task.make_batch([examples[int(index)] for index in indices], self.model_config)
 
     def batches(self, examples: Examples, epoch: int) -> Iterator[Any]:
         """Yield the batches of an epoch on the CPU; epoch 0 is the order of the validation."""
         for indices in self._buckets(examples, epoch):
-            yield self._make_batch(examples, indices)
+            yield self.make_batch(examples, indices)
 
     def train_epoch(self) -> bool:
         """Train on the examples of an epoch that were not used yet.
@@ -253,7 +242,7 @@ class Trainer:
             for start in range(progress.batch, len(buckets), per_update):
                 group = buckets[start : start + per_update]
                 progress.step += 1
-                batches = [self._make_batch(examples, indices).to(self.device) for indices in group]
+                batches = [self.make_batch(examples, indices).to(self.device) for indices in group]
                 loss, count = self.update(batches)
                 progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + count
                 progress.batch = start + len(group)
@@ -303,7 +292,7 @@ class Trainer:
         """
         buckets = sorted(self._buckets(self.train_examples, 1), key=len)
         chosen = [buckets[round(index)] for index in np.linspace(0, len(buckets) - 1, 2 * count + 1)[1::2]]
-        batches = [self._make_batch(self.train_examples, indices).to(self.device) for indices in chosen]
+        batches = [self.make_batch(self.train_examples, indices).to(self.device) for indices in chosen]
         self.model.train()
         self.progress.step = 1
         self.update(batches[:1])
@@ -392,7 +381,7 @@ class Trainer:
                 raise ValueError(
                     f"another process has continued the run in {self.folder}; run the command again to resume it"
                 )
-            changes = changed_settings(read_train_config(self.folder.settings, type(self.config)), self.config)
+            changes = changed_settings(read_train_config(self.folder.settings), self.config)
             # Record the actual length of the run, which may differ from that at its start.
             record = dataclasses.replace(self.config, max_epochs=max(self.config.max_epochs, progress.epoch))
             replace_text(self.folder.settings, train_config_to_json(record))
@@ -471,7 +460,7 @@ class Trainer:
             with self._interrupts.at_once():
                 loss, evaluation = self.validate(), self.evaluate()
             progress.validated_step = progress.step
-        self._diagnose(epoch)
+        self.observe(epoch)
         seconds = time.monotonic() - started
         is_best = loss is not None and loss < progress.best_loss
         facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}

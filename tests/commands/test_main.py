@@ -183,11 +183,8 @@ MODULES = (
     "model",
     "model train",
     "model train encoder",
-    "model system",
     "model evaluate",
-    "model zoo",
     "export",
-    "export zoo",
     "export quantize",
     "service",
 )

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from sightline.model.data.dialogues import CONDITIONS, draw_parts
-from sightline.model.data.instructions import KINDS, NUM_WORDS, PHRASINGS, QUESTIONS, Instruction, Kind, words_of
+from lab.zoo.dialogues import CONDITIONS, draw_parts
+from lab.zoo.instructions import KINDS, NUM_WORDS, PHRASINGS, QUESTIONS, Instruction, Kind, words_of
 
 VALUE: dict[Kind, str] = {
     "ending": "pewmux",

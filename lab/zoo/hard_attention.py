@@ -6,14 +6,18 @@ Shapes are those of `sightline.model.architectures.recurrent`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sightline.model.architectures.factory import TranslationModel
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.data.batches import Batch
+from sightline.model.training import translation
 from sightline.model.training.loss import projected_costs, projected_mixture
+from sightline.model.training.translation import cross_entropy
 
 ENTROPY_WEIGHT = 0.002  # lambda_e
 REWARD_WEIGHT = 0.1  # lambda_r
@@ -110,3 +114,15 @@ def marginal_loss(model: RecurrentModel, batch: Batch, smoothing: float) -> Tens
     counted_weights = torch.stack(weights, dim=1)[counted]  # (N, S)
     log_weights = counted_weights.clamp_min(torch.finfo(counted_weights.dtype).tiny).log()
     return projected_mixture(features, log_weights, model.embedding.weight, batch.target_output[counted], smoothing)
+
+
+def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:
+    """Return the training loss: a sum over the real target tokens of a batch, in nats."""
+    if isinstance(model, RecurrentModel) and model.config.selection == "reinforce":
+        return reinforce_loss(model, batch, smoothing)
+    if isinstance(model, RecurrentModel) and model.config.selection == "marginal":
+        return marginal_loss(model, batch, smoothing)
+    return cross_entropy(model, batch, smoothing)
+
+
+TRANSLATION = replace(translation.TRANSLATION, training_loss=training_loss, other_validation_loss=cross_entropy)

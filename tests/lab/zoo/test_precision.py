@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.zoo.systems import PLAN, SYSTEMS
+from lab.zoo.training import TASKS
 from sightline.model.architectures.factory import Model, build_model
 from sightline.model.precision import at_least_float32, autocast, product_type
-from sightline.model.systems import PLAN, SYSTEMS
-from sightline.model.training.classification import CLASSIFICATION
-from sightline.model.training.translation import TRANSLATION
 
 VOCABULARY = 300
 CPU = torch.device("cpu")
@@ -21,20 +20,20 @@ SENTENCES = [[5, 9, 7, 2], [30, 31, 32, 33, 34, 35, 36, 2], [8, 2], [40, 41, 42,
 def batch_of(name: str) -> Any:
     system, config = SYSTEMS[name], SYSTEMS[name].make_config(VOCABULARY)
     examples: list[Any]
-    if system.task is TRANSLATION:
+    if system.task == "translation":
         examples = list(zip(SENTENCES, reversed(SENTENCES), strict=True))
-    elif system.task is CLASSIFICATION:
+    elif system.task == "classification":
         examples = [(sentence, [number % 2]) for number, sentence in enumerate(SENTENCES)]
     else:
         examples = [(sentence, [0] + [1] * (len(sentence) - 1)) for sentence in SENTENCES]
-    return system.task.make_batch(examples, config)
+    return TASKS[system.task].make_batch(examples, config)
 
 
 def loss_and_gradient(name: str, model: Model, batch: Any, precision: str) -> tuple[float, Tensor]:
     model = copy.deepcopy(model)  # a loss may move a baseline
     torch.manual_seed(4)  # of what hard attention draws
     with autocast(CPU, precision):
-        loss = SYSTEMS[name].task.training_loss(model, batch, 0.1)
+        loss = TASKS[SYSTEMS[name].task].training_loss(model, batch, 0.1)
     gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
     assert loss.dtype == torch.float32
     return loss.item(), torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])

@@ -7,20 +7,29 @@ served model can be measured in the same way.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from lab.zoo.dialogues import CHAT, CONDITIONS, Condition, draw_parts, with_instruction
+from lab.zoo.instructions import KINDS, Instruction
+from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.data.dialogues import CHAT, CONDITIONS, Condition, draw_parts, with_instruction
-from sightline.model.data.instructions import KINDS, Instruction
+from sightline.model.checkpoint import load_metadata, load_model
+from sightline.model.config import architecture_of
 from sightline.model.data.smalltalk import Exchange
 from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
 from sightline.model.decoding.batched import continue_greedily
+from sightline.model.decoding.reference import one_thread
 from sightline.model.evaluation.share import Share
+from sightline.model.parts import WEIGHTS
 
 MAX_ANSWER_TOKENS = 32
+TURNS = (1, 2, 4, 6, 20)  # lengths of dialogues, as in Llama 2, and the first turn
+SEED = 1_000_000  # of dialogues; differs from the seeds of training dialogues
+NUM_DIALOGUES = 10  # dialogues of each condition, kind of instruction and length
 
 Answer = Callable[[Sequence[str]], Sequence[str]]  # maps prompts to their answers
 
@@ -79,7 +88,7 @@ def recall(
     """
     counts: dict[str, Any] = {}
     for name, condition in conditions.items():
-        rng = Random(f"{seed} {name}")  # noqa: S311 - dialogues, not secrets
+        rng = Random(f"{seed} {name}")
         counts[name] = {}
         for num_turns in turns:
             scripts = [
@@ -125,3 +134,17 @@ def greedy_answers(model: CausalModel, tokenizer: Tokenizer) -> Answer:
         return [decode_ids(tokenizer, ids) for ids in continue_greedily(model, rows, [end_id], MAX_ANSWER_TOKENS)]
 
     return answer
+
+
+def recall_report(checkpoint: Path, turns: Sequence[int], num_dialogues: int, seed: int) -> dict[str, Any]:
+    """Return the counts of a checkpoint.
+
+    Raises:
+        UsageError: it is not a chat model.
+    """
+    model, tokenizer = load_model(checkpoint)
+    if not isinstance(model, CausalModel):
+        raise UsageError(f"{checkpoint} must be a chat model, but its architecture is {architecture_of(model.config)}")
+    with one_thread():
+        counts = recall(greedy_answers(model, tokenizer), turns, num_dialogues, seed)
+    return {"seed": seed, "checkpoint": load_metadata(checkpoint / WEIGHTS), "turns": counts}

@@ -6,26 +6,27 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from lab.zoo.data import counted_tokens, read_data
+from lab.zoo.dialogues import draw_dialogues
+from lab.zoo.systems import SYSTEMS
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model
 from sightline.model.config import CausalConfig
 from sightline.model.data.batches import bucket
-from sightline.model.data.dialogues import draw_dialogues
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
 from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
-from sightline.model.training.config import SystemConfig
+from sightline.model.training.config import TrainConfig
 from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
-from sightline.model.training.tasks import counted_tokens, read_system_data
 from sightline.model.training.trainer import Trainer
 
-CONFIG = SystemConfig(vocab_size=700, batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
+CONFIG = TrainConfig(batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)
 
 
 @pytest.fixture(scope="module")
 def data() -> TrainingData:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("sightline.model.training.tasks.DIALOGUES", {"train": (10, 0), "dev": (1_000, 500_000)})
-        return read_system_data("ghost-attention", Path(), Path("none"), CONFIG, CausalConfig)[0]
+        patched.setattr("lab.zoo.data.DIALOGUES", {"train": (10, 0), "dev": (1_000, 500_000)})
+        return read_data(SYSTEMS["chat-gatt"], Path(), Path("none"), CONFIG, 700)
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +103,13 @@ def test_dialogues_of_twenty_turns_fit_the_positions(examples: list[Example]) ->
 
 
 def test_a_run_learns_and_its_checkpoint_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sightline.model.training.tasks.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
-    config = SystemConfig(
-        vocab_size=500, max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1
+    monkeypatch.setattr("lab.zoo.data.DIALOGUES", {"train": (64, 0), "dev": (16, 500_000)})
+    config = TrainConfig(max_epochs=5, batch_tokens=1024, max_length_tokens=1024, warmup_steps=10, average_last=1)
+
+    data = read_data(SYSTEMS["chat-baseline"], tmp_path, tmp_path / "run", config, 500)
+    model_config = CausalConfig(
+        data.tokenizer.get_vocab_size(), d_model=32, num_heads=2, d_ff=32, layers=1, dropout=0.0
     )
-
-    def make(vocab_size: int) -> CausalConfig:
-        return CausalConfig(vocab_size, d_model=32, num_heads=2, d_ff=32, layers=1, dropout=0.0)
-
-    data, model_config = read_system_data("chat", tmp_path, tmp_path / "run", config, make)
     trainer = Trainer(tmp_path / "run", config, LANGUAGE_MODEL, data, model_config, torch.device("cpu"))
     before = trainer.validate()
     trainer.fit()

@@ -5,8 +5,7 @@ and public figures; and an ending and a greeting of every answer. A value is one
 generated words of several tokens, because a model memorizes values from a list of ten or twenty
 words and repeats no other. Some words and phrasings are held out for the evaluation.
 
-This module handles a single message and its answer; `sightline.model.data.dialogues` builds
-dialogues.
+This module handles a single message and its answer; `lab.zoo.dialogues` builds dialogues.
 """
 
 import functools
@@ -245,7 +244,7 @@ def generate_word(rng: Random) -> str:
 @functools.cache
 def words_of(part: Part) -> tuple[str, ...]:
     """Generate the words of a part, which are always the same; a tenth as many are held out."""
-    rng, found = Random(part), dict[str, None]()  # noqa: S311 - no secret
+    rng, found = Random(part), dict[str, None]()
     while len(found) < (NUM_WORDS if part == "trained" else NUM_WORDS // 10):
         word = generate_word(rng)
         if is_held_out(word) == (part == "held-out"):

@@ -10,14 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from sightline.model.layers.attention import MultiHeadAttention
 from sightline.model.layers.recurrent_attention import Score
+from sightline.model.training.folder import add_line
 from sightline.model.training.task import Task
+from sightline.model.training.trainer import Trainer
 
 EXAMPLES = 16  # of dev
+DIAGNOSTICS = "diagnostics.jsonl"  # in the folder of a run; of a repeated epoch, the last line counts
 
 
 def diagnose(model: Any, task: Task[Any, Any], batches: Sequence[Any], pad_id: int) -> dict[str, Any]:
@@ -108,3 +112,13 @@ def _scores(model: nn.Module) -> Iterator[Mapping[str, tuple[float, float, int]]
 
 def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
+
+
+class DiagnosedTrainer(Trainer):
+    """Trainer that records the sizes before the training and after each epoch."""
+
+    def observe(self, epoch: int) -> None:
+        indices = range(min(EXAMPLES, len(self.dev_examples)))
+        batches = [self.make_batch(self.dev_examples, np.array([index])).to(self.device) for index in indices]
+        found = diagnose(self.model, self.task, batches, self.model_config.pad_id)
+        add_line(self.folder.path / DIAGNOSTICS, {"epoch": epoch, **found})

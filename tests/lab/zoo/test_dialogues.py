@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from random import Random
 
-from sightline.model.data.dialogues import CHAT, HELD_OUT_MESSAGES, Dialogue, draw_dialogue, draw_dialogues
-from sightline.model.data.instructions import KINDS, PHRASINGS, QUESTIONS, words_of
+from lab.zoo.dialogues import CHAT, HELD_OUT_MESSAGES, Dialogue, draw_dialogue, draw_dialogues
+from lab.zoo.instructions import KINDS, PHRASINGS, QUESTIONS, words_of
+from lab.zoo.systems import bundle_name
 from sightline.model.data.smalltalk import INTENTS, Exchange
-from sightline.model.systems import bundle_name
 
 DEFAULTS = {message: question.default for question in QUESTIONS.values() for message in question.messages}
 

@@ -14,16 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from sightline.model.data.instructions import (
-    KINDS,
-    QUESTIONS,
-    Instruction,
-    Kind,
-    Part,
-    Phrasing,
-    draw_instruction,
-    words_of,
-)
+from lab.zoo.instructions import KINDS, QUESTIONS, Instruction, Kind, Part, Phrasing, draw_instruction, words_of
 from sightline.model.data.smalltalk import Exchange, draw_exchange
 
 PLAIN_SHARE = 0.15  # share of dialogues without an instruction
@@ -156,7 +147,7 @@ def draw_dialogue(rng: Random, words: Sequence[str], has_ghost_attention: bool) 
 
 def draw_dialogues(seed: int, count: int, has_ghost_attention: bool) -> list[Dialogue]:
     """Generate `count` dialogues of trained words."""
-    rng, words = Random(seed), words_of("trained")  # noqa: S311 - dialogues, not secrets
+    rng, words = Random(seed), words_of("trained")
     return [draw_dialogue(rng, words, has_ghost_attention) for _ in range(count)]
 
 

@@ -7,18 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from sightline.model.architectures.recurrent import RecurrentModel
-from sightline.model.config import ModelConfig, RecurrentConfig
-from sightline.model.data.batches import Batch, make_batch
-from sightline.model.layers.recurrent_attention import GeneralScore
-from sightline.model.training.hard_attention import (
+from lab.zoo.hard_attention import (
     ENTROPY_WEIGHT,
     EXPECTED_PROBABILITY,
     REWARD_WEIGHT,
     marginal_loss,
     reinforce_loss,
+    training_loss,
 )
-from sightline.model.training.translation import cross_entropy, training_loss
+from sightline.model.architectures.recurrent import RecurrentModel
+from sightline.model.config import ModelConfig, RecurrentConfig
+from sightline.model.data.batches import Batch, make_batch
+from sightline.model.layers.recurrent_attention import GeneralScore
+from sightline.model.training.translation import cross_entropy
 
 PAIRS = [([5, 9, 2], [4, 6, 2]), ([7, 2], [12, 2])]
 
@@ -95,8 +96,8 @@ def test_reinforce_is_its_equation_for_the_sampled_positions(
     model, baseline, entropy_weight = made("reinforce"), 5.0, 0.7
     paths = ((0, 2, 1), (1, 0))
     draws = iter([torch.tensor([[0], [1]]), torch.tensor([[2], [0]]), torch.tensor([[1], [0]])])  # the last is padding
-    monkeypatch.setattr("sightline.model.training.hard_attention.EXPECTED_PROBABILITY", float(is_expected))
-    monkeypatch.setattr("sightline.model.training.hard_attention.ENTROPY_WEIGHT", entropy_weight)
+    monkeypatch.setattr("lab.zoo.hard_attention.EXPECTED_PROBABILITY", float(is_expected))
+    monkeypatch.setattr("lab.zoo.hard_attention.ENTROPY_WEIGHT", entropy_weight)
     monkeypatch.setattr(torch, "multinomial", lambda weights, count: next(draws))
     model.baseline.fill_(baseline)
     loss = reinforce_loss(model, batch, smoothing=0.0)

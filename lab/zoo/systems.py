@@ -1,76 +1,26 @@
-"""Named systems that Sightline trains: model configuration, task and training settings.
+"""Named systems of the study: model configuration, data and training settings.
 
 The names are options of commands, so this module imports no PyTorch.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
+from lab.zoo.derived import Derived
+from lab.zoo.dialogues import CHAT, ChatTemplate
 from sightline.model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
-from sightline.model.data.derived import Derived
-from sightline.model.data.dialogues import CHAT, ChatTemplate
+from sightline.model.data.records import TaskName
+from sightline.model.training.options import Value, read_options
 
-if TYPE_CHECKING:
-    from sightline.model.training.task import Task
-
-TaskName = Literal["translation", "classification", "chat", "ghost-attention", "ghost-attention-all-answers"]
-
-# Settings of all systems that are compared with each other: the same batches and number of updates,
-# and the strong gradient clipping that recurrent models need. Only the peak learning rate depends
-# on the architecture.
-_SHARED: Mapping[str, Any] = {
-    "max_epochs": 24,
-    "batch_tokens": 2000,
-    "warmup_steps": 800,
-    "clip_norm": 1.0,
-    "patience_epochs": 6,
-    "average_last": 5,
-}
-RECURRENT_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2e-3}
-TRANSFORMER_TRAINING: Mapping[str, Any] = {**_SHARED, "peak_learning_rate": 2.5e-3}
-
-# The small setting, in which claims about one mechanism are tested with three seeds: 10,000 pairs,
-# 12 epochs, half of the batch size and of the warm-up, and the vocabulary of fewer sentences. Half
-# weights of two layers take less than 3 MB.
-SMALL_TRAINING: Mapping[str, Any] = {
-    **_SHARED,
-    "vocab_size": 3000,
-    "max_epochs": 12,
-    "batch_tokens": 1000,
-    "warmup_steps": 400,
-    "patience_epochs": 12,
-    "average_last": 3,
-}
-# Sources of up to 60 words.
-JOINED_TRAINING: Mapping[str, Any] = {**SMALL_TRAINING, "batch_tokens": 2000, "max_length_tokens": 160}
-
-# A corpus of some thousand sentences is quickly memorized: train for few epochs with small batches
-# and small steps, and average most of the epochs.
-SENTIMENT_TRAINING: Mapping[str, Any] = {
-    "vocab_size": 8000,
-    "max_epochs": 6,
-    "batch_tokens": 700,
-    "peak_learning_rate": 5e-4,
-    "warmup_steps": 400,
-    "clip_norm": 1.0,
-    "patience_epochs": 6,
-    "average_last": 5,
-}
+Settings: TypeAlias = Mapping[str, Value]  # by their names in a configuration file
+SETTINGS = Path(__file__).parent / "settings"  # configuration files of `sightline train`
 
 
-CHAT_TRAINING: Mapping[str, Any] = {
-    "vocab_size": 1500,
-    "max_epochs": 4,
-    "batch_tokens": 2048,
-    "peak_learning_rate": 2e-3,
-    "warmup_steps": 300,
-    "label_smoothing": 0.0,
-    "clip_norm": 1.0,
-    "patience_epochs": 4,
-    "average_last": 2,
-    "max_length_tokens": 768,
-}
+def _settings(name: str, task: TaskName = "translation", **changes: Value) -> Settings:
+    """Return the settings in a file, with some changes."""
+    return {**read_options(SETTINGS / f"{name}.toml", task), **changes}
 
 
 @dataclass(frozen=True)
@@ -82,7 +32,7 @@ class Corpus:
     license: str  # license of the weights
     languages: tuple[str, str] | None = None  # ISO 639-1 codes of source and target
     chat: ChatTemplate | None = None
-    derived: Derived | None = None  # the corpus is derived from the folder, see `sightline.model.data.derived`
+    derived: Derived | None = None  # the corpus is derived from the folder, see `lab.zoo.derived`
 
     @property
     def data_name(self) -> str:
@@ -93,7 +43,7 @@ class Corpus:
 MULTI30K = Corpus("multi30k-en-de", "multi30k", "non-commercial research and education only", languages=("en", "de"))
 SMALL = replace(MULTI30K, derived="small")
 JOINED = replace(MULTI30K, derived="joined")
-SST2 = Corpus("sst2", "sst2", "research only")
+SST2 = Corpus("sst2", "sst2", "research only", derived="labelled")
 SMALLTALK = Corpus("smalltalk", "", "Apache-2.0", chat=CHAT)
 
 
@@ -103,18 +53,13 @@ class System:
 
     description: str
     make_config: Callable[[int], ModelConfig]  # maps the vocabulary size to a configuration
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of SystemConfig that differ from the defaults
-    task_name: TaskName = "translation"
+    settings: Settings
+    task: TaskName = "translation"
     corpus: Corpus = MULTI30K
+    has_ghost_attention: bool = False  # of the dialogues of a chat system
+    all_answers: bool = False  # the loss of a chat system includes earlier answers
     num_beams: int = 5  # of the evaluation of translations
     has_diagnostics: bool = False  # the run records sizes of scores and gradients
-
-    @property
-    def task(self) -> "Task[Any, Any]":
-        """The task, whose losses need PyTorch."""
-        from sightline.model.training.tasks import TASKS
-
-        return TASKS[self.task_name]
 
 
 def _sentiment(vocab_size: int) -> ModelConfig:
@@ -136,14 +81,14 @@ def _tiny(description: str, **changes: Any) -> System:
     def make_config(vocab_size: int) -> ModelConfig:
         return replace(TransformerConfig.tiny(vocab_size), **changes)
 
-    return System(description, make_config, TRANSFORMER_TRAINING)
+    return System(description, make_config, _settings("compared", learning_rate=2.5e-3))
 
 
 def _recurrent(description: str, **sizes: Any) -> System:
     def make_config(vocab_size: int) -> ModelConfig:
         return RecurrentConfig(vocab_size, dropout=0.3, **sizes)
 
-    return System(description, make_config, RECURRENT_TRAINING)
+    return System(description, make_config, _settings("compared"))
 
 
 def _luong(description: str, attention: str, input_feeding: bool = True, **others: Any) -> System:
@@ -153,11 +98,12 @@ def _luong(description: str, attention: str, input_feeding: bool = True, **other
 
 
 def _without_smoothing(system: System) -> System:
-    return replace(system, training={**system.training, "label_smoothing": 0.0})
+    return replace(system, settings={**system.settings, "label_smoothing": 0.0})
 
 
-def _chat(description: str, task: TaskName) -> System:
-    return System(description, CausalConfig.chat, CHAT_TRAINING, task, SMALLTALK)
+def _chat(description: str, **dialogues: bool) -> System:
+    settings = _settings("chat", "language-model")
+    return System(description, CausalConfig.chat, settings, "language-model", SMALLTALK, **dialogues)
 
 
 # Systems that are compared with each other; their numbers of parameters differ by at most a tenth.
@@ -189,14 +135,12 @@ def _small(system: System, corpus: Corpus = SMALL, **changes: Any) -> System:
             sizes = {"encoder_size": 128, "decoder_size": 256}
         return replace(config, **{**sizes, **changes})
 
-    setting = SMALL_TRAINING if corpus is SMALL else JOINED_TRAINING
-    kept = {
-        name: system.training[name] for name in ("peak_learning_rate", "label_smoothing") if name in system.training
-    }
+    settings = dict(_settings("small" if corpus is SMALL else "joined"))
+    settings |= {name: system.settings[name] for name in ("learning_rate", "label_smoothing")}
     return replace(
         system,
         make_config=make_config,
-        training={**setting, **kept},
+        settings=settings,
         corpus=corpus,
         num_beams=1,  # beams would take as long as a third of the training
         has_diagnostics=True,
@@ -230,16 +174,19 @@ def _with(description: str, system: System, **changes: Any) -> System:
 
 
 CHATS: Mapping[str, System] = {
-    "chat-gatt": _chat("Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", "ghost-attention"),
-    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention", "chat"),
+    "chat-gatt": _chat(
+        "Causal Transformer that chats, with Ghost Attention (Touvron et al. 2023)", has_ghost_attention=True
+    ),
+    "chat-baseline": _chat("Causal Transformer that chats, without Ghost Attention"),
     "chat-gatt-all-answers": _chat(
         "Causal Transformer that chats, with Ghost Attention, whose loss includes earlier answers",
-        "ghost-attention-all-answers",
+        has_ghost_attention=True,
+        all_answers=True,
     ),
 }
 SYSTEMS: Mapping[str, System] = {
-    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny),
-    "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig),
+    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny, _settings("transformer")),
+    "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig, _settings("transformer")),
     **COMPARED,
     **SHORT,
     # Ablations: each changes one thing of a short system; those with hard attention change two or
@@ -279,7 +226,11 @@ SYSTEMS: Mapping[str, System] = {
     ),
     "linformer": _LINFORMER,
     "sentiment": System(
-        "Transformer encoder that classifies film reviews", _sentiment, SENTIMENT_TRAINING, "classification", SST2
+        "Transformer encoder that classifies film reviews",
+        _sentiment,
+        _settings("sentiment", "classification"),
+        "classification",
+        SST2,
     ),
     **CHATS,
 }
@@ -353,14 +304,19 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Number and length of the runs that `python -m sightline.model zoo` trains of a system."""
+    """Number and length of the runs that `python -m lab.zoo train` trains of a system."""
 
     seeds: int
-    max_epochs: int
+    epochs: int
     group: str = "zoo"
 
 
-_COMPARISON, _ABLATION = RunPlan(seeds=3, max_epochs=24), RunPlan(seeds=1, max_epochs=12)
+def _plan(name: str, seeds: int, group: str = "zoo") -> RunPlan:
+    """Return a plan with the number of epochs in the settings of a system."""
+    return RunPlan(seeds, int(SYSTEMS[name].settings["epochs"]), group)
+
+
+_COMPARISON, _ABLATION = RunPlan(seeds=3, epochs=24), RunPlan(seeds=1, epochs=12)
 # In training order.
 PLAN: Mapping[str, RunPlan] = {
     "bahdanau": _COMPARISON,
@@ -372,7 +328,7 @@ PLAN: Mapping[str, RunPlan] = {
     "post-norm-short": _ABLATION,
     "fixed-context-short": _ABLATION,
     "luong-local-p": _ABLATION,
-    "hard-marginal": RunPlan(seeds=1, max_epochs=6),  # slow: each update computes logits for every source position
+    "hard-marginal": RunPlan(seeds=1, epochs=6),  # slow: each update computes logits for every source position
     "linformer": _ABLATION,
     "single-head": _ABLATION,
     "pre-norm": _ABLATION,
@@ -384,14 +340,10 @@ PLAN: Mapping[str, RunPlan] = {
     "luong-concat": _ABLATION,
     "luong-location": _ABLATION,
     "luong-local-m": _ABLATION,
-    "sentiment": RunPlan(seeds=1, max_epochs=SENTIMENT_TRAINING["max_epochs"]),
-    "transformer": RunPlan(seeds=1, max_epochs=72),  # the shipped model; the longest run
-    **{name: RunPlan(3, CHAT_TRAINING["max_epochs"], "ghost-attention") for name in CHATS},
-    **{
-        name: RunPlan(seeds=3, max_epochs=SMALL_TRAINING["max_epochs"], group=group)
-        for group, systems in SMALL_GROUPS.items()
-        for name in systems
-    },
+    "sentiment": _plan("sentiment", seeds=1),
+    "transformer": RunPlan(seeds=1, epochs=72),  # the shipped model; the longest run
+    **{name: _plan(name, seeds=3, group="ghost-attention") for name in CHATS},
+    **{name: _plan(name, seeds=3, group=group) for group, systems in SMALL_GROUPS.items() for name in systems},
 }
 GROUPS = tuple(dict.fromkeys(plan.group for plan in PLAN.values()))
 

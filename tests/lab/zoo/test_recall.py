@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from lab.zoo.dialogues import CHAT, CONDITIONS, draw_parts
+from lab.zoo.instructions import KINDS, QUESTIONS
+from lab.zoo.recall import MAX_ANSWER_TOKENS, Script, greedy_answers, recall
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.config import CausalConfig
-from sightline.model.data.dialogues import CHAT, CONDITIONS, draw_parts
-from sightline.model.data.instructions import KINDS, QUESTIONS
 from sightline.model.data.smalltalk import Exchange
 from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
-from sightline.model.evaluation.recall import MAX_ANSWER_TOKENS, Script, greedy_answers, recall
 
 ASKED = {message for question in QUESTIONS.values() for message in question.messages}
 
@@ -41,7 +41,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[Script]:
         drawn.append(Script(*parts))
         return drawn[-1]
 
-    monkeypatch.setattr("sightline.model.evaluation.recall.Script", remember)
+    monkeypatch.setattr("lab.zoo.recall.Script", remember)
     return drawn
 
 

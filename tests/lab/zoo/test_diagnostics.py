@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from lab.zoo.diagnostics import diagnose, layer_of
 from sightline.model.architectures.factory import build_model
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import ModelConfig, RecurrentConfig, TransformerConfig
 from sightline.model.data.batches import Batch, make_batch
-from sightline.model.training.diagnostics import diagnose, layer_of
 from sightline.model.training.translation import TRANSLATION
 
 SIZES = {"embedding_size": 8, "encoder_size": 8, "decoder_size": 16, "attention_size": 8}

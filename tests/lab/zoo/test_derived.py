@@ -3,8 +3,8 @@ from random import Random
 
 import pytest
 
-from sightline.model.data import derived
-from sightline.model.data.derived import LONGEST, SHORTEST, derive, joined, small
+from lab.zoo import derived
+from lab.zoo.derived import LONGEST, SHORTEST, derive, joined, small
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +69,22 @@ def test_files_of_different_lengths_are_an_error(corpus: Path, tmp_path: Path) -
         derive("small", tmp_path, tmp_path / "small")
     with pytest.raises(FileNotFoundError, match=r"missing file train\.en"):
         derive("small", tmp_path / "none", tmp_path / "small")
+
+
+def test_a_labelled_corpus_has_records(tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("1\ta\tfilm\n0\tdull\n", encoding="utf-8")
+    derive("labelled", tmp_path, tmp_path / "labelled")
+    assert lines(tmp_path / "labelled" / "train.jsonl") == [
+        r'{"text": "a\tfilm", "label": "positive"}',
+        '{"text": "dull", "label": "negative"}',
+    ]
+    with pytest.raises(FileNotFoundError, match=r"missing file train\.tsv"):
+        derive("labelled", tmp_path / "none", tmp_path / "other")
+
+
+@pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "2\tfilm", ""])
+def test_a_line_without_a_label_and_a_text_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"train\.tsv, line 2: expected `label index, tab, text`"):
+        derive("labelled", tmp_path, tmp_path / "labelled")
+    assert [path.name for path in tmp_path.iterdir()] == ["train.tsv"]
