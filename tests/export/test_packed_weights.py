@@ -21,21 +21,14 @@ from sightline.export.graphs.builder import WeightFile
 from sightline.export.options import BundleMetadata, Recipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import open_folder
-from tests.export.decoder_models import (
-    GPT2_SMALL,
-    SMALL,
-    graph_outputs,
-    hf_model,
-    hf_outputs,
-    import_folder,
-    random_ids,
-)
+from tests.export.decoder_models import graph_outputs, hf_outputs, import_folder, random_ids
 from tests.export.folders_of_others import word_tokenizer
-from tests.export.imported import MAP_TOLERANCE, TOLERANCE
 from tests.export.packed_models import Packing, quantize
 from tests.export.products import dequantized, separate
+from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
+from tests.zoo.models import GPT2_LIKE, LLAMA_LIKE, random_model
 
-SIZES: dict[str, Any] = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {**LLAMA_LIKE, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_hidden_layers": 2}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 AWQ: dict[str, Any] = {
@@ -67,7 +60,7 @@ CASES: dict[str, tuple[Any, Packing]] = {
 
 def saved(folder: Path, name: str = "gptq", **options: Any) -> Any:
     config, packing = CASES[name]
-    hf = hf_model(config)
+    hf = random_model(config)
     quantize(hf, folder, Packing({**packing.options, **options}, packing.is_symmetric, packing.has_zero_biases,
                                  packing.fills_groups))  # fmt: skip
     return hf
@@ -229,7 +222,7 @@ def test_other_formats_are_refused(case: str, tmp_path: Path) -> None:
 
 
 def test_gpt2_stores_its_matrices_otherwise(tmp_path: Path) -> None:
-    hf = hf_model(GPT2Config(**GPT2_SMALL))
+    hf = random_model(GPT2Config(**GPT2_LIKE))
     hf.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": GPTQ}))

@@ -11,7 +11,8 @@ import pytest
 from sightline.export.convert.quantize import quantize_graphs
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.options import Recipe
-from tests.export.decoder_models import MODELS, POSITIONS, Imported, Rows, hf_model, import_model, random_ids
+from tests.export.decoder_models import Imported, Rows, import_model, random_ids
+from tests.zoo.models import DECODERS, POSITIONS
 
 OUTPUTS = ("logits", "hidden")
 RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Recipe(8, layers="per-token"))
@@ -19,7 +20,7 @@ RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Re
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3-windows", "gemma2"])
 def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Imported]:
-    hf = hf_model(MODELS[request.param], scale=0.1)
+    hf = DECODERS[request.param].make(scale=0.1)
     with import_model(hf, tmp_path_factory.mktemp(request.param)) as imported:
         yield imported
 
