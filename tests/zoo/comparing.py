@@ -19,7 +19,7 @@ from sightline.export.families import predictions
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
-from sightline.export.sources.checkpoint import Tensors, open_folder
+from sightline.export.sources.checkpoint import Folder, Tensors, open_folder
 from tests.export.graph_bundles import write_bundle
 
 Array = NDArray[Any]
@@ -51,9 +51,9 @@ class Imported:
         """Return what the reference of verification computes."""
         return reference_outputs(self.model, self.weights, texts)
 
-    def graph_outputs(self, texts: Texts) -> dict[str, Array]:
+    def graph_outputs(self, texts: Texts, positions: int = 40) -> dict[str, Array]:
         """Return what the graphs compute for texts in one batch, the longest text first."""
-        runner = GraphRunner(self.folder, self.write_bundle(), self.model)
+        runner = GraphRunner(self.folder, self.write_bundle(positions), self.model)
         return runner.run(texts.sources, texts.targets, 1)[1]
 
     def write_bundle(self, positions: int = 40) -> Manifest:
@@ -61,22 +61,31 @@ class Imported:
         return write_bundle(self.folder, self.model, self.weights, positions)
 
 
-def import_folder(
-    folder: Path, tokenizer: Mapping[str, Any] | None = TOKENIZER, *, has_more_tensors: bool = False, **options: Any
+def describe_folder(
+    opened: Folder, tensors: Tensors | None = None, tokenizer: Mapping[str, Any] | None = TOKENIZER, **options: Any
 ) -> Imported:
     """Describe a checkpoint, and check that all its keys are known.
 
+    The folder must stay open while its weights are read, unless there are other tensors.
+    """
+    stored = opened.tensors if tensors is None else tensors
+    described = describe(find_family(opened.config), opened.config, stored, tokenizer, **options)
+    opened.config.check_all_read()
+    return Imported(opened.path, *described)
+
+
+def import_folder(
+    folder: Path, tokenizer: Mapping[str, Any] | None = TOKENIZER, *, has_more_tensors: bool = False, **options: Any
+) -> Imported:
+    """Describe a checkpoint, whose weights stay in memory.
+
     All its tensors must be known, too, unless it `has_more_tensors`.
     """
-    with open_folder(folder) as checkpoint:
-        config, stored = checkpoint.config, checkpoint.tensors
-        # The reference reads weights after the folder is closed. Numbers of positions are integers,
-        # which no model reads.
-        tensors = Tensors.of_arrays(
-            {name: np.zeros(0, np.float32) if name.endswith("_ids") else stored.read(name) for name in stored.names}
-        )
-        imported = Imported(folder, *describe(find_family(config), config, tensors, tokenizer, **options))
-        config.check_all_read()
+    with open_folder(folder) as opened:
+        # Numbers of positions are integers, which no model reads.
+        names = [name for name in opened.tensors.names if not name.endswith("_ids")]
+        tensors = Tensors.of_arrays({name: opened.tensors.read(name) for name in names})
+        imported = describe_folder(opened, tensors, tokenizer, **options)
     if not has_more_tensors:
         imported.outputs(Texts(((5,),), ((5,),)))
         tensors.check_all_read()
