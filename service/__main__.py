@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
     # Until the server has its own handler. The first process of a container has none by default,
     # and would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    configure_logging(settings.log_level, log_format=settings.log_format)
+    configure_logging(settings.log_level)
     if options.ray:
         from sightline.service.ray_command import serve_with_ray
 

@@ -5,14 +5,16 @@ frozen.
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
+from sightline.base.machine import usable_memory
 from sightline.service.fields import MAX_INPUTS, reworded
 
 ENV_PREFIX = "SIGHTLINE_"
@@ -39,8 +41,43 @@ ORIGIN = re.compile(
 )
 
 
+# Settings of earlier versions, and what replaces them. `{name}` becomes the variable or flag of a
+# setting.
+REPLACED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("header_timeout_s", "body_timeout_s", "write_timeout_s"),
+            "is now {client_timeout_s}, one timeout for sending a request and for reading its response",
+        ),
+        "max_state_bytes": "follows from {memory_bytes}, half of which is for decoder states",
+        "max_prefix_cache_bytes": "follows from {memory_bytes}, an eighth of which is for the prefix cache; "
+        "{prefix_cache} decides if there is one",
+        "max_response_bytes": "follows from {memory_bytes}, an eighth of which is for responses",
+        "max_waiting_bytes": "follows from {max_body_bytes}: it is 16 MiB, or one body if that is larger",
+        "max_waiting_tokens": "follows from {max_waiting_sequences}: it is 256 times that number",
+        "max_batch_tokens": "is always 1024; remove it",
+        "max_connections_per_address": "follows from {max_connections}: it is half of that number",
+        "load_timeout_s": "is always 600; remove it",
+        "log_format": "does not exist any more; log lines are text on a terminal and JSON elsewhere",
+        "otlp_endpoint": "is now OTEL_EXPORTER_OTLP_ENDPOINT, OpenTelemetry's own variable",
+        "trace_sampling": "is now OTEL_TRACES_SAMPLER=parentbased_traceidratio with OTEL_TRACES_SAMPLER_ARG, "
+        "OpenTelemetry's own variables",
+        "frame_ancestors": "is now {cors_origins}, whose pages may also show the page in a frame",
+    }
+)
+
+
 class SettingsError(Exception):
     """Invalid settings; the message names each and gives the reason."""
+
+
+def _derived(compute: Callable[[dict[str, Any]], int]) -> Any:
+    """Return the field of a limit that is computed from the fields before it."""
+    return Field(default_factory=compute)
+
+
+def _memory(values: Mapping[str, Any]) -> int:
+    return values["memory_bytes"] or usable_memory()
 
 
 class Settings(BaseModel):
@@ -48,7 +85,11 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    host: str = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 listens on all interfaces.")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on; 0.0.0.0, all interfaces, lets other machines and containers reach the "
+        "service.",
+    )
     allowed_hosts: str | None = Field(
         default=None,
         description="Host names of the service, comma-separated; requests whose header Host has another name get 421. "
@@ -67,19 +108,11 @@ class Settings(BaseModel):
         "redis://localhost:6379/0, so that several services share the counts; needs the extra `redis`. If not set, "
         "each service counts in memory.",
     )
-    otlp_endpoint: str | None = Field(
-        default=None,
-        description="URL of an OpenTelemetry collector that receives a trace of each sampled call by OTLP over HTTP, "
-        "such as http://127.0.0.1:4318; needs the extra `traces`. If not set, there are no traces.",
-    )
-    trace_sampling: float = Field(
-        default=1.0,
-        ge=0,
-        le=1,
-        description="Fraction of the calls that are traced. A client that sends `traceparent` decides for its calls.",
-    )
     port: int = Field(
-        default=8000, ge=0, le=MAX_PORT, description="Port to listen on; 0 takes a free port and logs it."
+        default=8000,
+        ge=0,
+        le=MAX_PORT,
+        description="Port to listen on, if another program uses the default; 0 takes a free port and logs it.",
     )
     admin_address: str | None = Field(
         default=None,
@@ -91,8 +124,8 @@ class Settings(BaseModel):
         coerce_numbers_to_str=True,
         description="Worker processes that serve the port together: a number from 1 to 256, or auto for one for each "
         "core that the process may use, if the memory suffices; 1 on a GPU. The limits hold for all workers "
-        "together: each has an equal share of `max_rows`, `max_state_bytes`, `max_prefix_cache_bytes`, "
-        "`max_waiting_*` and `max_response_bytes`.",
+        "together: each has an equal share of `memory_bytes`, `max_rows` and `max_waiting_sequences`. Fewer workers "
+        "need less memory.",
     )
     bundles: Path = Field(
         default=Path("bundles"),
@@ -106,18 +139,13 @@ class Settings(BaseModel):
     )
     strict_loading: bool = Field(
         default=False,
-        description="Exit with code 3 if any bundle fails to load; otherwise serve the others and log an error.",
+        description="Exit with code 3 if any bundle fails to load, so that a rollout stops; otherwise serve the others "
+        "and log an error.",
     )
     lazy_models: str = Field(
         default="",
-        description="Models to load on their first use instead of at start: names, comma-separated, or `*` for all. "
-        "Bundles whose manifest has `lazy` are loaded so, too.",
-    )
-    load_timeout_s: float = Field(
-        default=600.0,
-        gt=0,
-        description="Maximum seconds of each of the two stages of the load of a bundle: reading it, and running its "
-        "graphs. A bundle that takes longer is not served.",
+        description="Models to load on their first use instead of at start, which saves memory: names, "
+        "comma-separated, or `*` for all. Bundles whose manifest has `lazy` are loaded so, too.",
     )
     model_control: Literal["none", "explicit"] = Field(
         default="none",
@@ -127,117 +155,96 @@ class Settings(BaseModel):
     )
     provider: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
-        description="Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the CPU.",
+        description="Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the CPU. "
+        "With cuda, the service does not start without a GPU.",
     )
     compatible_apis: str = Field(
         default=",".join(COMPATIBLE_APIS),
-        description="Compatibility APIs to serve, comma-separated; all others are disabled.",
+        description="Compatibility APIs to serve, comma-separated; all others are disabled, so that clients reach only "
+        "what is used.",
     )
     cors_origins: str | None = Field(
         default=None,
-        description="Origins of web pages that may call the service, comma-separated, such as https://example.org; "
-        "`null` allows pages from files, `*` any origin.",
+        description="Origins of web pages that may call the service and show its page in a frame, comma-separated, "
+        "such as https://example.org; `*` allows any origin, and `null` pages from files to call it.",
     )
     page: bool = Field(
-        default=True, description="Serve the page that shows attention at / to browsers; false serves the API only."
-    )
-    frame_ancestors: str | None = Field(
-        default=None,
-        description="Origins of web pages that may show the page in a frame, comma-separated, such as "
-        "https://example.org; `*` allows any.",
+        default=True,
+        description="Serve the page that shows attention at / to browsers; without it, only the API is served.",
     )
     threads: int = Field(
         default=0,
         ge=0,
         le=1024,
         description="Threads for each graph; with 0, each of several workers uses one, or more while the others are "
-        "idle, and large models are measured at start. The container's CPU quota or the number of cores is the limit.",
+        "idle, and large models are measured at start. The container's CPU quota or the number of cores is the limit. "
+        "A number makes the start faster and speed predictable.",
+    )
+    memory_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Memory of the service, if it shares a machine with other programs; 0 uses all that is available "
+        "to the process. Half of it is for decoder states, an eighth, at most 1 GiB, for the prefix cache, and an "
+        "eighth, from 32 MiB to 1 GiB, for responses until their clients have read them.",
+    )
+    prefix_cache: bool = Field(
+        default=True,
+        description="Keep the states of prompts of decoder-only models, which are not computed again for prompts that "
+        "begin alike. Without keys, callers can learn each other's prompts by the time to the first token.",
     )
     max_rows: int = Field(
         default=0,
         ge=0,
         le=1024,
         description="Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0 "
-        "derives the number from `max_state_bytes`, between 8 and 32 (on CUDA 128).",
-    )
-    max_state_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Maximum bytes of the decoder state of all models; 0 uses half of the memory available to the "
-        "process. It has no effect if `max_rows` is set.",
-    )
-    max_prefix_cache_bytes: int | None = Field(
-        default=None,
-        ge=0,
-        description="Maximum bytes of the prefix cache of all models; 0 disables it. It keeps the states of prompts of "
-        "decoder-only models, which are not computed again for prompts that begin alike. If not set, it is an eighth "
-        "of the memory available to the process, at most 1 GiB.",
-    )
-    max_batch_tokens: int = Field(
-        default=1024, ge=1, description="Maximum tokens of an encoder batch, padding included."
+        "derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128). More rows raise the throughput and "
+        "the time of each token.",
     )
     max_inputs: int = Field(
         default=MAX_INPUTS,
         ge=1,
         le=MAX_INPUTS,
         description="Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split into "
-        "sentences is one input.",
+        "sentences is one input. A smaller number keeps one client from occupying the service.",
     )
     max_waiting_sequences: int = Field(
         default=256,
         ge=1,
         description="Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A call "
         "enters a quarter of them at a time, at least 32; its other sequences follow as these finish. A call that "
-        "enters n sequences needs 2n - 1 free places unless it is alone.",
-    )
-    max_waiting_bytes: int = Field(
-        default=16 * 1024 * 1024,
-        ge=1,
-        description="Maximum bytes of request bodies that one model holds, and of all bodies that are arriving.",
-    )
-    max_waiting_tokens: int = Field(
-        default=65536,
-        ge=1,
-        description="Maximum source tokens of one model's calls, waiting and running; more get 429.",
-    )
-    max_response_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Maximum bytes of all responses until their clients have read them; 0 uses an eighth of the memory "
-        "available to the process, between 32 MiB and 1 GiB.",
+        "enters n sequences needs 2n - 1 free places unless it is alone. The source tokens of a model's calls are "
+        "limited to 256 times this number. Raise it if clients prefer waiting to 429.",
     )
     queue_timeout_s: float = Field(
         default=5.0,
         gt=0,
-        description="Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately.",
+        description="Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately, so "
+        "that its client can try another service.",
     )
     request_timeout_s: float = Field(
         default=30.0,
         gt=0,
-        description="Maximum seconds of a request; the header X-Request-Timeout-Ms can only shorten it.",
+        description="Maximum seconds of a request, if long texts need more; the header X-Request-Timeout-Ms can only "
+        "shorten it.",
     )
     max_body_bytes: int = Field(
-        default=1024 * 1024, ge=1, description="Maximum bytes of a request body, after decompression."
+        default=1024 * 1024,
+        ge=1,
+        description="Maximum bytes of a request body, after decompression, if calls have long texts or many inputs. "
+        "The bodies that a model's calls hold, and those that are arriving, may have 16 MiB together, or one such "
+        "body if it is larger.",
     )
     max_connections: int = Field(
-        default=2048, ge=1, description="Maximum open connections; more are answered with 429 and closed."
-    )
-    max_connections_per_address: int = Field(
-        default=1024,
+        default=2048,
         ge=1,
-        description="Maximum open connections of one IPv4 address or IPv6 network of 64 bits; a proxy counts as one "
-        "address.",
+        description="Maximum open connections, half of them from one IPv4 address or IPv6 network of 64 bits; more are "
+        "answered with 429 and closed. A proxy counts as one address: raise it for many clients behind one proxy.",
     )
-    header_timeout_s: float = Field(
-        default=5.0, gt=0, description="Seconds within which a client must send the head of a request."
-    )
-    body_timeout_s: float = Field(
-        default=10.0, gt=0, description="Seconds within which a client must send the body of a request."
-    )
-    write_timeout_s: float = Field(
+    client_timeout_s: float = Field(
         default=10.0,
         gt=0,
-        description="Seconds for which a client may read nothing of its response; then the connection is closed.",
+        description="Seconds within which a client must send the head of a request, then its body, and for which it "
+        "may read nothing of its response; then the connection is closed. Slow networks need more.",
     )
     keep_alive_s: int = Field(
         default=5,
@@ -248,18 +255,31 @@ class Settings(BaseModel):
         default=5.0,
         ge=0,
         description="Seconds after SIGTERM during which /health/ready returns 503 draining and requests are still "
-        "served.",
+        "served: the time that a load balancer needs to notice.",
     )
     shutdown_timeout_s: float = Field(
-        default=30.0, gt=0, description="Seconds after the drain window within which running requests must finish."
+        default=30.0,
+        gt=0,
+        description="Seconds after the drain window within which running requests must finish; long generations need "
+        "more.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Minimum level of log lines; requests are logged as info, health checks as debug."
+        default="info",
+        description="Minimum level of log lines; requests are logged as info, health checks as debug. warning keeps "
+        "the log small.",
     )
-    log_format: Literal["auto", "text", "json"] = Field(
-        default="auto",
-        description="Format of log lines; auto writes readable text to a terminal and JSON to anything else. NO_COLOR "
-        "disables colors.",
+
+    # Limits that follow from the settings above. Only code sets them: for tests, for the share of a
+    # worker, and for commands without clients.
+    load_timeout_s: float = 600.0  # of each of the two stages of the load of a bundle
+    max_batch_tokens: int = 1024  # of an encoder batch, padding included
+    max_waiting_bytes: int = _derived(lambda values: max(16 << 20, values["max_body_bytes"]))
+    max_waiting_tokens: int = _derived(lambda values: 256 * values["max_waiting_sequences"])
+    max_connections_per_address: int = _derived(lambda values: -(-values["max_connections"] // 2))
+    max_state_bytes: int = _derived(lambda values: _memory(values) // 2)
+    max_response_bytes: int = _derived(lambda values: min(max(_memory(values) // 8, 32 << 20), 1 << 30))
+    max_prefix_cache_bytes: int = _derived(
+        lambda values: min(_memory(values) // 8, 1 << 30) if values["prefix_cache"] else 0
     )
 
     @property
@@ -293,8 +313,8 @@ class Settings(BaseModel):
 
     @property
     def limits(self) -> dict[str, float]:
-        """All settings named `max_*`; `/metrics` exports them as gauges."""
-        return {name: value for name, value in self if name.startswith("max_") and value is not None}
+        """All limits named `max_*`; `/metrics` exports them as gauges."""
+        return {name: value for name, value in self if name.startswith("max_")}
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
@@ -309,7 +329,7 @@ class Settings(BaseModel):
 
     @property
     def allowed_frames(self) -> tuple[str, ...]:
-        return _split(self.frame_ancestors or "")
+        return tuple(origin for origin in self.allowed_origins if origin != "null")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -318,12 +338,6 @@ class Settings(BaseModel):
                 f"{env_name('queue_timeout_s')} ({self.queue_timeout_s:g}) exceeds {env_name('request_timeout_s')} "
                 f"({self.request_timeout_s:g}): "
                 "no request could wait that long; lower the first or raise the second"
-            )
-        if self.max_body_bytes > self.max_waiting_bytes:
-            raise ValueError(
-                f"{env_name('max_body_bytes')} ({self.max_body_bytes}) exceeds {env_name('max_waiting_bytes')} "
-                f"({self.max_waiting_bytes}): "
-                "the largest body could never wait; lower the first or raise the second"
             )
         if self.workers != "auto" and not (self.workers.isdecimal() and 1 <= int(self.workers) <= MAX_WORKERS):
             raise ValueError(f"workers: it must be auto or a number from 1 to {MAX_WORKERS}, got {self.workers!r}")
@@ -337,16 +351,17 @@ class Settings(BaseModel):
         for name in self.api_names:
             if name not in COMPATIBLE_APIS:
                 raise ValueError(f"compatible_apis: unknown API {name!r}; the APIs are {', '.join(COMPATIBLE_APIS)}")
-        for name, origin in [
-            *(("cors_origins", origin) for origin in self.allowed_origins),
-            *(("frame_ancestors", origin) for origin in self.allowed_frames),
-        ]:
-            if origin != "*" and (not ORIGIN.fullmatch(origin) or (name, origin) == ("frame_ancestors", "null")):
+        for origin in self.allowed_origins:
+            if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{name}: {origin!r} is not an origin as browsers send it, such as https://example.org or "
+                    f"cors_origins: {origin!r} is not an origin as browsers send it, such as https://example.org or "
                     "http://localhost:8080: without a path, capital letters or the default port of the scheme"
                 )
         return self
+
+
+# The settings that a user can change; the other fields are limits that follow from them.
+SETTINGS: Mapping[str, FieldInfo] = {name: field for name, field in Settings.model_fields.items() if field.description}
 
 
 def is_loopback(host: str) -> bool:
@@ -399,9 +414,11 @@ def read_settings(
         f"--max-rows is {env_name('max_rows')}."
     )
     parser.epilog = "example: %(prog)s --bundles bundles --port 8000"
-    add_flags(parser, Settings.model_fields)
+    add_flags(parser, SETTINGS)
+    given = {argument.partition("=")[0] for argument in arguments}
+    _reject_replaced(flag_name, given)
     flags = vars(parser.parse_args(arguments, options))
-    return make_settings({name: flags[name] for name in Settings.model_fields}, environment)
+    return make_settings({name: flags[name] for name in SETTINGS}, environment)
 
 
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
@@ -412,23 +429,36 @@ def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.
     Raises:
         SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
     """
-    known = {env_name(field) for field in Settings.model_fields}
+    _reject_replaced(env_name, environment)
+    known = {env_name(field) for field in SETTINGS}
     unknown = sorted(key for key in environment if key.upper().startswith(ENV_PREFIX) and key not in known)
     if unknown:
         raise SettingsError(f"unknown setting: {', '.join(unknown)}; docs/reference/settings.md lists all settings")
-    values = {field: environment[env_name(field)] for field in Settings.model_fields if env_name(field) in environment}
+    values = {field: environment[env_name(field)] for field in SETTINGS if env_name(field) in environment}
     values |= {field: value for field, value in flags.items() if value is not None}
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        problems = [_describe(part["loc"], part["msg"], part["input"]) for part in error.errors()]
+        problems = [
+            _describe(part["loc"], part["msg"], part["input"])
+            for part in error.errors()
+            if part["type"] != "default_factory_not_called"  # follows from a setting that is invalid
+        ]
         raise SettingsError("; ".join(problems)) from None
+
+
+def _reject_replaced(name_of: Callable[[str], str], given: Container[str]) -> None:
+    """Check that no setting of an earlier version is given, by the names of variables or flags."""
+    texts = [f"{name_of(name)} {text}" for name, text in REPLACED.items() if name_of(name) in given]
+    if texts:
+        names = {name: name_of(name) for name in SETTINGS}
+        raise SettingsError("; ".join(text.format_map(names) for text in texts))
 
 
 def add_flags(parser: argparse.ArgumentParser, fields: Iterable[str]) -> None:
     """Add the flags of these settings to a parser."""
     for name in fields:
-        field = Settings.model_fields[name]
+        field = SETTINGS[name]
         default = "" if field.default is None else f" Default: {field.default}"
         parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=f"{field.description}{default}")
 
@@ -442,4 +472,4 @@ def _describe(location: tuple[int | str, ...], message: str, value: Any) -> str:
     message = message.removeprefix("Value error, ")
     # Errors of several settings begin with the name of one: give its variable and its flag, too.
     name, _, rest = message.partition(":")
-    return f"{env_name(name)} ({flag_name(name)}):{rest}" if name in Settings.model_fields else message
+    return f"{env_name(name)} ({flag_name(name)}):{rest}" if name in SETTINGS else message
