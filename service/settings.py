@@ -7,9 +7,10 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from ipaddress import ip_address
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -32,6 +33,8 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 MAX_WORKERS = 256
 MAX_PORT = 65_535
+# Kinds of values in the help; those of other settings are the last word of their names.
+KINDS = {"keys": "FILE", "bundles": "FOLDER", "quota_storage": "URL", "default_model": "MODELS"}
 ALL_MODELS = "*"  # value of `lazy_models`
 
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
@@ -417,6 +420,7 @@ def read_settings(
     add_flags(parser, SETTINGS)
     given = {argument.partition("=")[0] for argument in arguments}
     _reject_replaced(flag_name, given)
+    _reject_values_of_switches(arguments)
     flags = vars(parser.parse_args(arguments, options))
     return make_settings({name: flags[name] for name in SETTINGS}, environment)
 
@@ -458,9 +462,36 @@ def _reject_replaced(name_of: Callable[[str], str], given: Container[str]) -> No
 def add_flags(parser: argparse.ArgumentParser, fields: Iterable[str]) -> None:
     """Add the flags of these settings to a parser."""
     for name in fields:
-        field = SETTINGS[name]
-        default = "" if field.default is None else f" Default: {field.default}"
-        parser.add_argument(flag_name(name), dest=name, metavar="VALUE", help=f"{field.description}{default}")
+        field, flag = SETTINGS[name], flag_name(name)
+        if field.annotation is bool:
+            default = flag if field.default else _negative(flag)
+            text = f"{field.description} Default: {default}"
+            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            text = f"{field.description}{'' if field.default is None else f' Default: {field.default}'}"
+            parser.add_argument(flag, dest=name, metavar=_kind(name, field), help=text)
+
+
+def _kind(name: str, field: FieldInfo) -> str:
+    """Return the kind or unit of a setting's value for the help, such as SECONDS."""
+    if get_origin(field.annotation) is Literal:
+        return f"{{{','.join(get_args(field.annotation))}}}"
+    return "SECONDS" if name.endswith("_s") else KINDS.get(name, name.rpartition("_")[2].upper())
+
+
+def _negative(flag: str) -> str:
+    return f"--no-{flag.removeprefix('--')}"
+
+
+def _reject_values_of_switches(arguments: Sequence[str]) -> None:
+    """Check that no switch has a value, such as the earlier `--page false`."""
+    switches = {flag_name(name) for name, field in SETTINGS.items() if field.annotation is bool}
+    for argument, following in pairwise([*arguments, "-"]):
+        flag, has_value, _ = argument.partition("=")
+        if flag in switches and (has_value or not following.startswith("-")):
+            raise SettingsError(
+                f"{flag} takes no value; use {flag} to switch it on and {_negative(flag)} to switch it off"
+            )
 
 
 def _describe(location: tuple[int | str, ...], message: str, value: Any) -> str:

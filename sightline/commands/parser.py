@@ -1,6 +1,7 @@
 """An argument parser whose errors are one line, and exit codes."""
 
 import argparse
+import difflib
 from typing import Any, NoReturn
 
 EXIT_FAILED = 1  # the work failed
@@ -34,4 +35,11 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*arguments, **{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def error(self, message: str) -> NoReturn:
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        for word in unknown.split():
+            option = word.partition("=")[0]
+            similar = difflib.get_close_matches(option, self._option_string_actions, n=1)
+            if option.startswith("--") and similar:
+                message += f" (did you mean {similar[0]}?)"
+                break
         self.exit(EXIT_USAGE, f"error: {message}; see `{self.prog} --help`\n")

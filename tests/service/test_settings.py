@@ -102,6 +102,30 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         assert field.description
 
 
+def test_a_switch_has_a_negative_form_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_settings(["--page", "--no-prefix-cache"], {"SIGHTLINE_PAGE": "false"}).page
+    assert not read_settings(["--no-page"], {}).page and not read_settings([], {"SIGHTLINE_PAGE": "false"}).page
+    for arguments in (["--page", "false"], ["--page=false"], ["--strict-loading", "--page", "true", "--port", "1"]):
+        with pytest.raises(SettingsError, match=r"^--page takes no value; use --page to .* --no-page to"):
+            read_settings(arguments, {})
+
+
+def test_help_shows_kinds_and_units_of_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"], {})
+    text = capsys.readouterr().out
+    for shown in (
+        "--page, --no-page",
+        "--client-timeout-s SECONDS",
+        "--memory-bytes BYTES",
+        "--bundles FOLDER",
+        "--max-rows ROWS",
+        "--provider {auto,cpu,cuda}",
+    ):
+        assert shown in text
+    assert "VALUE" not in text
+
+
 def test_a_value_that_is_not_allowed_is_named() -> None:
     with pytest.raises(SettingsError, match=r"^SIGHTLINE_PORT \(--port\) must be a valid integer, got 'abc'$"):
         read_settings(["--port", "abc"], {})
