@@ -27,8 +27,8 @@ from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base import bundle
 from sightline.base.bundle import Manifest
+from sightline.base.errors import EXIT_STATUSES
 from sightline.base.text.jinja import ChatTemplateError
-from sightline.commands.parser import EXIT_STATUSES
 from sightline.export.configurations import check_configuration
 from sightline.export.families.table import FAMILIES_BY_KIND
 from sightline.export.sources.chat_template import convert

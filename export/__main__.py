@@ -11,8 +11,8 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from sightline.base.bundle import BundleError, LayerGroup, MissingBundleError, Ops, QuantScheme, Task, TrainingUnit
-from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, exit_status
+from sightline.base.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task, TrainingUnit
+from sightline.base.errors import EXIT_FAILED, exit_status
 from sightline.export.errors import VerificationError, one_line
 from sightline.export.limits import needs_limits, out_of_memory, run_limited
 from sightline.export.options import (
@@ -299,9 +299,6 @@ def run_action(action: Action, arguments: argparse.Namespace) -> int:
     """Run an action, print its result or error, and return the exit code, see `run`."""
     try:
         record = action(arguments)
-    except MissingBundleError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return EXIT_USAGE
     except (OSError, ValueError, BundleError, VerificationError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return exit_status(error)

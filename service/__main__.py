@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sightline.base.errors import EXIT_USAGE
 from sightline.service.keys import KeysError
 from sightline.service.logs import configure_logging, open_missing_streams
 from sightline.service.quotas import QuotaStorageError
@@ -20,7 +21,6 @@ from sightline.service.settings import SettingsError, read_settings
 from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
 from sightline.service.traces import TracesError
 
-EXIT_SETTINGS = 2
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
         check_settings(settings)
     except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
-        return EXIT_SETTINGS
+        return EXIT_USAGE
     # Until the server has its own handler. The first process of a container has none by default,
     # and would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
             return serve_with_ray(settings, options.address, options.metrics_targets)
         except SettingsError as error:
             print(f"error: {error}", file=sys.stderr)
-            return EXIT_SETTINGS
+            return EXIT_USAGE
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.

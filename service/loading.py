@@ -21,7 +21,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task, check_files
-from sightline.base.errors import INTERRUPTIONS
+from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
+from sightline.base.errors import UsageError
 from sightline.service.fields import MAX_INPUTS, reworded
 
 ENV_PREFIX = "SIGHTLINE_"
@@ -39,7 +40,7 @@ ORIGIN = re.compile(
 )
 
 
-class SettingsError(Exception):
+class SettingsError(UsageError):
     """Invalid settings; the message names each and gives the reason."""
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from sightline import __version__
+from sightline.base.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, did_you_mean
+from sightline.base.parser import Parser
 from sightline.commands.extras import missing_library
-from sightline.commands.parser import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ def keys(parser: Parser, arguments: Sequence[str]) -> int:
 
 
 def load(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.loadtest.command import run as run_load
+    from sightline.commands import load
 
-    return run_load(parser, arguments)
+    return load.run(parser, arguments)
 
 
 COMMANDS = {
@@ -102,6 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
+        if words and not words[0].startswith("-"):
+            overview().error(f"unknown command {words[0]}{did_you_mean(words[0], COMMANDS)}")
         overview().parse_args(words)  # prints the help, the version or an error
     name, *rest = words
     if sys.stdout is None:  # the next file that is opened would get its number

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel
 
 from sightline.base.bundle import BundleError, Manifest
-from sightline.commands.errors import exit_status
-from sightline.commands.parser import EXIT_FAILED, EXIT_USAGE, Parser
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, exit_status
+from sightline.base.options import Options, Shown, parse, parse_with
+from sightline.base.parser import Parser
 from sightline.service.discovery import find_bundles
 from sightline.service.settings import SettingsError, add_flags, make_settings
 
@@ -34,6 +36,33 @@ class Listing:
     description: str
 
 
+class ListOptions(Options):
+    """List the bundles of a folder: name, task, size, precision and languages.
+
+    `sightline models get --help` describes how to get other models, and `sightline models check
+    --help` how to check which models can be imported.
+    """
+
+    example = "--bundles bundles --json"
+
+    json_: bool = False
+    """Print a JSON list instead of a table."""
+
+
+class CheckOptions(Options):
+    """Check which models can be imported, by their config.json alone.
+
+    Weights, tokenizers and other files are checked at import.
+    """
+
+    example = "Qwen3-0.6B/config.json"
+
+    files: Annotated[tuple[Path, ...], Shown("FILE", is_positional=True)]
+    """a config.json, or a folder with one"""
+    json_: bool = False
+    """print a JSON list instead of lines"""
+
+
 def run(parser: Parser, arguments: Sequence[str]) -> int:
     """Run `sightline models`, or its `get` or `check`, and return the exit code."""
     commands = {"get": get, "check": check}
@@ -45,26 +74,20 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
 
 def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the bundles of a folder as a table or as JSON, and return the exit code."""
-    parser.description = "List the bundles of a folder: name, task, size, precision and languages."
-    parser.epilog = (
-        "`sightline models get --help` describes how to get other models, and `sightline models check --help` how to "
-        "check which models can be imported.\n\nexample: %(prog)s --bundles bundles --json"
-    )
     add_flags(parser, ["bundles"])
-    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
-    parsed = parser.parse_args(arguments)
+    options, texts = parse_with(parser, arguments, ListOptions, ["bundles"])
     problems: list[str] = []
 
     def on_failure(folder: Path, error: BundleError) -> None:
         problems.append(str(error))
 
     try:
-        found = find_bundles(make_settings({"bundles": parsed.bundles}).bundles, on_failure=on_failure)
+        found = find_bundles(make_settings(texts).bundles, on_failure=on_failure)
     except (BundleError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
     listings = [listing_of(folder, manifest) for folder, manifest in found.items()]
-    if parsed.json:
+    if options.json_:
         print(json.dumps([asdict(one) for one in listings], indent=2, ensure_ascii=False))
     elif listings:
         print_table(listings)
@@ -129,20 +152,13 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
     from sightline.base.errors import UsageError
     from sightline.export.configurations import check_configuration
 
-    parser.description = (
-        "Check which models can be imported, by their config.json alone. Weights, tokenizers and other files are "
-        "checked at import."
-    )
-    parser.epilog = "example: %(prog)s Qwen3-0.6B/config.json"
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a config.json, or a folder with one")
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of lines")
-    parsed = parser.parse_args(arguments)
+    options = parse(parser, arguments, CheckOptions)
     try:
-        found = [check_configuration(file) for file in parsed.files]
+        found = [check_configuration(file) for file in options.files]
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    if parsed.json:
+    if options.json_:
         print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
     else:
         for one in found:
