@@ -1,4 +1,4 @@
-"""Generate the tables of the reference pages, the alerts and the dashboard from the code.
+"""Generate the tables of the documentation from the code.
 
 Run as `python -m docs.generate`. A page marks the place of a generated part with
 `<!-- generated: NAME -->` and `<!-- end of generated -->`. A test compares the committed files with
@@ -22,7 +22,6 @@ from pydantic import BaseModel
 
 from docs.comparisons import activation_rows, generation_rows, model_rows, names_of, option_rows
 from docs.limits import LIMITS
-from docs.monitoring import alerts_file, alerts_resource, dashboard_file, runbook_sections
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base import bundle
@@ -45,11 +44,6 @@ from tests.export.chat_templates import CHAT_MODELS, SPECIAL
 WIDTH = 100
 CONFIGURATIONS = Path("tests/data/configs")  # a config.json for each repository
 PAGES = sorted(Path("docs").rglob("*.md"))
-FILES = {  # files that are generated as a whole, by the functions that return their text
-    Path("deploy/prometheus/alerts.yml"): alerts_file,
-    Path("deploy/kubernetes/components/monitoring/alerts.yaml"): alerts_resource,
-    Path("deploy/grafana/sightline.json"): dashboard_file,
-}
 PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 FIELD_COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
 
@@ -63,7 +57,6 @@ def make_parts() -> dict[str, str]:
         "errors": errors_table(),
         "metrics": metrics_table(),
         "manifest": manifest_tables(),
-        "runbook": runbook_sections(),
         "results": result_tables(schemas),
         "commands": command_sections(),
         "training": training_table(),
@@ -309,8 +302,6 @@ def main() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         page.write_text(fill(text, parts), encoding="utf-8")
-    for file, make in FILES.items():
-        file.write_text(make(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import get_args
 
 from pydantic import BaseModel
 
-from sightline.base.bundle import BundleError, LayerGroup, Ops, QuantScheme, Task, TrainingUnit
+from sightline.base.bundle import BundleError, LayerGroup, QuantScheme, Task, TrainingUnit
 from sightline.base.errors import EXIT_FAILED, exit_status
 from sightline.export.errors import VerificationError, one_line
 from sightline.export.limits import needs_limits, out_of_memory, run_limited
@@ -85,13 +85,6 @@ def add_metadata(parser: argparse.ArgumentParser) -> None:
         choices=get_args(Task),
         help="fail unless the imported model can do this task; with rerank, a Qwen3 that generates text is imported as "
         "Qwen3-Reranker",
-    )
-    parser.add_argument(
-        "--ops",
-        choices=get_args(Ops),
-        default="contrib",
-        help="operators of the graphs: contrib includes those of ONNX Runtime, which Sightline needs for serving; "
-        "standard has only those of ONNX, for other runtimes (default: contrib)",
     )
     parser.add_argument(
         "--bits",

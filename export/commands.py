@@ -6,7 +6,7 @@ PyTorch is imported only by what needs it: exports of recurrent models, and meas
 import argparse
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,6 @@ from sightline.base.bundle import (
     Alignment,
     BundleError,
     Manifest,
-    Ops,
     Quantization,
     Verification,
     read_bundle,
@@ -44,7 +43,7 @@ from sightline.export.options import (
     languages_of,
     metadata_of,
 )
-from sightline.export.pipeline import Exported, export_checkpoint, verify_bundle
+from sightline.export.pipeline import Export, Exported, export_checkpoint, verify_bundle
 from sightline.export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from sightline.export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
@@ -63,26 +62,15 @@ def export(arguments: argparse.Namespace) -> Verification | Quantization:
     """
     out: Path = arguments.out
     _check_apart(arguments.checkpoint, out)
-    clean_up(out)  # before the metadata of the existing bundle is read
     with run_checkpoint(arguments.checkpoint) as (checkpoint, note):
         _print_note(note)
         _check_apart(checkpoint, out)
-        arguments.checkpoint = checkpoint
         kind: Kind = arguments.kind or detect_kind(checkpoint)
         if kind == "gguf":
             with converted(checkpoint) as (folder, provenance):
-                arguments.checkpoint = folder
-                return export_folder(arguments, "huggingface", provenance)
+                return export_folder(arguments, folder, provenance=provenance)
         record = read_record(checkpoint)
-        if kind != "training":
-            result = export_folder(arguments, kind, record=record)
-        else:
-            metadata = metadata_of(arguments, _recorded(arguments, record))
-
-            def write(bundle: Path) -> Exported:
-                return _export_run(arguments, checkpoint, bundle, metadata, arguments.ops)
-
-            result = _write(arguments, FLOAT32_BITS, write)
+        result = export_folder(arguments, checkpoint, kind, record)
     if record is not None and not write_card(out, record):
         _print_note(f"{out / CARD} was not written by this command, so it is kept")
     return result
@@ -140,36 +128,39 @@ def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
 
 def export_folder(
     arguments: argparse.Namespace,
-    kind: Kind,
+    checkpoint: Path,
+    kind: Kind = "huggingface",
+    record: RunRecord | None = None,
     provenance: Provenance = Provenance(),  # noqa: B008 - immutable
     cache: Path | None = None,
-    record: RunRecord | None = None,
 ) -> Verification | Quantization:
-    """Export a folder that others wrote; see `_write` for the result.
+    """Export a folder; see `_write` for the result.
 
     Args:
-        arguments: options of the command `export`; `checkpoint` is the folder.
+        arguments: options of the command `export`.
+        checkpoint: the folder.
         kind: kind of the folder.
+        record: record of the training, if the folder belongs to a training run.
         provenance: location from which it was downloaded.
         cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
-        record: record of the training, if the folder belongs to a training run.
+
+    Raises:
+        UsageError: `--bits` contradicts another option.
     """
     clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    metadata = dataclasses.replace(metadata_of(arguments, _recorded(arguments, record)), chat=None)
-    if not arguments.languages:
-        metadata = dataclasses.replace(metadata, languages=None)
-    options = ExportOptions(arguments.max_tokens, arguments.task, arguments.ops, arguments.shortlist)
-    allowed = [cache or hub_cache()]
-
-    def write(bundle: Path) -> Exported:
-        exported = export_checkpoint(
-            arguments.checkpoint, bundle, metadata, options, kind=kind, provenance=provenance, allowed=allowed
-        )
-        peaks = (exported.export_peak_bytes / 1e6, exported.check_peak_bytes / 1e6)
-        print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
-        return exported
-
-    return _write(arguments, 8 if _has_8_bits(kind, provenance) else FLOAT32_BITS, write)
+    metadata = metadata_of(arguments, _recorded(arguments, record))
+    is_half = getattr(arguments, "half_weights", False)  # `sightline models get` has no such option
+    bits = arguments.bits or (8 if _has_8_bits(kind, provenance) and not is_half else FLOAT32_BITS)
+    if is_half and bits != FLOAT32_BITS:
+        raise UsageError(f"--bits {bits} cannot be combined with --half-weights; leave out one of them")
+    if kind == "training":
+        export = _export_of_run(arguments, checkpoint, arguments.out, metadata)
+    else:
+        languages = metadata.languages if arguments.languages else None
+        metadata = dataclasses.replace(metadata, chat=None, languages=languages)
+        options = ExportOptions(arguments.max_tokens, arguments.task, arguments.shortlist)
+        export = Export(checkpoint, arguments.out, metadata, options, kind, provenance, (cache or hub_cache(),))
+    return _write(export, bits, is_default=arguments.bits is None)
 
 
 def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
@@ -178,45 +169,36 @@ def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
     return kind == "firefox" or ("Q8_0" in encodings and encodings <= {"Q8_0", "F32", "F16", "BF16"})
 
 
-def _write(
-    arguments: argparse.Namespace, default_bits: int, export: Callable[[Path], Exported]
-) -> Verification | Quantization:
-    """Export a checkpoint to `arguments.out` with the bits per weight of `--bits`.
+def _write(export: Export, bits: int, is_default: bool) -> Verification | Quantization:
+    """Export a checkpoint.
 
     Fewer than 32 bits are a conversion of the verified float32 bundle, as by the command
     `quantize`. By default, a bundle that would lose too much stays float32.
 
     Args:
-        arguments: options of the command.
-        default_bits: bits per weight without `--bits`.
-        export: exports the float32 bundle to a folder.
+        export: what to export.
+        bits: bits per weight.
+        is_default: True without the option `--bits`.
 
     Returns:
         The verification of a float32 bundle, or the measured loss of a quantized one.
 
     Raises:
-        UsageError: `--bits` contradicts another option.
         VerificationError: the bundle loses too much; nothing is written.
     """
-    out: Path = arguments.out
-    # Imports have no option --half-weights.
-    is_half = getattr(arguments, "half_weights", False)
-    unquantized = "--half-weights" if is_half else "--ops standard" if arguments.ops == "standard" else ""
-    bits = arguments.bits or (FLOAT32_BITS if unquantized else default_bits)
-    if unquantized and bits != FLOAT32_BITS:
-        raise UsageError(f"--bits {bits} cannot be combined with {unquantized}; leave out one of them")
+    out = export.bundle
     with clear_disk_errors(out):
         if bits == FLOAT32_BITS:
-            return _report(out, export(out))
+            return _report(out, _export(export))
         with temporary_sibling(out, "float32") as folder:
             float32 = folder / out.resolve().name
-            exported = export(float32)
+            exported = _export(dataclasses.replace(export, bundle=float32))
             text = _sentences_of_language(float32, exported.manifest)
             print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
             try:
                 quantize_bundle(float32, out, Recipe(4 if bits == 4 else 8), text, name=exported.manifest.name)
             except VerificationError as error:
-                if arguments.bits is not None:
+                if not is_default:
                     raise VerificationError(
                         f"{error}; nothing was written: --bits {FLOAT32_BITS} imports float32, which `sightline "
                         "quantize` converts with these options"
@@ -229,6 +211,15 @@ def _write(
                     for file in float32.iterdir():
                         file.rename(new / file.name)
         return _report(out, exported)
+
+
+def _export(export: Export) -> Exported:
+    """Export a checkpoint, and print the memory that an import took."""
+    exported = export_checkpoint(export)
+    if export.kind != "training":
+        peaks = (exported.export_peak_bytes / 1e6, exported.check_peak_bytes / 1e6)
+        print(f"peak memory: {peaks[0]:.0f} MB for the import, {peaks[1]:.0f} MB for the verification", file=sys.stderr)
+    return exported
 
 
 def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
@@ -282,7 +273,8 @@ def zoo(arguments: argparse.Namespace) -> Verification | Quantization:
         try:
             bundle = arguments.out / label.name
             with clear_disk_errors(bundle):
-                verification = _report(bundle, _export_run(arguments, checkpoint, bundle, label))
+                export = _export_of_run(arguments, checkpoint, bundle, label)
+                verification = _report(bundle, export_checkpoint(export))
         except VerificationError as error:
             failures.append(f"{name}: {error}")
     if failures:
@@ -306,17 +298,14 @@ def zoo_metadata(name: str) -> BundleMetadata:
     )
 
 
-def _export_run(
-    arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata, ops: Ops = "contrib"
-) -> Exported:
+def _export_of_run(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata) -> Export:
     options = ExportOptions(
-        ops=ops,
         shortlist=getattr(arguments, "shortlist", False),
         half_weights=arguments.half_weights,
         sentences=_sentences_of_run(arguments, checkpoint),
         tolerance=arguments.tolerance,
     )
-    return export_checkpoint(checkpoint, bundle, metadata, options, kind="training")
+    return Export(checkpoint, bundle, metadata, options, "training")
 
 
 def _sentences_of_run(arguments: argparse.Namespace, checkpoint: Path) -> tuple[str, ...]:

@@ -23,13 +23,11 @@ from sightline.base.bundle import (
     GenerationDefaults,
     Languages,
     Limits,
-    Ops,
     PairTemplate,
     Tokens,
     TrainingUnit,
     sha256_of,
 )
-from sightline.base.errors import UsageError
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.errors import ImportFailedError
 from sightline.export.families import firefox, trained
@@ -95,7 +93,7 @@ class Described:
     notes: tuple[str, ...] = ()  # facts that the user should read
 
 
-def build(described: Described, file: WeightFile, ops: Ops) -> Graphs:
+def build(described: Described, file: WeightFile) -> Graphs:
     """Build the graphs of a described checkpoint; their constants are added to `file`.
 
     Raises:
@@ -106,7 +104,7 @@ def build(described: Described, file: WeightFile, ops: Ops) -> Graphs:
 
         return build_recurrent(described.recurrent, file)
     assert described.model is not None and described.weights is not None, "all other models have a description"
-    graphs = build_graphs(described.model, described.weights, file, ops)
+    graphs = build_graphs(described.model, described.weights, file)
     if described.config is not None:
         described.config.check_all_read()
     if described.tensors is not None:
@@ -120,11 +118,10 @@ def described(source: FolderFiles, options: ExportOptions) -> Iterator[Described
 
     Raises:
         ImportFailedError: the checkpoint is not supported.
-        ValueError: the files of a training run do not belong together, or the graphs of a recurrent
-            model cannot have the operators.
+        ValueError: the files of a training run do not belong together.
     """
     if isinstance(source, TrainingRun):
-        yield _describe_run(source, options)
+        yield _describe_run(source)
     elif isinstance(source, Folder):
         yield _describe_folder(source, options)
     else:
@@ -132,14 +129,10 @@ def described(source: FolderFiles, options: ExportOptions) -> Iterator[Described
             yield firefox_model
 
 
-def _describe_run(run: TrainingRun, options: ExportOptions) -> Described:
+def _describe_run(run: TrainingRun) -> Described:
     """Describe a training run."""
     config = run.config
     is_recurrent, is_causal = isinstance(config, RecurrentConfig), isinstance(config, CausalConfig)
-    if is_recurrent and options.ops != "contrib":
-        raise UsageError(
-            f"{run.path} is a recurrent model, whose graphs need operators of ONNX Runtime; omit --ops standard"
-        )
     model, weights, recurrent, parameters = None, None, None, _count(run.tensors)
     if is_recurrent:
         recurrent = cast("RecurrentModel", run.load())

@@ -53,7 +53,6 @@ def write_model(
         schema_version=SCHEMA_VERSION,
         created=int(time.time()),
         dtype="float32",
-        ops=options.ops,
         half_weights=options.half_weights,
         origin=origin,
         verification=None,

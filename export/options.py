@@ -15,7 +15,6 @@ from sightline.base.bundle import (
     ChatTemplate,
     Languages,
     LayerGroup,
-    Ops,
     QuantScheme,
     TrainingUnit,
     read_manifest,
@@ -74,7 +73,6 @@ class ExportOptions:
 
     max_tokens: int | None = None  # lower limit of positions than the checkpoint's; T5 can have a higher one
     task: str | None = None  # a task that the model must be able to do
-    ops: Ops = "contrib"  # operators of the graphs
     shortlist: bool = False  # restrict a Firefox model to its shortlist
     half_weights: bool = False  # round matrices of a training run to float16; computation stays float32
     sentences: tuple[str, ...] = ()  # source sentences for the check of a training run

@@ -20,7 +20,6 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -60,7 +59,21 @@ FLOAT32_BYTES = 4
 BASE_BYTES = 400 << 20
 LARGE_STATE_BYTES = 256 << 20  # a note suggests `--max-tokens` for states above this size
 
-Opening = tuple[Path, Kind, tuple[Path, ...], bool]  # arguments of `open_source`
+
+@dataclass(frozen=True)
+class Export:
+    """A checkpoint, and the bundle to export it to."""
+
+    checkpoint: Path  # its folder
+    bundle: Path  # folder to write or replace
+    metadata: BundleMetadata  # descriptive fields of the manifest
+    options: ExportOptions = NO_OPTIONS
+    kind: Kind = "huggingface"  # of the folder, see `sightline.export.sources.checkpoint.detect_kind`
+    provenance: Provenance = UNKNOWN  # location from which the folder was downloaded
+    allowed: tuple[Path, ...] = ()  # folders that symbolic links may lead into, such as the cache of a hub
+
+    def open(self) -> FolderFiles:
+        return open_source(self.checkpoint, self.kind, self.allowed, self.options.half_weights)
 
 
 @dataclass(frozen=True)
@@ -82,49 +95,33 @@ class Checked:
     peak_bytes: int  # largest memory of the process
 
 
-def export_checkpoint(
-    path: Path,
-    bundle: Path,
-    metadata: BundleMetadata,
-    options: ExportOptions = NO_OPTIONS,
-    *,
-    kind: Kind = "huggingface",
-    provenance: Provenance = UNKNOWN,
-    allowed: Iterable[Path] = (),
-    stream: TextIO = sys.stderr,
-) -> Exported:
+def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
     """Export a checkpoint to a bundle and check it. An existing bundle is replaced.
 
     Files in the folder of an existing bundle that its manifest does not list are kept.
 
     Args:
-        path: folder of the checkpoint.
-        bundle: folder to write or replace.
-        metadata: descriptive fields of the manifest.
-        options: options that change the graphs, the limits or the check.
-        kind: kind of the folder, see `sightline.export.sources.checkpoint.detect_kind`.
-        provenance: location from which the folder was downloaded.
-        allowed: folders that symbolic links may lead into, such as the cache of a hub.
+        export: what to export.
         stream: shows the progress if it is a terminal.
 
     Raises:
         ImportFailedError: the checkpoint is not supported or damaged, or there is too little memory
             or disk space; nothing is written.
         VerificationError: the bundle differs from the checkpoint; nothing is written.
-        BundleError: `bundle` exists and is not a folder without subfolders.
+        BundleError: the bundle exists and is not a folder without subfolders.
         FileNotFoundError: a file of a training run is missing.
         ValueError: a training run cannot be read, a sentence is too long, or an option does not
             suit the model.
     """
-    _check_options(path, kind, options)
-    source = (path, kind, tuple(allowed), options.half_weights)
-    begin_step(f"reading {path}", folder_bytes(path, source[2]))
+    path, metadata, options = export.checkpoint, export.metadata, export.options
+    _check_options(export)
+    begin_step(f"reading {path}", folder_bytes(path, export.allowed))
     with (
-        open_source(*source) as checkpoint,
-        replacing(bundle) as folder,
+        export.open() as checkpoint,
+        replacing(export.bundle) as folder,
         described(checkpoint, options) as model,
     ):
-        provenance = replace(provenance, quantized=provenance.quantized or model.quantized)
+        provenance = replace(export.provenance, quantized=export.provenance.quantized or model.quantized)
         num_bytes = model.parameters * FLOAT32_BYTES
         _check_resources(num_bytes, folder)
         begin_step(f"building and checking the graphs of {path}", 4 * num_bytes, CHECK_SPEED, is_first=False)
@@ -135,13 +132,13 @@ def export_checkpoint(
             if model.tensors is not None:
                 # A tensor may be read twice.
                 model.tensors.on_read = lambda count: bar.update(min(count, num_bytes - bar.n))
-            graphs = build(model, weights, options.ops)
+            graphs = build(model, weights)
         if metadata.training_unit == "sentence" and (graphs.encoder is None or graphs.decoder is None):
             raise UsageError(
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
                 "out"
             )
-        origin = _origin(kind, model, provenance, checkpoint)
+        origin = _origin(export.kind, model, provenance, checkpoint)
         manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise UsageError(
@@ -149,7 +146,7 @@ def export_checkpoint(
                 "checkpoint that was trained for it"
             )
         guided = None if model.model is None else model.model.guided_alignment
-        checked = check_in_child(source, folder, manifest, options, guided)
+        checked = check_in_child(export, folder, manifest, guided)
         results = {"verification": checked.verification, "alignment": checked.alignment}
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
@@ -158,19 +155,19 @@ def export_checkpoint(
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 
-def _check_options(path: Path, kind: Kind, options: ExportOptions) -> None:
+def _check_options(export: Export) -> None:
     """Check that the options suit the kind of the source.
 
     Raises:
         UsageError: only a Firefox model has a shortlist.
     """
-    if options.shortlist and kind != "firefox":
+    if export.options.shortlist and export.kind != "firefox":
         reason = (
             "is a training run, and only Firefox translation models have"
-            if kind == "training"
+            if export.kind == "training"
             else "is not a Firefox translation model, and only those have"
         )
-        raise UsageError(f"{path} {reason} a shortlist; leave out --shortlist")
+        raise UsageError(f"{export.checkpoint} {reason} a shortlist; leave out --shortlist")
 
 
 def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind) -> Verification:
@@ -198,7 +195,6 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
     options = replace(
         options,
         max_tokens=manifest.limits.max_source_tokens,
-        ops=manifest.ops,
         task="rerank" if manifest.pair_template is not None else None,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
@@ -262,16 +258,13 @@ def _giga(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.1f} GB"
 
 
-def check_in_child(
-    source: Opening, folder: Path, manifest: Manifest, options: ExportOptions, guided: tuple[int, int] | None
-) -> Checked:
+def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Checked:
     """Check a written bundle in a child process, whose memory is released at its end.
 
     Args:
-        source: the checkpoint.
+        export: the checkpoint, and the options of the check.
         folder: the bundle.
         manifest: its manifest.
-        options: options of the export.
         guided: layer and head of the cross-attention that was trained to align words.
     """
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
@@ -280,7 +273,7 @@ def check_in_child(
         with ProcessPoolExecutor(
             1, context, initializer=begin_child, initargs=(os.getpid(), time.process_time())
         ) as pool:
-            return pool.submit(check, source, folder, manifest, options, guided).result()
+            return pool.submit(check, export, folder, manifest, guided).result()
     except BrokenProcessPool:
         end_if_child_was_ended()
         raise ImportFailedError(
@@ -289,19 +282,17 @@ def check_in_child(
         ) from None
 
 
-def check(
-    source: Opening, folder: Path, manifest: Manifest, options: ExportOptions, guided: tuple[int, int] | None
-) -> Checked:
+def check(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Checked:
     from sightline.export.check.alignment import choose_alignment
     from sightline.export.check.serving import check_serving
     from sightline.export.check.sessions import open_sessions
 
     check_serving(folder, manifest)
-    with open_source(*source) as checkpoint:
-        verification = compare(checkpoint, folder, manifest, options)
+    with export.open() as checkpoint:
+        verification = compare(checkpoint, folder, manifest, export.options)
     alignment = None
     if any(one.kind == "cross" for one in manifest.attention):
-        alignment = choose_alignment(open_sessions(folder, manifest), folder, options.sentences, guided)
+        alignment = choose_alignment(open_sessions(folder, manifest), folder, export.options.sentences, guided)
     return Checked(verification, alignment, _peak_bytes())
 
 

@@ -338,14 +338,9 @@ def _open_bundle(
     """Verify the files of a bundle, read its tokenizers and open its graphs.
 
     Raises:
-        BundleError: a file is damaged, a tokenizer has more tokens than the model, a layer after
-            pooling has another size than the hidden states, or the graphs are for other runtimes.
+        BundleError: a file is damaged, a tokenizer has more tokens than the model, or a layer after
+            pooling has another size than the hidden states.
     """
-    if manifest.ops != "contrib":
-        raise BundleError(
-            f"{folder} has only standard operators of ONNX: it is for other runtimes and cannot be served; export the "
-            "model again without --ops standard"
-        )
     started = time.perf_counter()
     check_files(folder, manifest)
     source, target = (

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from sightline.base.bundle import PREFILL_TOKENS, Graph, Manifest, Ops, State
+from sightline.base.bundle import PREFILL_TOKENS, Graph, Manifest, State
 
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from sightline.model.decoding.reference import NextLogits
@@ -42,19 +42,16 @@ def open_session(graph: Path, threads: int = 0) -> Any:
 class DecoderSession:
     """A decoder graph in ONNX Runtime."""
 
-    def __init__(self, graph: Path, states: Sequence[State], ops: Ops = "contrib", threads: int = 0) -> None:
+    def __init__(self, graph: Path, states: Sequence[State], threads: int = 0) -> None:
         """Load a graph.
 
         Args:
             graph: the file.
             states: the states of the graph.
-            ops: operators of the graph. Only contrib operators of attention write to the memory
-                that they read. States of other graphs, and those of fixed size, are copied back.
             threads: see `open_session`.
         """
         self.session = open_session(graph, threads)
         self._states = tuple(states)
-        self._ops = ops
 
     def run(
         self,
@@ -86,7 +83,7 @@ class DecoderSession:
             memory = onnxruntime.OrtValue.ortvalue_from_numpy(states[state.input])
             binding.bind_ortvalue_input(state.input, memory)
             if state.output is not None:
-                if self._ops == "standard" or state.has_fixed_size:
+                if state.has_fixed_size:
                     separate[state.input] = np.empty_like(states[state.input])
                     memory = onnxruntime.OrtValue.ortvalue_from_numpy(separate[state.input])
                 binding.bind_ortvalue_output(state.output, memory)
@@ -115,9 +112,7 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
     def load(graph: Graph | None) -> Any:
         return None if graph is None else open_session(folder / graph.file, threads=1)
 
-    decoder = manifest.decoder and DecoderSession(
-        folder / manifest.decoder.file, manifest.states, manifest.ops, threads=1
-    )
+    decoder = manifest.decoder and DecoderSession(folder / manifest.decoder.file, manifest.states, threads=1)
     return Sessions(manifest, load(manifest.encoder), decoder, load(manifest.similar))
 
 

@@ -259,7 +259,7 @@ class GraphRunner:
             if attention not in self._encoder_maps
         }
         source_lengths = [len(source) for source in sources]
-        session = DecoderSession(self._folder / manifest.decoder_graph.file, manifest.states, manifest.ops)
+        session = DecoderSession(self._folder / manifest.decoder_graph.file, manifest.states)
         buffers = zero_states(manifest.states, len(sources), len(prompts[0]) + new_tokens - 1, source_lengths[0])
         for row, arrays in enumerate(states):
             for name, array in arrays.items():

@@ -165,8 +165,6 @@ def _write_converted(
         raise BundleError(f"{source} must be a float32 bundle, got {original.dtype}")
     if original.quantization is not None:
         raise BundleError(f"{source} has weights of 8 bits already; convert the bundle that it was made from")
-    if original.ops != "contrib":
-        raise BundleError(f"{source} has only standard operators; export the model again without --ops standard")
     if original.half_weights and not takes_half:
         raise BundleError(f"{source} has float16 weights; export the checkpoint again without --half-weights")
     if original.decoder is None and isinstance(text, ParallelText):

@@ -10,13 +10,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from sightline.base.bundle import Ops
-
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from torch import Tensor
 
 OPSET = 24
-STANDARD_OPSET = 18  # of graphs for other runtimes (docs/adr/0019)
 CONTRIB = "com.microsoft"  # domain of the operators of ONNX Runtime
 ALIGNMENT_BYTES = 64  # alignment of tensors in the weight file: a cache line
 
@@ -90,15 +87,13 @@ def _fits_half(array: NDArray[np.generic]) -> bool:
 class GraphBuilder:
     """Builder of one graph. Its methods take and return names of values."""
 
-    def __init__(self, name: str, weights: WeightFile, ops: Ops = "contrib") -> None:
+    def __init__(self, name: str, weights: WeightFile) -> None:
         """Create an empty graph.
 
         Args:
             name: name of the graph.
             weights: file for its weights.
-            ops: form of the operators, see `sightline.export.graphs.operators`.
         """
-        self.ops = ops
         self._name = name
         self._weights = weights
         self._nodes: list[onnx.NodeProto] = []
@@ -174,11 +169,6 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )
-        if self.ops == "standard":
-            domains = sorted({node.domain for node in self._nodes} - {""})
-            assert not domains, f"the graph {self._name} has operators of the domains {', '.join(domains)}"
-            opsets = [helper.make_opsetid("", STANDARD_OPSET)]
-        else:
-            opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
         version = helper.find_min_ir_version_for(opsets, ignore_unknown=True)
         return helper.make_model(graph, opset_imports=opsets, ir_version=version, producer_name="sightline")

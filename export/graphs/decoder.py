@@ -14,7 +14,7 @@ import functools
 import numpy as np
 import onnx
 
-from sightline.base.bundle import Ops, State
+from sightline.base.bundle import State
 from sightline.export.families.description import Attention, Description, Stack, rotary_tables
 from sightline.export.families.weights import Weights
 from sightline.export.graphs import operators
@@ -67,21 +67,21 @@ def _step(attention: Attention) -> int:
     return HEAD_SIZE_STEP if attention.rotary is None else ROTARY_SIZE_STEP
 
 
-def decoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
+def decoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
     """Build the decoder graph, see `sightline.base.bundle.Graph`.
 
     Attention weights beyond the length of a row are undefined.
     """
-    return _DecoderBuilder(model, model.decoder_stack, weights, file, ops).build()
+    return _DecoderBuilder(model, model.decoder_stack, weights, file).build()
 
 
 class _DecoderBuilder:
     """Builder of one decoder graph."""
 
-    def __init__(self, model: Description, stack: Stack, weights: Weights, file: WeightFile, ops: Ops) -> None:
+    def __init__(self, model: Description, stack: Stack, weights: Weights, file: WeightFile) -> None:
         self._model = model
         self._stack = stack
-        self._graph = graph = GraphBuilder("step", file, ops)
+        self._graph = graph = GraphBuilder("step", file)
         self._layers = LayerBuilder(graph, weights, "decoder", stack)
         self._maps: dict[str, list[str]] = {"decoder_attention": [], "cross_attention": []}
         axes = ("batch", "tokens") if model.is_decoder_only else ("batch",)
@@ -247,7 +247,7 @@ class _DecoderBuilder:
         ratio = attention.head_size / size
         weight = padded_heads(self._layers.weights.read(f"{module}.weight"), joined, size, attention.rotary is not None)
         name = self._graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
-        return operators.rms_norm(self._graph, heads, name, norm.epsilon * ratio)
+        return self._graph.add("RMSNormalization", heads, name, axis=-1, epsilon=norm.epsilon * ratio)
 
     def _rotary_tables(self, attention: Attention) -> list[str]:
         """Add tables of cosines and sines (P, D / 2), padded like the heads."""

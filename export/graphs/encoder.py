@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, Ops, is_entailment
+from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, is_entailment
 from sightline.export.families.description import (
     Attention,
     Description,
@@ -40,13 +40,13 @@ from sightline.export.graphs.relative import bias_of_distances, bias_of_slopes, 
 from sightline.export.sources.firefox.shortlist import Shortlist
 
 
-def encoder_graph(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
+def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto:
     """Build the encoder graph, see `sightline.base.bundle.Graph`.
 
     Queries at padding have undefined attention weights, hidden states, keys and values.
     """
     stack = model.encoder_stack
-    graph = GraphBuilder("encoder", file, ops)
+    graph = GraphBuilder("encoder", file)
     ids = graph.input("source_ids", INT64, ("batch", "source"))
     lengths = graph.add("Cast", graph.input("source_lengths", INT32, ("batch",)), to=INT64)
     size = graph.add("Shape", ids, start=1)  # (1,)
@@ -227,7 +227,7 @@ class EncoderAttention:
             graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
             for name, table in zip(("cos", "sin"), rotary_tables(rotary, self._max_positions, size), strict=True)
         ]
-        return operators.rotary_embedding(graph, x, heads, tables, self._batch_positions)
+        return graph.add("RotaryEmbedding", x, *tables, self._batch_positions, num_heads=heads)
 
     def _bias(self, window: int | None) -> str:
         """Add the bias of scores for relative positions and a window; "" if there is none.

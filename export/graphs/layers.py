@@ -6,8 +6,7 @@ import numpy as np
 
 from sightline.export.families.description import Activation, Attention, Norm, Stack
 from sightline.export.families.weights import Array, Weights
-from sightline.export.graphs import operators
-from sightline.export.graphs.builder import GraphBuilder
+from sightline.export.graphs.builder import CONTRIB, GraphBuilder
 from sightline.export.graphs.nodes import INT64
 
 
@@ -86,7 +85,7 @@ class LayerBuilder:
             if name in self.weights
         ]
         if options.kind == "rms":
-            return operators.rms_norm(graph, x, parameters[0], options.epsilon)
+            return graph.add("RMSNormalization", x, parameters[0], axis=-1, epsilon=options.epsilon)
         return graph.add("LayerNormalization", x, *parameters, axis=-1, epsilon=options.epsilon)
 
     def sublayer_input(self, x: str, module: str, layer: int = -1) -> str:
@@ -192,17 +191,17 @@ def activation(graph: GraphBuilder, x: str, kind: Activation) -> str:
             return graph.add("Tanh", x)
         case "gelu_10":
             limits = graph.constant(-10.0, np.float32), graph.constant(10.0, np.float32)
-            return graph.add("Clip", operators.gelu(graph, x), *limits)
+            return graph.add("Clip", graph.add("Gelu", x), *limits)
         case "mish":
             return _mish(graph, x)
         case "gelu":
-            return operators.gelu(graph, x)
+            return graph.add("Gelu", x)
         case "gelu_tanh":
-            return operators.gelu(graph, x, approximate=True)
+            return graph.add("Gelu", x, approximate="tanh")
         case "silu":
             return graph.add("Mul", x, graph.add("Sigmoid", x))
         case "quick_gelu":
-            return operators.quick_gelu(graph, x)
+            return graph.add("QuickGelu", x, domain=CONTRIB, alpha=1.702)
 
 
 def _mish(graph: GraphBuilder, x: str) -> str:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import onnx
 
-from sightline.base.bundle import Attention, LabelKind, Ops, State, Task
+from sightline.base.bundle import Attention, LabelKind, State, Task
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
@@ -51,22 +51,22 @@ class Graphs:
         return tuple(task for task, is_possible in can_do.items() if is_possible)
 
 
-def build_graphs(model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib") -> Graphs:
+def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Graphs:
     """Build the graphs of a described model; their constants are added to `file`."""
-    encoder = None if model.encoder is None else encoder_graph(model, weights, file, ops)
-    decoder = None if model.decoder is None else decoder_graph(model, weights, file, ops)
+    encoder = None if model.encoder is None else encoder_graph(model, weights, file)
+    decoder = None if model.decoder is None else decoder_graph(model, weights, file)
     table = next(name for name in ("embedding.weight", "encoder.embedding.weight") if name in weights)
     embedding = weights.read(table)
     return Graphs(
         encoder,
         decoder,
-        similar_graph(embedding, file, ops) if model.source_vocabulary is None else None,
+        similar_graph(embedding, file) if model.source_vocabulary is None else None,
         states(model),
         attention_maps(model),
         "source" if model.is_decoder_only else "start_token",
         model.labels,
         "classes" if model.head is None else model.head.label_kind,
-        predict_graph(model, weights, file, ops),
+        predict_graph(model, weights, file),
     )
 
 

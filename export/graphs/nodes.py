@@ -79,7 +79,7 @@ def weighted_sum(graph: GraphBuilder, weights: str, x: str, is_token: str) -> st
     return graph.add("Squeeze", graph.add("MatMul", graph.add("Unsqueeze", weights, middle), own), middle)
 
 
-def softcap(graph: GraphBuilder, x: str, cap: float, output: str | None = None) -> str:
+def softcap(graph: GraphBuilder, x: str, cap: float, output: str) -> str:
     """Add cap * tanh(x / cap), whose results are between -cap and cap."""
     limit = graph.constant(cap, np.float32)
     return graph.add("Mul", graph.add("Tanh", graph.add("Div", x, limit)), limit, output=output)

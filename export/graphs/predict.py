@@ -2,7 +2,6 @@
 
 import onnx
 
-from sightline.base.bundle import Ops
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
@@ -10,9 +9,7 @@ from sightline.export.graphs.layers import LayerBuilder, activation
 from sightline.export.graphs.nodes import FLOAT
 
 
-def predict_graph(
-    model: Description, weights: Weights, file: WeightFile, ops: Ops = "contrib"
-) -> onnx.ModelProto | None:
+def predict_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto | None:
     """Build the graph that maps `hidden` (N, M) to `logits` (N, V).
 
     Returns:
@@ -21,7 +18,7 @@ def predict_graph(
     stack, options = model.encoder, model.predictions
     if stack is None or options is None:
         return None
-    graph = GraphBuilder("predict", file, ops)
+    graph = GraphBuilder("predict", file)
     layers = LayerBuilder(graph, weights, "encoder", stack)
     x = layers.linear(graph.input("hidden", FLOAT, ("tokens", stack.width)), "prediction.dense")
     x = layers.norm(activation(graph, x, options.activation), "prediction.norm")

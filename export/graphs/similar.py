@@ -4,18 +4,17 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sightline.base.bundle import Ops
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.nodes import FLOAT, INT64
 
 
-def similar_graph(table: NDArray[np.float32], weights: WeightFile, ops: Ops = "contrib") -> onnx.ModelProto:
+def similar_graph(table: NDArray[np.float32], weights: WeightFile) -> onnx.ModelProto:
     """Build the graph that maps `token_ids` (N,) to `cosines` (N, V).
 
     A result is the cosine of the embedding of an input token and that of each token in the table
     (V, M). The cosine with an embedding of zeros is 0.
     """
-    graph = GraphBuilder("similar", weights, ops)
+    graph = GraphBuilder("similar", weights)
     token_ids = graph.input("token_ids", INT64, ("tokens",))
     lengths = np.linalg.norm(table, axis=1)
     # The norms are stored inside the graph, so that the weight file only has tensors that other

@@ -22,7 +22,7 @@ from lab.bench.marian import save_marian
 from lab.bench.weights import read_model
 from sightline.export.convert.bundles import quantize_bundle
 from sightline.export.options import BundleMetadata, ExportOptions, Recipe
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from sightline.export.sources.checkpoint import Kind
 from sightline.export.sources.download import download_package, extract, extract_all
@@ -218,7 +218,7 @@ class Models:
         write_ctranslate2_model(subject.path("ctranslate2"), model, subject.tokenizer)
 
     def _export(self, subject: Subject, checkpoint: Path, kind: Kind, options: ExportOptions = NO_OPTIONS) -> None:
-        export_checkpoint(checkpoint, subject.bundle("float32"), BundleMetadata(subject.name), options, kind=kind)
+        export_checkpoint(Export(checkpoint, subject.bundle("float32"), BundleMetadata(subject.name), options, kind))
 
     def _quantize(self, subject: Subject, dtype: str, recipe: Recipe) -> None:
         bundle = subject.bundle(dtype)

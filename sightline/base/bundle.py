@@ -15,7 +15,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sightline.base.errors import UsageError
 from sightline.base.external_data import ExternalTensor, are_finite, external_tensors
@@ -37,8 +37,6 @@ Task = Literal[
 MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `Attention`
 LabelKind = Literal["classes", "independent", "score", "tokens", "span"]  # see `Manifest.label_kind`
 VectorPooling = Literal["mean", "first", "last", "max"]
-# Operators of graphs. "standard": only those of ONNX. "contrib": also those of ONNX Runtime.
-Ops = Literal["contrib", "standard"]
 # Unit of the texts that an encoder-decoder model was trained on.
 TrainingUnit = Literal["sentence", "text"]
 
@@ -124,8 +122,7 @@ class State(_Part):
 
     `shape` is the shape of one row. The strings "source" and "target" mark an axis whose size is
     the number of source or target tokens. A state with a "target" axis, such as a KV cache, is
-    updated in place: the decoder graph writes to the memory that it reads. With the operators
-    "standard" (`Manifest.ops`), the output is a new tensor with the whole updated state.
+    updated in place: the decoder graph writes to the memory that it reads.
 
     States of type int8 hold codes, whose scales are in the graphs. Their operator needs the memory
     of each state as output too, even if it never changes the state.
@@ -506,7 +503,7 @@ class Manifest(_Part):
     license: str
     created: int  # Unix time in seconds
     dtype: Literal["float32", "float16", "int8", "int4"]
-    ops: Ops = "contrib"  # operators of the graphs; "standard" is for other runtimes, and is not served
+    ops: Literal["contrib"] = "contrib"  # operators of the graphs: those of ONNX and of ONNX Runtime
     # True: loaded on the first use, like models of the setting `lazy_models`, and never the default
     # of a task unless the setting `default_model` names it.
     lazy: bool = False
@@ -560,6 +557,13 @@ class Manifest(_Part):
         """SHA-256 over the names and hashes of all files in the bundle."""
         lines = "".join(f"{record.sha256}  {name}\n" for name, record in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
+
+    @field_validator("ops", mode="before")
+    @classmethod
+    def _check_ops(cls, ops: object) -> object:
+        if ops == "standard":
+            raise ValueError("graphs of standard operators are no longer supported; export the model again")
+        return ops
 
     @model_validator(mode="after")
     def _check_tasks(self) -> "Manifest":

@@ -135,8 +135,7 @@ def get(parser: Parser, arguments: Sequence[str]) -> int:
             if parsed.description is None and entry is not None:
                 parsed.description = entry.description
             parsed.license = parsed.license or got.license
-            parsed.checkpoint = got.folder
-            record = export_folder(parsed, "huggingface", got.source, got.cache)
+            record = export_folder(parsed, got.folder, provenance=got.source, cache=got.cache)
         print(
             f"a running service loads {parsed.out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
             f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{parsed.name or parsed.out.name}/load",

@@ -15,7 +15,7 @@ import pytest
 
 from lab.bench.server import RunningServer, serving
 from sightline.export.options import BundleMetadata
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from tests.e2e.asking import post
 from tests.e2e.test_imported_models import random_t5, write_marian_folder
 
@@ -46,7 +46,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer
     tokenizer.save(str(checkpoints / "t5" / "tokenizer.json"))
     (checkpoints / "t5" / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     for name in ("marian", "t5"):
-        export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+        export_checkpoint(Export(checkpoints / name, bundles / name, BundleMetadata(name)))
     with serving(bundles) as running:
         yield running
 

@@ -317,7 +317,7 @@ def test_the_distribution_has_the_script_and_every_package() -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["scripts"] == {"sightline": "sightline.__main__:main"}
     packages = {
-        ".".join(path.parent.parts)
+        ".".join(path.parent.parts if name == "sightline" else ("sightline", *path.parent.parts))
         for name in ("export", "loadtest", "model", "service", "sightline")
         for path in Path(name).rglob("__init__.py")
     }

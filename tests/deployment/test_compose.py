@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +20,13 @@ import yaml  # type: ignore[import-untyped]
 from lab.bench.engine.memory import mixed_calls, send_all
 from lab.bench.load import with_client
 from lab.bench.server import free_port
+from sightline import __version__
 from sightline.service.discovery import find_bundles
 
 pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parents[2]
+COMPOSE = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
 GRACE_S = 45  # stop_grace_period in docker-compose.yml
 
 
@@ -39,10 +40,9 @@ class Stack:
     variables: dict[str, str] = field(default_factory=dict)
 
     def compose(self, *arguments: str) -> str:
-        command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
         files = [word for file in self.files for word in ("--file", str(file))]
         variables = {"SERVICE_PORT": str(self.port), **self.variables}
-        return run([*command, *files, "--project-name", self.project, *arguments], variables)
+        return run([*COMPOSE, *files, "--project-name", self.project, *arguments], variables)
 
     def inspect(self, template: str) -> str:
         container = self.compose("ps", "--all", "--quiet", "service").strip()
@@ -101,8 +101,7 @@ def test_every_shipped_model_is_served_with_the_documented_memory_and_one_proces
 
 
 def test_the_gpu_service_is_hardened_and_never_falls_back_to_the_cpu() -> None:
-    command = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-    services = yaml.safe_load(run([*command, "--profile", "gpu", "config"]))["services"]
+    services = yaml.safe_load(run([*COMPOSE, "--profile", "gpu", "config"]))["services"]
     service, gpu = services["service"], services["service-gpu"]
     for key in ("cap_drop", "init", "read_only", "security_opt", "stop_grace_period", "tmpfs"):
         assert gpu[key] == service[key]
@@ -221,8 +220,7 @@ def test_a_service_that_cannot_start_stops_after_five_restarts_and_logs_the_reas
 
 
 def test_the_image_has_a_version_tag_and_labels(stack: Stack) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert stack.inspect("{{.Config.Image}}") == f"sightline:{version}"
+    assert stack.inspect("{{.Config.Image}}") == f"sightline:{__version__}"
     labels = json.loads(stack.inspect("{{json .Config.Labels}}"))
     assert labels["org.opencontainers.image.title"] == "Sightline"
-    assert labels["org.opencontainers.image.version"] == version
+    assert labels["org.opencontainers.image.version"] == __version__

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from docs.monitoring import named_metrics
+from sightline import __version__
 from sightline.base.bundle import SCHEMA_VERSION, check_files
 from sightline.service.api import health
 from sightline.service.compat import open_inference
@@ -46,7 +45,6 @@ from tests.deployment.custom_resources import (
 from tests.e2e.test_documented_commands import read_blocks
 from tests.service.conftest import wait_until
 
-VERSION = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 DOCKERFILE = Path("Dockerfile").read_text(encoding="utf-8")
 BASE, COMPONENTS, KSERVE, EXAMPLE = (MANIFESTS / name for name in ("base", "components", "kserve", "example"))
 PAGE = Path("docs/how-to/kubernetes.md")
@@ -111,6 +109,10 @@ def containers_of(path: Path) -> list[dict[str, Any]]:
 
 def settings_of(values: Mapping[str, str]) -> Settings:
     return read_settings([], values)
+
+
+def metrics_in(expr: str) -> list[str]:
+    return re.findall(r"\bsightline_\w+", expr)
 
 
 def test_the_manifests_set_valid_settings() -> None:
@@ -202,7 +204,7 @@ def test_pods_run_as_the_user_of_the_image_without_privileges() -> None:
 
 
 def test_the_image_is_that_of_this_version() -> None:
-    image = f"sightline:{VERSION}"
+    image = f"sightline:{__version__}"
     assert CONTAINER["image"] == KSERVE_CONTAINER["image"] == image
     (override,) = read(EXAMPLE / "kustomization.yaml")["images"]
     assert f"{override['name']}:{override['newTag']}" == image
@@ -284,9 +286,9 @@ def test_autoscalers_count_waiting_and_running_sequences() -> None:
     (trigger,) = SCALED_OBJECT["triggers"]
     both = {"sightline_num_requests_running", "sightline_num_requests_waiting"}
     assert both <= {metric.name for metric in Metrics("0").registry.collect()}
-    assert set(named_metrics([rule["metricsQuery"]])) == both
-    assert set(named_metrics([trigger["metadata"]["query"]])) == both
-    assert set(named_metrics([rule["seriesQuery"]])) < both
+    assert set(metrics_in(rule["metricsQuery"])) == both
+    assert set(metrics_in(trigger["metadata"]["query"])) == both
+    assert set(metrics_in(rule["seriesQuery"])) < both
     (metric,) = AUTOSCALER["metrics"]
     assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
 
@@ -621,7 +623,7 @@ def test_the_service_runs_as_the_container_of_the_deployment() -> None:
         status, metrics = pod.request(settings.admin_port, MONITOR["endpoints"][0]["path"])
         assert status == 200
         (trigger,) = SCALED_OBJECT["triggers"]
-        for name in named_metrics([trigger["metadata"]["query"]]):
+        for name in metrics_in(trigger["metadata"]["query"]):
             assert f'\n{name}{{model_name="{MODEL}"}} 0.0\n' in metrics
         assert pod.request(settings.port, "/metrics")[0] == 404
         check_stop(pod, settings, POD["terminationGracePeriodSeconds"])

@@ -23,9 +23,9 @@ from urllib.error import HTTPError
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from docs.monitoring import ALERTS, RUNBOOK, Alert
 from lab.bench.server import RunningServer, free_port, serving, serving_command
 from sightline.service.keys import add_key
+from tests.deployment.test_monitoring import DASHBOARD, PANELS, RULES
 from tests.e2e.test_documented_commands import Block, has_pattern, read_blocks
 from tests.service.conftest import wait_until
 
@@ -162,11 +162,6 @@ def send_traffic(monitored: Monitored, times: int) -> None:
     wait_until(lambda: monitored.query(counter) == [times], TIMEOUT_S)
 
 
-def dashboard() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(Path("deploy/grafana/sightline.json").read_text(encoding="utf-8"))
-    return document
-
-
 def resolved(expr: str) -> str:
     """Return an expression with the variables of the dashboard replaced, as Grafana does it."""
     for name, value in PATTERNS.items():
@@ -176,9 +171,7 @@ def resolved(expr: str) -> str:
 
 
 def test_every_query_of_the_dashboard_has_numbers(monitored: Monitored) -> None:
-    queries = [
-        (panel["title"], target["expr"]) for panel in dashboard()["panels"] for target in panel.get("targets", [])
-    ]
+    queries = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
     assert len(queries) > 40
     empty = [(title, expr) for title, expr in queries if not monitored.query(resolved(expr))]
     assert not empty
@@ -186,7 +179,7 @@ def test_every_query_of_the_dashboard_has_numbers(monitored: Monitored) -> None:
 
 def test_the_variables_of_the_dashboard_have_the_values_of_the_service(monitored: Monitored) -> None:
     values = {}
-    for variable in dashboard()["templating"]["list"]:
+    for variable in DASHBOARD["templating"]["list"]:
         if variable["type"] == "query":
             selector, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
             series = monitored.api("series", **{"match[]": resolved(selector)})
@@ -247,7 +240,7 @@ def test_the_queries_of_the_autoscalers_count_the_sequences_in_progress(monitore
 def test_every_rule_is_evaluated_and_only_true_alerts_fire(monitored: Monitored) -> None:
     (group,) = monitored.api("rules")["groups"]
     wait_until(lambda: all(rule["health"] == "ok" for rule in monitored.api("rules")["groups"][0]["rules"]), TIMEOUT_S)
-    assert [rule["name"] for rule in group["rules"]] == [alert.name for alert in ALERTS]
+    assert [rule["name"] for rule in group["rules"]] == [rule["alert"] for rule in RULES]
     assert set(monitored.alerts()) <= {"SightlineOverloaded"}  # of the traffic
 
 
@@ -261,7 +254,7 @@ def test_an_alert_fires_when_the_service_stops(monitored: Monitored) -> None:
     assert alert["labels"] == expected
     assert alert["annotations"] == {
         "summary": f"Prometheus cannot reach {address}.",
-        "runbook": f"{RUNBOOK}#sightlinedown",
+        "runbook": "docs/how-to/runbook.md#sightlinedown",
     }
 
 
@@ -411,16 +404,18 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
-def test_an_alert_fires_on_its_fault_and_on_nothing_else(alert: Alert, tmp_path: Path) -> None:
-    example = EXAMPLES[alert.name]
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_fires_on_its_fault_and_on_nothing_else(rule: dict[str, Any], tmp_path: Path) -> None:
+    example = EXAMPLES[rule["alert"]]
     firing = {
-        "exp_labels": {**example.labels, "severity": alert.severity},
-        "exp_annotations": {"summary": example.summary, "runbook": f"{RUNBOOK}#{alert.name.lower()}"},
+        "exp_labels": {**example.labels, **rule["labels"]},
+        "exp_annotations": {**rule["annotations"], "summary": example.summary},
     }
-    faulty = [{"eval_time": "30m", "alertname": alert.name, "exp_alerts": [firing]}]
+    faulty = [{"eval_time": "30m", "alertname": rule["alert"], "exp_alerts": [firing]}]
     healthy: list[dict[str, Any]] = [
-        {"eval_time": time, "alertname": one.name, "exp_alerts": []} for time in ("5m", "14m", "30m") for one in ALERTS
+        {"eval_time": time, "alertname": one["alert"], "exp_alerts": []}
+        for time in ("5m", "14m", "30m")
+        for one in RULES
     ]
     tests = [
         {"interval": "1m", "input_series": input_series, "alert_rule_test": checks}

@@ -46,7 +46,7 @@ from lab.bench.server import RunningServer, serving
 from sightline.base.bundle import PREFILL_TOKENS
 from sightline.export import pipeline
 from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.firefox.marian_binary import MarianModel
 from sightline.export.sources.firefox.shortlist import parse_shortlist
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
@@ -117,16 +117,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             config = {"chat_template": template} if template else {}
             tokenizer.save(str(checkpoints / name / "tokenizer.json"))
             (checkpoints / name / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-            export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+            export_checkpoint(Export(checkpoints / name, bundles / name, BundleMetadata(name)))
         made["marian"] = write_marian_folder(checkpoints / "marian")
-        export_checkpoint(checkpoints / "marian", bundles / "marian", BundleMetadata("marian"))
+        export_checkpoint(Export(checkpoints / "marian", bundles / "marian", BundleMetadata("marian")))
         _write_firefox(checkpoints / "firefox")
         for name, options in (("firefox", ExportOptions()), ("firefox-shortlist", ExportOptions(shortlist=True))):
-            export_checkpoint(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, kind="firefox")
+            export_checkpoint(Export(checkpoints / "firefox", bundles / name, BundleMetadata(name), options, "firefox"))
         made |= write_language_models(checkpoints, bundles)
         for name, sentence_model in SENTENCE_MODELS.items():
             made[name] = sentence_model.write(checkpoints / name)
-            export_checkpoint(checkpoints / name, bundles / name, BundleMetadata(name))
+            export_checkpoint(Export(checkpoints / name, bundles / name, BundleMetadata(name)))
     with serving(bundles, threads=1, workers=1) as server:
         yield Served(
             server,
@@ -425,7 +425,7 @@ def write_language_models(checkpoints: Path, bundles: Path) -> dict[str, tuple[A
             for file, content in {**files, "1_Pooling/config.json": {"pooling_mode_lasttoken": True}}.items():
                 (folder / file).write_text(json.dumps(content), encoding="utf-8")
         made[name][1].save(str(folder / "tokenizer.json"))
-        export_checkpoint(folder, bundles / name, BundleMetadata(name), options)
+        export_checkpoint(Export(folder, bundles / name, BundleMetadata(name), options))
         made[name] = (AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), *made[name][1:])
     return made
 

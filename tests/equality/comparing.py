@@ -1,6 +1,6 @@
 """Comparison of two decoders: equal tokens, except for a few ties within rounding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -17,12 +17,14 @@ from sightline.service.engine.request import GenerateRequest, Target
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.protocol import Runner
 from tests.equality.running import BEAMS, GREEDY, MAX_NEW_TOKENS, make_request, run
+from tests.rounding import assert_within_rounding
 
 ALLOWED = 1 / 200  # of the requests may part at a tie
 
 Ids = tuple[int, ...]
 Targets = list[Ids]  # of one request, the generated ids, best first
 Scores = NDArray[Any]  # float32 or float64, as the model is
+Forced = Callable[[Any, Ids, Ids], dict[str, NDArray[Any]]]
 
 
 def generated_ids(request: GenerateRequest, targets: Sequence[Target]) -> Targets:
@@ -66,6 +68,31 @@ def assert_searches_equal_pytorch(model: TranslationModel, runner: Runner, sourc
         results = run(runner, requests, shuffle)
         given = [generated_ids(request, one.targets) for request, one in zip(requests, results, strict=True)]
         assert_same(model, requests, expected, given)
+
+
+def assert_decoding_equals_pytorch(
+    runner: Runner, requests: Sequence[GenerateRequest], models: Reference[Any], forced: Forced
+) -> None:
+    """Check the log-probabilities and maps of greedy decoding, in any batch, by a pass of PyTorch.
+
+    Args:
+        runner: runner of the exported model.
+        requests: requests with the maps that are compared.
+        models: the model in PyTorch.
+        forced: computes log-probabilities (T,) and maps by name from source and written ids.
+    """
+    for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
+        (target,) = result.targets
+        assert target.attention.keys() == request.attention
+        served = {"logprobs": np.array([token.logprob for token in target.tokens]), **target.attention}
+        ids = request.source_ids, tuple(token.id for token in target.tokens)
+
+        def compute(
+            model: TranslationModel, ids: tuple[Ids, Ids] = ids, names: Collection[str] = served.keys()
+        ) -> dict[str, NDArray[Any]]:
+            return {name: array for name, array in forced(model, *ids).items() if name in names}
+
+        assert_within_rounding(models, compute, served)
 
 
 def forced_logits(model: TranslationModel, request: GenerateRequest, ids: Ids) -> Scores:

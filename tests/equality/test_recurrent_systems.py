@@ -1,10 +1,8 @@
 """PyTorch, ONNX Runtime, the engine and HTTP agree for every recurrent system."""
 
 import asyncio
-from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,8 @@ from sightline.model.decoding.reference import log_softmax
 from sightline.model.rounding import Reference, reference
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
-from tests.equality.comparing import assert_searches_equal_pytorch
-from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request, run
+from tests.equality.comparing import assert_decoding_equals_pytorch, assert_searches_equal_pytorch
+from tests.equality.running import GREEDY, assert_alone_equals_batched, make_request
 from tests.equality.serving import client_of, load_system, write_bundles
 from tests.equality.systems import MakeConfig, random_models, small, small_systems
 from tests.rounding import assert_within_rounding, rows_sum_to_one
@@ -93,21 +91,7 @@ def test_served_log_probabilities_and_maps_equal_pytorch_in_any_batch(
         for source in sources
         for requested in {kinds, frozenset()}
     ]
-    for request, result in zip(requests, run(runner, requests, Random(2)), strict=True):
-        (target,) = result.targets
-        assert target.attention.keys() == request.attention
-        found = {"logprobs": np.array([token.logprob for token in target.tokens]), **target.attention}
-        written = tuple(token.id for token in target.tokens)
-
-        def compute(
-            model: RecurrentModel,
-            source: tuple[int, ...] = request.source_ids,
-            written: tuple[int, ...] = written,
-            names: Collection[str] = found.keys(),
-        ) -> dict[str, NDArray[Any]]:
-            return {name: array for name, array in forced(model, source, written).items() if name in names}
-
-        assert_within_rounding(models, compute, found)
+    assert_decoding_equals_pytorch(runner, requests, models, forced)
 
 
 def test_a_step_reads_the_source_up_to_the_block_of_the_longest_in_the_batch(system: System) -> None:

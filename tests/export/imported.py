@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sightline.base.bundle import Graph, Manifest, Ops, Tokens
+from sightline.base.bundle import Graph, Manifest, Tokens
 from sightline.export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
 from sightline.export.families import Family
 from sightline.export.families.description import Description
@@ -62,13 +62,10 @@ def import_folder(folder: Path, family: Family, pad_id: int = 0, max_tokens: int
     return Imported(model, generation, sessions)
 
 
-def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0, ops: Ops = "contrib") -> Sessions:
+def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0) -> Sessions:
     """Build and load the graphs of an encoder-decoder."""
     with WeightFile(folder / "weights.bin") as file:
-        graphs = {
-            "encoder": encoder_graph(model, weights, file, ops),
-            "decoder": decoder_graph(model, weights, file, ops),
-        }
+        graphs = {"encoder": encoder_graph(model, weights, file), "decoder": decoder_graph(model, weights, file)}
     described: dict[str, Any] = {}
     for name, proto in graphs.items():
         onnx.save_model(proto, folder / f"{name}.onnx")
@@ -79,7 +76,6 @@ def load(model: Description, weights: Weights, folder: Path, pad_id: int = 0, op
     manifest = Manifest.model_construct(
         tokens=Tokens(pad_id=pad_id, start_ids=(0,), end_ids=(0,)),
         decoder_start="start_token",
-        ops=ops,
         states=states(model),
         similar=None,
         **described,

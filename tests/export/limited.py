@@ -24,11 +24,11 @@ def main(work: str) -> int:
             loop()
         if work == "check":
             from sightline.export import pipeline
-            from sightline.export.options import ExportOptions
+            from sightline.export.options import BundleMetadata
 
             pipeline.check = loop  # type: ignore[assignment]
             manifest: Any = None
-            pipeline.check_in_child((Path(), "huggingface", (), False), Path(), manifest, ExportOptions(), None)
+            pipeline.check_in_child(pipeline.Export(Path(), Path(), BundleMetadata("m")), Path(), manifest, None)
         if work == "wait":
             time.sleep(60)
         if work == "abort":

@@ -97,15 +97,6 @@ def test_a_model_that_loses_too_much_by_default_stays_float32(
     assert manifest.files == export(folder, bundles / "other", "--bits", "32").files
 
 
-def test_graphs_of_standard_operators_stay_float32(
-    folder: Path, bundles: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export(folder, bundles / "mine", "--ops", "standard").dtype == "float32"
-    assert main([str(folder), "--out", str(bundles / "mine"), "--ops", "standard", "--bits", "8"]) == 2
-    expected = "error: --bits 8 cannot be combined with --ops standard; leave out one of them\n"
-    assert capsys.readouterr().err.endswith(expected)
-
-
 def test_other_models_have_the_bits_that_are_asked_for(tmp_path: Path, bundles: Path) -> None:
     folder = write_bert(tmp_path / "bert")
     assert export(folder, bundles / "float32").dtype == "float32"
@@ -129,12 +120,12 @@ def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, encodings: str | None, bits: int
 ) -> None:
     found: list[int] = []
-    monkeypatch.setattr(commands, "_write", lambda arguments, default_bits, export: found.append(default_bits))
+    monkeypatch.setattr(commands, "_write", lambda export, bits, is_default: found.append(bits))
     parsed = argparse.Namespace(
         out=tmp_path / "mine", name=None, description=None, license=None, unit=None, languages=None,
-        max_tokens=None, task=None, ops="contrib", shortlist=False,
+        max_tokens=None, task=None, shortlist=False, bits=None,
     )  # fmt: skip
-    commands.export_folder(parsed, kind, Provenance(quantized=encodings))
+    commands.export_folder(parsed, tmp_path, kind, provenance=Provenance(quantized=encodings))
     assert found == [bits]
 
 

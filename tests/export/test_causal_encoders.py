@@ -37,7 +37,7 @@ from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert.text_quality import text_ids
 from sightline.export.errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import export_checkpoint, verify_bundle
+from sightline.export.pipeline import Export, export_checkpoint, verify_bundle
 from sightline.export.sources.chat_template import read_pair_template
 from sightline.export.sources.checkpoint import open_folder
 from sightline.export.sources.reranker import PUBLISHED
@@ -177,7 +177,7 @@ def embed(bundle: Path, manifest: Manifest, texts: list[str]) -> list[NDArray[np
 def test_embeddings_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     case = EMBEDDING_MODELS[name]
     weights = case.write(tmp_path / "folder")
-    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     assert manifest.tasks == ("encode", "attention", "similar")
     assert manifest.embedding is not None and manifest.embedding.prompts == PROMPTS
     base = getattr(case.model, "model", case.model)
@@ -196,7 +196,7 @@ def test_embeddings_equal_those_of_transformers(name: str, tmp_path: Path) -> No
 def test_embeddings_equal_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     EMBEDDING_MODELS[name].write(tmp_path / "folder")
-    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>"}
     (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
     model = library.SentenceTransformer(str(tmp_path / "folder"))
@@ -213,11 +213,11 @@ def test_names_without_prefix_are_those_of_the_class_without_a_head(tmp_path: Pa
     config = json.loads(path.read_text())
     assert config["architectures"] == ["Qwen3Model"] and config["tie_word_embeddings"] is False
     path.write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
-    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     assert manifest.decoder is None
     (tmp_path / "folder" / "modules.json").unlink()
     with pytest.raises(ImportFailedError, match=r"no tensor 'lm_head\.weight'"):
-        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+        export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
@@ -260,7 +260,7 @@ def test_the_published_folder_of_a_reranker(tmp_path: Path) -> None:
     model = qwen3()
     write(tmp_path / "folder", model, has_end=False)
     options = ExportOptions(task="rerank")
-    exported = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options)
+    exported = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options))
     manifest = exported.manifest
     assert manifest.tasks == ("encode", "attention", "rerank", "similar") and manifest.chat is None
     assert "imported as Qwen3-Reranker" in exported.notes[0]
@@ -329,7 +329,7 @@ def test_a_folder_with_logit_score(false_id: int | None, instruction: str, tmp_p
         "chat_template.jinja": TEMPLATE,
     }
     write(tmp_path / "folder", model, has_end=False, files=files)
-    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     assert manifest.pair_template is not None
     assert manifest.pair_template.instruction == (instruction or "Find passages")
     text = f"<|im_start|>{instruction or 'Find passages'}\n<query>: Who?\n<document>:  No one.\n<|im_end|>\n"
@@ -344,7 +344,7 @@ def test_a_classifier_with_modules(tmp_path: Path) -> None:
     options = {"transformer_task": "sequence-classification", "module_output_name": "scores", "max_seq_length": 99}
     files = {"modules.json": modules("Transformer"), "sentence_bert_config.json": options}
     write(tmp_path / "folder", model, files=files)
-    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")).manifest
+    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     assert "rerank" in manifest.tasks and manifest.limits.max_source_tokens == 99
     assert manifest.pair_template is None
 
@@ -400,7 +400,9 @@ def test_folders_that_are_refused(
 ) -> None:
     write(tmp_path / "folder", make(), files=files)
     with pytest.raises(ImportFailedError, match=message):
-        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), ExportOptions(task=task))
+        export_checkpoint(
+            Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), ExportOptions(task=task))
+        )
 
 
 def test_the_answers_must_be_tokens(tmp_path: Path) -> None:
@@ -413,7 +415,7 @@ def test_the_answers_must_be_tokens(tmp_path: Path) -> None:
         (tmp_path / "folder" / "tokenizer.json").write_text(json.dumps(tokenizer | {"added_tokens": kept}))
         options = ExportOptions(task="rerank")
         with pytest.raises(ImportFailedError, match=message):
-            export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options)
+            export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"), options))
 
 
 def test_special_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> None:
@@ -423,7 +425,7 @@ def test_special_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> No
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens([AddedToken("<image_soft_token>", special=True, normalized=False)])
     tokenizer.save(str(tmp_path / "folder" / "tokenizer.json"))
-    exported = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+    exported = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")))
     assert exported.notes[0].endswith("are left out: <image_soft_token>")
     written = read_tokenizer(tmp_path / "bundle" / exported.manifest.source_tokenizer)
     assert len(written) == 261
@@ -434,7 +436,7 @@ def test_special_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> No
     )
     tokenizer.save(str(tmp_path / "folder" / "tokenizer.json"))
     with pytest.raises(ImportFailedError, match="token ids up to 261, but the model has only 261 tokens"):
-        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+        export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")))
 
 
 def test_gemma_that_sees_later_tokens_cannot_generate(tmp_path: Path) -> None:
@@ -442,7 +444,7 @@ def test_gemma_that_sees_later_tokens_cannot_generate(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"architectures": ["Gemma3ForCausalLM"]}))
     with pytest.raises(ImportFailedError, match="use_bidirectional_attention is true, but the architecture generates"):
-        export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))
+        export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")))
 
 
 ROLES = "{% for one in messages %}<|im_start|>{{ one.role }}:{{ one.content }}<|im_end|>{% endfor %}"

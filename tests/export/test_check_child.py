@@ -16,10 +16,10 @@ EXPORT = """
 import sys
 from pathlib import Path
 from sightline.export.options import BundleMetadata
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 
 if __name__ == "__main__":
-    export_checkpoint(Path(sys.argv[1]), Path(sys.argv[2]), BundleMetadata("bert"))
+    export_checkpoint(Export(Path(sys.argv[1]), Path(sys.argv[2]), BundleMetadata("bert")))
 """
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from sightline.export.errors import ImportFailedError
 from sightline.export.options import BundleMetadata
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import open_folder
 from tests.export.decoder_models import (
     MODELS,
@@ -232,7 +232,9 @@ def test_longrope_is_limited_to_the_original_positions(edited: Callable[[str, Ed
 def test_an_import_says_that_longrope_limits_the_texts(tmp_path: Path) -> None:
     hf_model(MODELS["phi3-partial"], scale=0.1).save_pretrained(tmp_path / "checkpoint")
     word_tokenizer(VOCABULARY).save(str(tmp_path / "checkpoint" / "tokenizer.json"))
-    exported = export_checkpoint(tmp_path / "checkpoint", tmp_path / "bundle", BundleMetadata("phi", "a test", "MIT"))
+    exported = export_checkpoint(
+        Export(tmp_path / "checkpoint", tmp_path / "bundle", BundleMetadata("phi", "a test", "MIT"))
+    )
     assert exported.manifest.limits.max_source_tokens == exported.manifest.limits.max_target_tokens == 40
     assert [note for note in exported.notes if "at most 40 tokens instead of 200" in note]
     assert exported.manifest.verification is not None

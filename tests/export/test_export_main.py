@@ -2,10 +2,8 @@ import dataclasses
 import json
 import re
 import shutil
-from argparse import Namespace
 from pathlib import Path
 
-import onnx
 import pytest
 
 from sightline.base.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
@@ -14,13 +12,12 @@ from sightline.export import commands, pipeline
 from sightline.export.__main__ import main
 from sightline.export.convert.bundles import quantize_bundle
 from sightline.export.errors import VerificationError
-from sightline.export.options import BundleMetadata, languages_of
-from sightline.export.pipeline import Exported
+from sightline.export.options import languages_of
+from sightline.export.pipeline import Export, Exported
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
-from sightline.model.config import CausalConfig, RecurrentConfig, TransformerConfig
+from sightline.model.config import CausalConfig, TransformerConfig
 from sightline.model.data.tokenizer import read_tokenizer
 from tests.export.products import everywhere
 
@@ -106,42 +103,6 @@ def test_missing_files_exit_with_2_and_one_line(
     assert output.err.startswith("error: ") and output.err.count("\n") == 1
     assert message in output.err
     assert not any(tmp_path.iterdir())
-
-
-def test_a_training_run_may_have_standard_operators(short_reader: Path, tmp_path: Path, sentences_path: Path) -> None:
-    arguments = [str(short_reader), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
-    assert main([*arguments, "--ops", "standard"]) == 0
-    manifest = read_bundle(tmp_path / "toy")
-    assert manifest.ops == "standard" and manifest.verification is not None
-    for graph in manifest.graphs:
-        onnx.checker.check_model(str(tmp_path / "toy" / graph.file), full_check=True)
-        proto = onnx.load(tmp_path / "toy" / graph.file, load_external_data=False)
-        assert {node.domain for node in proto.graph.node} == {""}
-
-
-def test_a_recurrent_model_has_no_standard_operators(
-    checkpoint: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = RecurrentConfig(read_tokenizer(checkpoint / "tokenizer.json").get_vocab_size())
-    model = RecurrentModel(config)
-    save_checkpoint(tmp_path / "recurrent", config, model.state_dict(), checkpoint / "tokenizer.json", {})
-    arguments = [str(tmp_path / "recurrent"), "--out", str(tmp_path / "toy"), "--sentences", str(sentences_path)]
-    assert main([*arguments, "--ops", "standard"]) == 2
-    assert capsys.readouterr().err == (
-        f"error: {tmp_path}/recurrent is a recurrent model, whose graphs need operators of ONNX Runtime; omit --ops "
-        "standard\n"
-    )
-    assert not (tmp_path / "toy").exists()
-
-
-def test_a_bundle_of_standard_operators_is_not_quantized(
-    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_manifest(copied, read_manifest(copied).model_copy(update={"ops": "standard"}))
-    assert main(["quantize", str(copied), "--out", str(tmp_path / "toy"), "--bits", "8", "--unverified"]) == 1
-    assert capsys.readouterr().err == (
-        f"error: {copied} has only standard operators; export the model again without --ops standard\n"
-    )
 
 
 def test_weights_that_do_not_fit_exit_with_1_and_one_line(
@@ -448,14 +409,14 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
     for name in ("bahdanau", "linformer", "pre-norm"):
         shutil.copytree(short_reader, runs / f"{name}-1" / "averaged")
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
-    export_one = commands._export_run
+    export_one = pipeline.export_checkpoint
 
-    def reject_two(arguments: Namespace, checkpoint: Path, out: Path, label: BundleMetadata) -> Exported:
-        if label.name != "multi30k-en-de-linformer":
+    def reject_two(export: Export) -> Exported:
+        if export.metadata.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
-        return export_one(arguments, checkpoint, out, label)
+        return export_one(export)
 
-    monkeypatch.setattr(commands, "_export_run", reject_two)
+    monkeypatch.setattr(commands, "export_checkpoint", reject_two)
     assert main(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
     assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
     assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]

@@ -21,7 +21,7 @@ from sightline.export.convert.text_quality import chrf, greedy_outputs
 from sightline.export.families import firefox
 from sightline.export.families.description import Description
 from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import StoredTensor, Tensors
 from sightline.export.sources.firefox import find_firefox_files
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
@@ -200,7 +200,7 @@ def import_both(folder: Path, texts: list[str], out: Path) -> Imported:
     """Import a model with and without its shortlist; both bundles are verified."""
     opened: dict[str, Sessions] = {}
     for name, options in (("unrestricted", ExportOptions()), ("restricted", ExportOptions(shortlist=True))):
-        export_checkpoint(folder, out / name, BundleMetadata(name), options, kind="firefox")
+        export_checkpoint(Export(folder, out / name, BundleMetadata(name), options, "firefox"))
         opened[name] = open_sessions(out / name, read_bundle(out / name))
     tokenizer = Tokenizer.from_file(str(out / name / opened[name].manifest.source_tokenizer))
     return Imported(folder, opened["unrestricted"], opened["restricted"], tokenizer, texts)

@@ -26,7 +26,7 @@ from sightline.export.__main__ import main
 from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes
 from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import Exported, export_checkpoint
+from sightline.export.pipeline import Export, Exported, export_checkpoint
 from sightline.export.sources.chat_template import convert
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
@@ -69,7 +69,7 @@ def import_folder(folder: Path, family: str = "") -> Exported:
     started = time.process_time()
     try:
         with bounded_memory(MEMORY):
-            return export_checkpoint(folder, folder.parent / "bundle", BundleMetadata("hostile"), options)
+            return export_checkpoint(Export(folder, folder.parent / "bundle", BundleMetadata("hostile"), options))
     finally:
         assert time.process_time() - started < SECONDS
 

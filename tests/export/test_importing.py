@@ -24,7 +24,7 @@ from sightline.export.__main__ import main
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import Provenance, detect_kind
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.dense import read_dense
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_becomes_a_verified_bundle(folder: Path, tmp_path: Path) -> None:
     provenance = Provenance("owner/name", "0" * 40)
-    imported = export_checkpoint(folder, tmp_path / "bundle", METADATA, provenance=provenance)
+    imported = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, provenance=provenance))
     manifest = read_bundle(tmp_path / "bundle")
     assert manifest == imported.manifest and (manifest.name, manifest.license) == ("imported", "MIT")
     assert manifest.verification is not None and manifest.tasks == ("encode", "attention", "similar")
@@ -67,7 +67,7 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
     for convert in (torch.Tensor.bfloat16, torch.Tensor.float):
         torch.save({name: convert(half) for name, half in halves.items()}, folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink(missing_ok=True)
-        manifest = export_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
+        manifest = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA)).manifest
         assert manifest.origin is not None and manifest.origin.pickle
         digests.append(manifest.files["weights.bin"])
     assert digests[0] == digests[1]
@@ -78,7 +78,7 @@ def test_sightline_verify_compares_an_imported_bundle_with_its_checkpoint(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = tmp_path / "bundle"
-    record = export_checkpoint(folder, bundle, METADATA).manifest.verification
+    record = export_checkpoint(Export(folder, bundle, METADATA)).manifest.verification
     arguments = ["verify", str(bundle), "--checkpoint", str(folder)]
     assert sightline(arguments) == 0
     assert Verification.model_validate_json(capsys.readouterr().out) == record
@@ -196,11 +196,11 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
 ) -> None:
     monkeypatch.setattr(pipeline, "available_memory", lambda: 200_000_000)
     with pytest.raises(ImportFailedError, match=r"needs about 0.4 GB of memory, but 0.2 GB are available; end other"):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     monkeypatch.setattr(pipeline, "available_memory", lambda: None)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     with pytest.raises(ImportFailedError, match=r"needs about 0.0 GB in .*, but 0.0 GB are free; remove files, or"):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
@@ -244,7 +244,7 @@ def test_a_full_disk_of_temporary_files_is_an_error(
     monkeypatch.setattr("tempfile.tempdir", str(disk))
     message = r"pytorch_model.bin: the pickle cannot be converted in .*/disk, which needs [0-9,]+ bytes: No space left"
     with pytest.raises(ImportFailedError, match=message):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     assert list(disk.iterdir()) == [] and not (tmp_path / "bundle").exists()
 
 
@@ -294,7 +294,7 @@ def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Pa
         (folder / name).unlink()
         name = "2_Dense/pytorch_model.bin"
         torch.save({"linear.weight": torch.from_numpy(weight), "linear.bias": torch.from_numpy(bias)}, folder / name)
-    manifest = export_checkpoint(folder, tmp_path / "bundle", METADATA).manifest
+    manifest = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA)).manifest
     assert read_bundle(tmp_path / "bundle") == manifest
     assert manifest.embedding is not None and manifest.origin is not None
     assert (manifest.embedding.pooling, manifest.embedding.normalize) == ("first", True)
@@ -318,7 +318,7 @@ def test_layers_after_pooling_are_files_of_the_bundle(folder: Path, tmp_path: Pa
 @pytest.mark.usefixtures("unverified")
 def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_path: Path) -> None:
     write_dense(folder, np.ones((5, 16), np.float32), np.ones(5, np.float32))
-    export_checkpoint(folder, tmp_path / "bundle", METADATA)
+    export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     path = tmp_path / "bundle" / "manifest.json"
     document = json.loads(path.read_text())
     (layer,) = document["embedding"]["dense"]
@@ -347,24 +347,24 @@ def test_layers_after_pooling_must_fit(
 ) -> None:
     write_dense(folder, np.ones(shape, np.float32), changes=changes)
     with pytest.raises(ImportFailedError, match=message):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     (folder / "2_Dense" / "model.safetensors").unlink()
     with pytest.raises(ImportFailedError, match=r"2_Dense has no weights: it needs model\.safetensors"):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
 
 
 @pytest.mark.usefixtures("unverified")
 def test_only_an_encoder_decoder_can_be_a_model_of_sentences(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--unit sentence is only for encoder-decoder models"):
-        export_checkpoint(folder, tmp_path / "bundle", BundleMetadata("imported", training_unit="sentence"))
+        export_checkpoint(Export(folder, tmp_path / "bundle", BundleMetadata("imported", training_unit="sentence")))
     assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.usefixtures("unverified")
 def test_a_task_that_the_model_cannot_do_is_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot do the task generate; it can do encode, attention, similar;"):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="generate"))
-    export_checkpoint(folder, tmp_path / "bundle", METADATA, ExportOptions(task="encode"))
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, ExportOptions(task="generate")))
+    export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, ExportOptions(task="encode")))
 
 
 def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -393,11 +393,11 @@ def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
-        export_checkpoint(folder, tmp_path / "bundle", METADATA)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
     monkeypatch.setattr(pipeline, "check", verify)  # pickled by its name, so that the child calls it
     with pytest.raises(error, match=message):
-        export_checkpoint(folder, tmp_path / "bundle", BundleMetadata("other"))
+        export_checkpoint(Export(folder, tmp_path / "bundle", BundleMetadata("other")))
     assert (tmp_path / "bundle" / "manifest.json").read_bytes() == before
     assert not list(tmp_path.glob(".*"))
 

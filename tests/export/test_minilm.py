@@ -19,7 +19,7 @@ from sightline.export.convert.bundles import quantize_bundle
 from sightline.export.convert.text_quality import PlainText
 from sightline.export.errors import ImportFailedError
 from sightline.export.options import DEFAULT_SENTENCES, BundleMetadata, Recipe
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from sightline.model.rounding import reference
 from tests.export.encoder_models import Imported, compute, import_folder
@@ -109,7 +109,7 @@ def test_embeddings_and_retrieval_equal_transformers(
 
 
 def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path: Path) -> None:
-    result = export_checkpoint(folder, tmp_path / "minilm", BundleMetadata("minilm"), stream=io.StringIO())
+    result = export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
     manifest = result.manifest
     assert manifest.embedding == Embedding(pooling="mean", normalize=True)
     assert manifest.limits.max_source_tokens == 256  # tokenizer.json says 128
@@ -122,7 +122,7 @@ def test_8_bits_are_near_float32_and_do_not_depend_on_the_batch(
 ) -> None:
     words = " ".join(sentences).split()
     passages = [" ".join(words[start : start + 90]) for start in range(0, 900, 90)]
-    export_checkpoint(folder, tmp_path / "minilm", BundleMetadata("minilm"), stream=io.StringIO())
+    export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
     for texts, limit in ((passages, 0.997), (sentences, 0.998)):
         record = quantize_bundle(tmp_path / "minilm", tmp_path / "small", Recipe(8), PlainText(texts))
         assert isinstance(record.quality, EmbeddingQuality) and record.quality.mean_cosine >= limit

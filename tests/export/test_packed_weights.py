@@ -19,7 +19,7 @@ from sightline.export.convert.quantize import exact_blocks, quantize_graphs
 from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.options import BundleMetadata, Recipe
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import open_folder
 from tests.export.decoder_models import (
     GPT2_SMALL,
@@ -150,7 +150,7 @@ def test_the_bundle_says_that_its_weights_were_quantized(name: str, tmp_path: Pa
     folder = tmp_path / "checkpoint"
     hf = saved(folder, name)
     word_tokenizer(SIZES["vocab_size"]).save(str(folder / "tokenizer.json"))
-    exported = export_checkpoint(folder, tmp_path / "bundle", BundleMetadata("packed"))
+    exported = export_checkpoint(Export(folder, tmp_path / "bundle", BundleMetadata("packed")))
     manifest = exported.manifest
     assert manifest.verification is not None and manifest.origin is not None
     assert manifest.origin.quantized == f"{name.upper()}, 4 bits"

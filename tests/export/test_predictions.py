@@ -17,7 +17,7 @@ from sightline.export.check import verify as verification
 from sightline.export.convert.bundles import quantize_bundle
 from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, Recipe
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.service.runtime.ort import OnnxRunner
 from tests.export.encoder_models import FAMILIES, import_folder, make_model
 from tests.export.folders_of_others import word_tokenizer
@@ -53,7 +53,7 @@ def export(no_child: None, tmp_path: Path) -> Any:
 
     def run(folder: Path) -> tuple[Path, Manifest]:
         bundle = tmp_path / f"bundle-{folder.name}"
-        return bundle, export_checkpoint(folder, bundle, BundleMetadata("masked")).manifest
+        return bundle, export_checkpoint(Export(folder, bundle, BundleMetadata("masked"))).manifest
 
     return run
 

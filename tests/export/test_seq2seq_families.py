@@ -21,7 +21,7 @@ from sightline.export.families.seq2seq import BART, FAMILIES, M2M100, MARIAN, MB
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.relative import bias_of_distances, buckets
 from sightline.export.options import BundleMetadata
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import open_folder
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import Hypothesis, NextLogits, beam, greedy
@@ -673,7 +673,7 @@ def test_mbart_with_unknown_positions_of_languages_is_an_error(tmp_path: Path) -
     write_tokenizer(tmp_path, case_named("mbart"))
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(ImportFailedError, match=r"for mBART-25, decoder_start_token_id .* such as 62 for en, without"):
-        export_checkpoint(tmp_path, tmp_path / "bundle", BundleMetadata("imported"))
+        export_checkpoint(Export(tmp_path, tmp_path / "bundle", BundleMetadata("imported")))
 
 
 def test_families_of_translation_models_are_trained_on_sentences() -> None:
@@ -687,7 +687,7 @@ def test_folders_are_imported_and_verified(case: Case, tmp_path: Path) -> None:
     """Each import starts a process for its verification."""
     save(case, tmp_path / "folder")
     write_tokenizer(tmp_path / "folder", case)
-    manifest = export_checkpoint(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("imported")).manifest
+    manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("imported"))).manifest
     assert manifest.verification is not None
     assert manifest.verification.max_logit_difference < TOLERANCE
     assert {attention.kind for attention in manifest.attention} == {"encoder", "cross", "decoder"}

@@ -53,7 +53,7 @@ from sightline.export.convert.text_quality import (
 )
 from sightline.export.errors import VerificationError
 from sightline.export.options import BundleMetadata, Recipe
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.model.data.tokenizer import read_tokenizer
 from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
@@ -116,7 +116,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
         for folder in sorted(checkpoints.iterdir()):
-            export_checkpoint(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT"))
+            export_checkpoint(Export(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT")))
     return bundles
 
 
@@ -225,7 +225,7 @@ def test_a_random_model_is_rejected_though_its_perplexity_falls(tmp_path: Path) 
     """The perplexity of texts about which a model knows nothing may change in either direction."""
     sizes = {"n_positions": 32, "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 40}
     write_hf(tmp_path / "random", GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=1)))
-    export_checkpoint(tmp_path / "random", tmp_path / "bundle", BundleMetadata("random"))
+    export_checkpoint(Export(tmp_path / "random", tmp_path / "bundle", BundleMetadata("random")))
     words = np.random.default_rng(0).integers(37, size=(8, 12))
     texts = PlainText([" ".join(f"word{word}" for word in row) for row in words])
     quality = quantize_bundle(tmp_path / "bundle", tmp_path / "small", Recipe(4), texts, force=True).quality

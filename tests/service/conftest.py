@@ -24,7 +24,8 @@ from sightline.service.app import create_app
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import EngineObserver
 from sightline.service.engine.worker import Worker
-from sightline.service.http.application import EndpointRoute
+from sightline.service.http import docs
+from sightline.service.http.application import Application, EndpointRoute
 from sightline.service.inference.service import Backend, LoadedModel, ServedModel
 from sightline.service.inference.submission import Arrival, Submission
 from sightline.service.runtime.protocol import Runner
@@ -287,26 +288,61 @@ def openapi(start: Start) -> Any:
     return asyncio.run(get())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _documents() -> Iterator[None]:
+    """Make the OpenAPI document and its page, which takes a second, once for all apps with the same
+    endpoints.
+    """
+    documents: dict[Any, Any] = {}
+    pages: dict[int, str] = {}
+    describe, render = Application.openapi, docs.render
+
+    def describe_once(app: Application) -> Any:
+        if app.openapi_schema is None:
+            endpoints = tuple(route.declared for route in app.routes if isinstance(route, EndpointRoute))
+            app.openapi_schema = documents.get(endpoints)
+            documents[endpoints] = describe(app)
+        return app.openapi_schema
+
+    def render_once(document: Any) -> str:
+        if id(document) not in pages:
+            pages[id(document)] = render(document)
+        return pages[id(document)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Application, "openapi", describe_once)
+        patch.setattr(docs, "render", render_once)
+        yield
+
+
 @pytest.fixture
 async def running(start: Start) -> AsyncIterator[Running]:
     async with start() as running:
         yield running
 
 
+def causal_backend(tokenizer: TextTokenizer) -> FakeBackend:
+    """Return a backend with a decoder-only model."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 40, "max_target_tokens": 40}
+    return FakeBackend(tokenizer, (fake_manifest(decoder_start="source", **sizes),))
+
+
+def chat_backend(tokenizer: TextTokenizer) -> FakeBackend:
+    """Return a backend with a chat model, `fake`, and `mute`, a model without a template."""
+    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
+    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
+    return FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))
+
+
 @pytest.fixture
 async def causal(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    """A service with a decoder-only model."""
-    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 40, "max_target_tokens": 40}
-    async with start(FakeBackend(tokenizer, (fake_manifest(decoder_start="source", **sizes),))) as running:
+    async with start(causal_backend(tokenizer)) as running:
         yield running
 
 
 @pytest.fixture
 async def chat(start: Start, tokenizer: TextTokenizer) -> AsyncIterator[Running]:
-    """A service with a chat model, `fake`, and `mute`, a model without a template."""
-    sizes: dict[str, Any] = {"vocabulary": len(tokenizer), "max_source_tokens": 90, "max_target_tokens": 120}
-    manifest = fake_manifest(decoder_start="source", **sizes).model_copy(update={"chat": TEMPLATE})
-    async with start(FakeBackend(tokenizer, (manifest, fake_manifest("mute", **sizes)))) as running:
+    async with start(chat_backend(tokenizer)) as running:
         yield running
 
 
@@ -364,6 +400,12 @@ class Wire:
             connection.request("POST", path, orjson.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()
             return response.status, orjson.loads(response.read())
+
+    def result(self, path: str, body: Any) -> Any:
+        """Return the content of a response with status 200."""
+        status, result = self.post(path, body)
+        assert status == 200, result
+        return result
 
     def get(self, path: str) -> tuple[int, bytes]:
         connection = self.http()

@@ -287,7 +287,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "headers_too_large": Cause(content=lambda body: rejected_body("headers_too_large")),
     "malformed_json": Cause(content=lambda body: body[:-1]),
     "unauthorized": Cause(settings={"keys": KEYS}),
-    "forbidden": Cause(headers={"x-api-key": "sl-alice"}, settings={"keys": KEYS}),
+    "forbidden": Cause(headers={"x-api-key": "sl-alice"}, settings={"keys": KEYS}, models=["fake"]),
     "not_found": Cause(),
     "model_not_found": Cause(models=["nobody"], settings={"model_control": "explicit"}),
     "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),

@@ -235,14 +235,12 @@ def test_an_invalid_bundle_is_rejected_with_the_reason(
         load(folder, strict_loading=True)
 
 
-def test_a_bundle_of_standard_operators_is_for_other_runtimes(folder: Path) -> None:
-    write_manifest(folder / "toy", read_manifest(folder / "toy").model_copy(update={"ops": "standard"}))
-    message = (
-        f"{folder}/toy has only standard operators of ONNX: it is for other runtimes and cannot be served; export the "
-        "model again without --ops standard"
-    )
-    with pytest.raises(BundleError, match=re.escape(message)):
-        load(folder)
+def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
+    path = folder / "toy" / "manifest.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"contrib"', '"standard"'), encoding="utf-8")
+    message = "graphs of standard operators are no longer supported; export the model again"
+    with pytest.raises(BundleError, match=f"{re.escape(str(path))}: ops: .*{message}"):
+        load(folder, strict_loading=True)
 
 
 def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(

@@ -44,7 +44,7 @@ def export_bundle(
     options = ExportOptions(half_weights=half_weights, sentences=tuple(sentences), tolerance=tolerance)
     compare = pipeline.compare if check else lambda *_: None
     with patch.object(pipeline, "check_in_child", pipeline.check), patch.object(pipeline, "compare", compare):
-        return pipeline.export_checkpoint(checkpoint, bundle, metadata, options, kind="training").manifest
+        return pipeline.export_checkpoint(pipeline.Export(checkpoint, bundle, metadata, options, "training")).manifest
 
 
 def verify_bundle(bundle: Path, checkpoint: Path, sentences: Sequence[str]) -> Verification:

@@ -27,7 +27,7 @@ from lab.bench.weights import read_model
 from sightline.base.bundle import Graph, read_bundle, read_manifest
 from sightline.export.convert.bundles import half_bundle
 from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.data.text import numbered_sentences
@@ -56,7 +56,7 @@ def make_bundles(shipped: Path, folder: Path, sentences: Sequence[str]) -> Bundl
     model, tokenizer = read_model(shipped), shipped / read_manifest(shipped).source_tokenizer
     save_checkpoint(folder / "checkpoint", model.config, model.state_dict(), tokenizer, facts={})
     options = ExportOptions(sentences=tuple(sentences[:NUM_VERIFIED]))
-    export_checkpoint(folder / "checkpoint", folder / "float32", BundleMetadata("float32"), options, kind="training")
+    export_checkpoint(Export(folder / "checkpoint", folder / "float32", BundleMetadata("float32"), options, "training"))
     half_bundle(folder / "float32", folder / "float16", text=None)
     return Bundles(model, read_tokenizer(tokenizer), folder / "float32", folder / "float16")
 

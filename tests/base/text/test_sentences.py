@@ -44,7 +44,7 @@ def split(text: str, language: str = "en") -> SplitText:
     return found
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)), LANGUAGES)
 @example(':1. 2Ж\xa0http://x.y/z?a=b \x1f”你Ж303İa।"\x000I. Z\u3000.', "zh")  # sentencex 1.0.32 fails for it
 def test_sentences_and_gaps_are_exactly_the_text(text: str, language: str) -> None:

@@ -20,7 +20,7 @@ from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.nodes import EXCLUDED
 from sightline.export.options import BundleMetadata, ExportOptions, Recipe
-from sightline.export.pipeline import export_checkpoint
+from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import FolderFiles
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
@@ -49,7 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def import_firefox(folder: Path, bundle: Path, options: ExportOptions = ExportOptions()) -> Manifest:  # noqa: B008
-    return export_checkpoint(folder, bundle, METADATA, options, kind="firefox").manifest
+    return export_checkpoint(Export(folder, bundle, METADATA, options, "firefox")).manifest
 
 
 def shortlist_of(folder: Path, *, is_shared: bool) -> Shortlist:
@@ -80,7 +80,7 @@ def test_a_description_of_the_user_replaces_that_of_the_metadata(tmp_path: Path)
     (folder / "metadata.json").write_text('{"version": "1.0"}')
     metadata = BundleMetadata("imported", "mine")
     manifest = export_checkpoint(
-        folder, tmp_path / "bundle", metadata, ExportOptions(max_tokens=7), kind="firefox"
+        Export(folder, tmp_path / "bundle", metadata, ExportOptions(max_tokens=7), kind="firefox")
     ).manifest
     assert manifest.description == "mine" and manifest.limits.max_source_tokens == 7
     assert manifest.origin is not None and manifest.origin.kind == "firefox"
@@ -265,7 +265,7 @@ def test_a_shortlist_that_is_missing_or_of_another_model(tmp_path: Path) -> None
     message = f"ende has no shortlist {SHORTLIST}; download it to the folder, or import without --shortlist"
     check_error(folder, tmp_path, message, WITH_SHORTLIST)
     with pytest.raises(UsageError, match="is not a Firefox translation model, and only those have a shortlist"):
-        export_checkpoint(folder, tmp_path / "bundle", METADATA, WITH_SHORTLIST)
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA, WITH_SHORTLIST))
 
 
 @pytest.mark.usefixtures("unverified")

@@ -68,7 +68,7 @@ def export(folder: Path, bundle: Path) -> Manifest:
     with patch.object(pipeline, "check_in_child", pipeline.check):
         options = ExportOptions(sentences=("word1 word2", "word7"))
         return pipeline.export_checkpoint(
-            folder, bundle, BundleMetadata(bundle.name), options, stream=io.StringIO()
+            pipeline.Export(folder, bundle, BundleMetadata(bundle.name), options), stream=io.StringIO()
         ).manifest
 
 

@@ -227,55 +227,6 @@ async def test_languages_choose_the_tokens_and_the_model(start: Start, make_back
         assert message == "source_language is supported only by models that translate, and plain does not."
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param", "message"),
-    [
-        (
-            {"layer": 2},
-            "invalid_parameter",
-            "layer",
-            "layer must be from -2 to 1 for cross attention, got 2.",
-        ),
-        (
-            {"head": -3},
-            "invalid_parameter",
-            "head",
-            "head must be from -2 to 1 for cross attention, got -3.",
-        ),
-        ({"layer": 1.0}, "invalid_parameter", "layer", "layer must be a valid integer, got 1.0."),
-        (
-            {"targets": ["x"]},
-            "invalid_parameter",
-            "targets",
-            "inputs and targets must be both one string, or both lists of the same length.",
-        ),
-        (
-            {"targets": "x", "parameters": {"num_beams": 2}},
-            "invalid_parameter",
-            "parameters",
-            "parameters cannot be combined with targets: nothing is generated.",
-        ),
-        (
-            {"parameters": {"source_language": "de"}},
-            "unsupported_parameter",
-            "parameters.source_language",
-            "parameters.source_language is not supported here: use source_language beside inputs.",
-        ),
-        (
-            {"parameters": {"top_logprobs": 1}},
-            "unsupported_parameter",
-            "parameters.top_logprobs",
-            "This endpoint returns the alignment of one target for each input; use POST /v1/generate for "
-            "parameters.top_logprobs.",
-        ),
-    ],
-)
-async def test_errors_name_the_field_and_the_way_out(
-    running: Running, body: dict[str, Any], code: str, param: str, message: str
-) -> None:
-    assert await error_of(running, **body) == (422, code, param, message)
-
-
 async def test_a_model_without_cross_attention_cannot_align(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:

@@ -90,24 +90,6 @@ async def test_the_question_is_cut(running: Running) -> None:
     assert long.json()["usage"] == short.json()["usage"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "code", "param"),
-    [
-        ({"question": "dog " * 60}, "input_too_long", "question"),
-        ({"context": "dog " * 5000, "max_tokens": 16, "overlap": 0}, "input_too_long", "context"),
-        ({"context": "dog " * 300, "max_tokens": 24, "overlap": 6}, "invalid_parameter", "context"),
-        ({"context": ""}, "empty_input", "context"),
-        ({"top_k": 0}, "invalid_parameter", "top_k"),
-        ({"model": "fake"}, "unsupported_task", "model"),
-    ],
-)
-async def test_requests_that_cannot_be_answered(
-    running: Running, fields: dict[str, Any], code: str, param: str
-) -> None:
-    body = {"question": QUESTION, "context": CONTEXT, **fields}
-    assert await running.error("/v1/answer", body) == (422, code, param)
-
-
 async def test_hugging_faces_client_gets_one_answer_or_several(running: Running) -> None:
     inputs = {"question": QUESTION, "context": CONTEXT}
     own = await ask(running)

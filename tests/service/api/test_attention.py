@@ -126,21 +126,6 @@ async def test_negative_layers_and_heads_count_from_the_end(running: Running) ->
     assert (found["layers"], found["heads"]) == ([1], [1, 0])
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"layers": [-3]}, "layers[0] must be from -2 to 1 for encoder attention, got -3."),
-        ({"heads": [0, 2]}, "heads[1] must be from -2 to 1 for encoder attention, got 2."),
-        ({"layers": [1, -1]}, "layers[1] must not repeat a layer of encoder attention: 1 and -1 are the same."),
-    ],
-)
-async def test_an_index_out_of_range_is_rejected_with_the_range(
-    running: Running, body: dict[str, Any], message: str
-) -> None:
-    response = await running.post("/v1/attention", {"inputs": "a dog", **body})
-    assert response.json()["error"]["message"] == message
-
-
 @pytest.mark.parametrize(("reduce", "function", "is_normalized"), [("mean", np.mean, True), ("max", np.max, False)])
 async def test_reduce_applies_to_heads_only(running: Running, reduce: str, function: Any, is_normalized: bool) -> None:
     whole = maps_of(await attention(running, kinds=["cross"]))["cross"]
@@ -181,60 +166,6 @@ async def test_a_prefix_is_in_the_text_and_the_rows_but_not_in_the_token_count(r
     assert response["text"].startswith("a dog")
     assert response["usage"]["output_tokens"] == 4
     assert [one["rows"] for one in response["maps"]] == [6, 6]
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"targets": " "}, "empty_input", "targets"),
-        ({"targets": "x" * 70}, "input_too_long", "targets"),
-        ({"targets": ["x"]}, "invalid_parameter", "targets"),
-        ({"inputs": ["a"], "targets": "x"}, "invalid_parameter", "targets"),
-        ({"inputs": ["a", "b"], "targets": ["x"]}, "invalid_parameter", "targets"),
-        ({"inputs": ["a", "b"], "targets": ["x", "x" * 70]}, "input_too_long", "targets[1]"),
-        ({"inputs": "x" * 70}, "input_too_long", "inputs"),
-        ({"inputs": ["a", "x" * 70]}, "input_too_long", "inputs[1]"),
-        ({"inputs": ""}, "empty_input", "inputs"),
-        ({"inputs": ["a", " "]}, "empty_input", "inputs[1]"),
-        ({"inputs": []}, "empty_input", "inputs"),
-        ({"input": "a"}, "invalid_parameter", "input"),
-        ({"target": "a"}, "invalid_parameter", "target"),
-        ({"targets": "x", "parameters": {"max_new_tokens": 3}}, "invalid_parameter", "parameters.max_new_tokens"),
-        ({"inputs": None}, "invalid_parameter", "inputs"),
-        ({"messages": []}, "invalid_parameter", "messages"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "invalid_parameter", "inputs"),
-        ({"prompt_rows": True}, "unsupported_parameter", "prompt_rows"),
-        ({"parameters": {"hidden_source_tokens": [0.5]}}, "invalid_parameter", "parameters.hidden_source_tokens[0]"),
-        ({"parameters": {"hidden_source_tokens": [0, 3]}}, "invalid_parameter", "parameters.hidden_source_tokens[1]"),
-        ({"parameters": {"hidden_source_tokens": [-4]}}, "invalid_parameter", "parameters.hidden_source_tokens[0]"),
-        ({"parameters": {"hidden_source_tokens": [2, -1]}}, "invalid_parameter", "parameters.hidden_source_tokens[1]"),
-        ({"parameters": {"hidden_source_tokens": [0, 1, 2]}}, "invalid_parameter", "parameters.hidden_source_tokens"),
-        ({"parameters": None}, "invalid_parameter", "parameters"),
-        ({"parameters": {"target_prefix": ["a", "b"]}}, "invalid_parameter", "parameters.target_prefix"),
-        ({"parameters": {"target_prefix": "x" * 70}}, "input_too_long", "parameters.target_prefix"),
-        ({"parameters": {"top_logprobs": 1}}, "unsupported_parameter", "parameters.top_logprobs"),
-        ({"parameters": {"return_attention": True}}, "unsupported_parameter", "parameters.return_attention"),
-        (
-            {"parameters": {"num_beams": 2, "num_return_sequences": 2}},
-            "unsupported_parameter",
-            "parameters.num_return_sequences",
-        ),
-        ({"kinds": []}, "invalid_parameter", "kinds"),
-        ({"kinds": ["self"]}, "invalid_parameter", "kinds[0]"),
-        ({"kinds": ["cross", "cross"]}, "invalid_parameter", "kinds"),
-        ({"layers": [0, 2]}, "invalid_parameter", "layers[1]"),
-        ({"layers": [-3]}, "invalid_parameter", "layers[0]"),
-        ({"layers": [1, -1]}, "invalid_parameter", "layers[1]"),
-        ({"heads": [-2, 1, 0]}, "invalid_parameter", "heads[2]"),
-        ({"layers": [True]}, "invalid_parameter", "layers[0]"),
-        ({"heads": [5]}, "invalid_parameter", "heads[0]"),
-        ({"heads": [0, 0]}, "invalid_parameter", "heads"),
-        ({"reduce": "sum"}, "invalid_parameter", "reduce"),
-        ({"encoding": "hex"}, "invalid_parameter", "encoding"),
-    ],
-)
-async def test_invalid_requests_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    assert await running.error("/v1/attention", {"inputs": "a dog", **body}) == (422, code, param)
 
 
 async def test_offsets_are_ranges_of_the_input_and_of_the_text(running: Running) -> None:
@@ -302,22 +233,6 @@ async def test_tokens_can_be_hidden_from_a_forced_target(running: Running) -> No
     assert error["message"] == "hidden_source_tokens must leave at least one of the 3 tokens of each input visible."
 
 
-@pytest.mark.parametrize(
-    ("hidden", "message"),
-    [
-        ([3], "parameters.hidden_source_tokens[0] must be from -3 to 2 for an input of 3 tokens, got 3."),
-        (
-            [2, -1],
-            "parameters.hidden_source_tokens[1] must not repeat a token: -1 is the same token as an earlier index of "
-            "an input of 3 tokens.",
-        ),
-    ],
-)
-async def test_a_token_that_cannot_be_hidden_is_named(running: Running, hidden: list[int], message: str) -> None:
-    body = {"inputs": "a dog", "parameters": {"hidden_source_tokens": hidden}}
-    assert (await running.post("/v1/generate", body)).json()["error"]["message"] == message
-
-
 MESSAGES = [{"role": "user", "content": "a dog"}]
 
 
@@ -378,47 +293,6 @@ async def test_rows_of_a_prompt_are_counted_before_it_is_read(start: Start, toke
         selection = {"prompt_rows": True, "layers": [0]}
         body = {"inputs": "x" * 80, "parameters": {**sampled, "return_attention": selection}}
         assert (await running.post("/v1/generate", body)).json()["error"]["code"] == "response_too_large"
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "message"),
-    [
-        (
-            {"model": "mute"},
-            "unsupported_task",
-            "model: mute has no chat template, so it cannot chat. GET /v1/models shows which models chat.",
-        ),
-        ({"targets": ["x"]}, "invalid_parameter", "targets must be one string for messages."),
-        (
-            {"messages": [{"role": "assistant", "content": "x"}]},
-            "invalid_parameter",
-            "messages[0].role: System messages come first, then messages of user and assistant, beginning with the "
-            "user's.",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "x" * 200}]},
-            "input_too_long",
-            "messages must have at most 90 tokens for this model, got 208; shorten or split it.",
-        ),
-        ({"inputs": "x"}, "invalid_parameter", "inputs and messages cannot be combined; leave out one of them."),
-        ({"messages": None}, "invalid_parameter", "inputs is required, unless messages are given."),
-        (
-            {"parameters": {"hidden_source_tokens": [0]}},
-            "unsupported_parameter",
-            "parameters.hidden_source_tokens is not supported by fake: it is a decoder-only model, without an encoder "
-            "whose outputs could be hidden.",
-        ),
-        (
-            {"targets": "x", "parameters": {"num_beams": 2}},
-            "invalid_parameter",
-            "parameters.num_beams cannot be combined with targets, because nothing is generated; only "
-            "parameters.source_language, parameters.target_language, parameters.hidden_source_tokens can be.",
-        ),
-    ],
-)
-async def test_invalid_dialogues_are_rejected(chat: Running, body: dict[str, Any], code: str, message: str) -> None:
-    error = (await chat.post("/v1/attention", {"messages": MESSAGES, **body})).json()["error"]
-    assert (error["code"], error["message"]) == (code, message)
 
 
 async def test_a_kind_that_the_model_lacks_is_unsupported(start: Start, make_backend: MakeBackend) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sightline.service.inference import fill_mask
 from tests.service.conftest import MakeBackend, Running, Start, byte_level_tokenizer
 from tests.support.fake_runner import fake_masked_manifest, fake_predictions
 
@@ -72,25 +71,6 @@ async def test_only_the_mask_is_no_plain_text(running: Running) -> None:
     for path, body in (("/v1/tokenize", {"model": "masked", "inputs": MASK}),):
         tokens = (await running.post(path, body)).json()["outputs"][0]
         assert 1 not in [one["id"] for one in tokens]
-
-
-@pytest.mark.parametrize(
-    ("fields", "code", "param"),
-    [
-        ({"inputs": "a dog"}, "invalid_parameter", "inputs"),
-        ({"inputs": [MASK, MASK * (fill_mask.MAX_MASKS + 1)]}, "invalid_parameter", "inputs[1]"),
-        ({"inputs": f"{MASK} {'dog ' * 90}"}, "input_too_long", "inputs"),
-        ({"inputs": MASK, "targets": ["b", "b and c"]}, "invalid_parameter", "targets[1]"),
-        ({"inputs": MASK, "targets": []}, "invalid_parameter", "targets"),
-        ({"inputs": MASK, "top_k": 0}, "invalid_parameter", "top_k"),
-        ({"inputs": MASK, "model": "fake"}, "unsupported_task", "model"),
-        ({"inputs": MASK, "model": "maskless"}, "unsupported_task", "model"),
-    ],
-)
-async def test_requests_that_cannot_be_answered(
-    running: Running, fields: dict[str, Any], code: str, param: str
-) -> None:
-    assert await running.error("/v1/fill-mask", fields) == (422, code, param)
 
 
 async def test_hugging_faces_task_has_the_form_of_the_pipeline(running: Running) -> None:

@@ -205,23 +205,3 @@ async def test_beams_with_all_parameters_share_one_batch(running: Running) -> No
 async def test_null_equals_an_absent_field_if_the_default_is_none(running: Running) -> None:
     nothing = await generate(running, "a dog", seed=None, stop=None, target_prefix=None)
     assert nothing["outputs"] == (await generate(running, "a dog"))["outputs"]
-
-
-@pytest.mark.parametrize(
-    ("parameters", "code", "param"),
-    [
-        ({"suppress_tokens": [3, 265]}, "invalid_parameter", "suppress_tokens[1]"),
-        ({"logit_bias": {"3": 1, "265": 1}}, "invalid_parameter", "logit_bias[265]"),
-        ({"target_prefix": "a" * 70}, "input_too_long", "target_prefix"),
-        ({"target_prefix": ["a", "b" * 70]}, "input_too_long", "target_prefix[1]"),
-        ({"target_prefix": "a dog " * 3000}, "input_too_long", "target_prefix"),
-        ({"return_attention": {"heads": [0, 2]}}, "invalid_parameter", "return_attention.heads[1]"),
-        ({"return_attention": {"layers": [9]}}, "invalid_parameter", "return_attention.layers[0]"),
-    ],
-)
-async def test_parameters_beyond_the_model_are_rejected_before_it_runs(
-    running: Running, parameters: dict[str, Any], code: str, param: str
-) -> None:
-    body = {"inputs": ["x", "y"], "parameters": parameters}
-    assert await running.error("/v1/generate", body) == (422, code, f"parameters.{param}")
-    assert running.backend.runners[0].num_encodes == 0

@@ -1,7 +1,6 @@
 """The routes with a decoder-only model, which continues its input."""
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,23 +59,6 @@ async def test_input_and_output_share_the_limit(prompted: Running) -> None:
     input_tokens, output_tokens = response["usage"]["input_tokens"], response["usage"]["output_tokens"]
     assert input_tokens - 1 + output_tokens == LIMIT
     assert response["outputs"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/score", {"inputs": ["a", "x" * 10], "targets": ["x" * 9, "x" * 9]}, "targets[1]"),
-        ("/v1/attention", {"inputs": "x" * 10, "targets": "x" * 9}, "targets"),
-        ("/v1/generate", {"inputs": "x" * 10, "parameters": {"target_prefix": "x" * 9}}, "parameters.target_prefix"),
-    ],
-)
-async def test_a_target_that_does_not_fit_after_its_input_is_rejected(
-    prompted: Running, path: str, body: dict[str, Any], param: str
-) -> None:
-    response = await prompted.post(path, body)
-    assert response.status_code == 422, response.text
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == ("input_too_long", param)
 
 
 async def test_a_truncated_prompt_loses_only_its_end(start: Start) -> None:

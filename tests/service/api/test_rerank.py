@@ -1,5 +1,4 @@
 from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,24 +83,6 @@ async def test_a_pair_that_is_too_long_is_truncated_only_on_request(running: Run
     assert error == (422, "input_too_long", "documents[1]")
     body = await running.result("/v1/rerank", {"query": QUERY, "documents": [long], "truncate": True})
     assert body["usage"]["total_tokens"] == 64 == len(tokenizer.encode_pair(QUERY, long, 64))
-
-
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"query": " ", "documents": ["a"]}, "empty_input", "query"),
-        ({"query": "a", "documents": []}, "empty_input", "documents"),
-        ({"query": "a", "documents": "a"}, "invalid_parameter", "documents"),
-        ({"query": "a", "documents": ["a", " "]}, "empty_input", "documents[1]"),
-        ({"query": "a", "documents": [{"title": "a"}]}, "invalid_parameter", "documents[0]"),
-        ({"query": "a", "documents": ["a"] * 2049}, "invalid_parameter", "documents"),
-        ({"query": "a", "documents": ["a"], "top_n": 0}, "invalid_parameter", "top_n"),
-        ({"query": "a", "documents": ["a"], "rank_fields": ["a"]}, "unsupported_parameter", "rank_fields"),
-        ({"query": "a", "documents": ["a"], "model": "fake"}, "unsupported_task", "model"),
-    ],
-)
-async def test_an_invalid_request_is_an_error(running: Running, body: Any, code: str, param: str) -> None:
-    assert await running.error("/v1/rerank", body) == (422, code, param)
 
 
 async def test_version_2_of_the_path_returns_the_same(running: Running) -> None:

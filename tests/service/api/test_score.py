@@ -49,29 +49,6 @@ async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> 
     assert "65" in error["message"] and "64" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({"inputs": "x"}, "invalid_parameter", "targets"),
-        ({"inputs": "x", "targets": None}, "invalid_parameter", "targets"),
-        ({"inputs": "x", "targets": ["y"]}, "invalid_parameter", "targets"),
-        ({"inputs": ["x"], "targets": "y"}, "invalid_parameter", "targets"),
-        ({"inputs": ["x", "y"], "targets": ["x"]}, "invalid_parameter", "targets"),
-        ({"inputs": ["x", "y"], "targets": ["x", " "]}, "empty_input", "targets[1]"),
-        ({"inputs": ["x", "y"], "targets": ["x", 3]}, "invalid_parameter", "targets[1]"),
-        ({"inputs": [], "targets": []}, "empty_input", "inputs"),
-        ({"inputs": ["x"] * 2049, "targets": ["x"] * 2049}, "invalid_parameter", "inputs"),
-        ({"inputs": "x" * 70, "targets": "y"}, "input_too_long", "inputs"),
-        ({"inputs": "x", "targets": "y" * 70}, "input_too_long", "targets"),
-        ({"inputs": "x", "targets": "y", "top_logprobs": 6}, "invalid_parameter", "top_logprobs"),
-        ({"inputs": "x", "targets": "y", "parameters": {}}, "invalid_parameter", "parameters"),
-    ],
-)
-async def test_invalid_requests_to_score_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    assert await running.error("/v1/score", body) == (422, code, param)
-    assert running.backend.runners[0].num_encodes == 0
-
-
 async def test_a_model_that_does_not_generate_does_not_score(start: Start, make_backend: MakeBackend) -> None:
     backend = make_backend()
     backend.manifests = (backend.manifests[0].model_copy(update={"tasks": ("encode",)}),)

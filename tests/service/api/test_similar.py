@@ -65,34 +65,6 @@ async def test_a_string_of_several_tokens_is_rejected_with_their_number(running:
     assert "Hund" not in response.text
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        ({}, "invalid_parameter", "token"),
-        ({"token": None, "analogy": None}, "invalid_parameter", "token"),
-        ({"token": "dog", "analogy": ["dog", "a", "H"]}, "invalid_parameter", "token"),
-        ({"token": " "}, "empty_input", "token"),
-        ({"token": 5}, "invalid_parameter", "token"),
-        ({"token": "x" * 129}, "invalid_parameter", "token"),
-        ({"token": "</s>"}, "invalid_parameter", "token"),
-        ({"analogy": "dog"}, "invalid_parameter", "analogy"),
-        ({"analogy": []}, "invalid_parameter", "analogy"),
-        ({"analogy": ["dog", "a"]}, "invalid_parameter", "analogy"),
-        ({"analogy": ["dog"] * 1000}, "invalid_parameter", "analogy"),
-        ({"analogy": ["dog", "", "a"]}, "empty_input", "analogy[1]"),
-        ({"analogy": ["dog", "a", 1]}, "invalid_parameter", "analogy[2]"),
-        ({"token": "dog", "top_k": 0}, "invalid_parameter", "top_k"),
-        ({"token": "dog", "top_k": 101}, "invalid_parameter", "top_k"),
-        ({"token": "dog", "top_k": True}, "invalid_parameter", "top_k"),
-        ({"token": "dog", "side": "both"}, "invalid_parameter", "side"),
-        ({"token": "dog", "inputs": "dog"}, "invalid_parameter", "inputs"),
-        ({"token": "dog", "model": "cat"}, "model_not_found", "model"),
-    ],
-)
-async def test_invalid_requests_to_similar_are_rejected(running: Running, body: Any, code: str, param: str) -> None:
-    assert (await running.error("/v1/similar", body))[1:] == (code, param)
-
-
 async def test_a_model_without_the_graph_is_an_error_that_names_the_list_of_models(
     start: Start, make_backend: MakeBackend
 ) -> None:

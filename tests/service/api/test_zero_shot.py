@@ -69,43 +69,6 @@ async def test_only_the_text_is_truncated(running: Running, tokenizer: TextToken
     assert len(whole) == 64 and whole[-len(hypothesis) :] == hypothesis
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param", "message"),
-    [
-        ({"candidate_labels": []}, "invalid_parameter", "candidate_labels", "at least 1 item"),
-        ({"candidate_labels": ["dog", " "]}, "empty_input", "candidate_labels[1]", "empty"),
-        ({"candidate_labels": "dog"}, "invalid_parameter", "candidate_labels", "must be a list"),
-        (
-            {"candidate_labels": ["dog"] * 7},
-            "invalid_parameter",
-            "candidate_labels",
-            "A call has at most 6 pairs of an input and a label (SIGHTLINE_MAX_INPUTS), got 1 inputs and 7 labels.",
-        ),
-        ({"hypothesis_template": "no place"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
-        ({"hypothesis_template": "{} {}"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
-        ({"hypothesis_template": "{0.__class__}"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
-        ({"hypothesis_template": "{:>99999999999}"}, "invalid_parameter", "hypothesis_template", "{} exactly once"),
-        ({"candidate_labels": None, "multi_label": True}, "unsupported_parameter", "multi_label", "candidate_labels"),
-        ({"return_attention": True}, "unsupported_parameter", "return_attention", "must be absent with candidate"),
-        ({"inputs": [["a", "dog"]]}, "invalid_parameter", "inputs", "no pairs of texts"),
-        ({"inputs": ["a", "a " * 90]}, "input_too_long", "inputs[1]", "at most 64 tokens"),
-        (
-            {"truncate": True, "hypothesis_template": "a " * 90 + "{}"},
-            "input_too_long",
-            "inputs",
-            "at most 64 tokens",
-        ),
-        ({"model": "judge"}, "unsupported_parameter", "candidate_labels", "the labels of judge are bad, fair, good"),
-    ],
-)
-async def test_errors(running: Running, body: dict[str, Any], code: str, param: str, message: str) -> None:
-    whole = {"model": "nli", "inputs": "a dog", "candidate_labels": LABELS[:2], **body}
-    response = await running.post("/v1/classify", {name: one for name, one in whole.items() if one is not None})
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == (code, param), error
-    assert message in error["message"]
-
-
 async def test_a_service_without_a_model_for_inference_says_so(start: Start, make_backend: MakeBackend) -> None:
     async with start(classifying(make_backend())) as running:
         response = await running.post("/v1/classify", {"inputs": "a dog", "candidate_labels": LABELS})

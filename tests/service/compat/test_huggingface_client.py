@@ -1,10 +1,14 @@
-"""The huggingface_hub package over real sockets: errors, full queues and broken streams."""
+"""The huggingface_hub package, unmodified, over real sockets: results, errors, full queues and
+broken streams.
+"""
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
-from huggingface_hub import InferenceClient, close_session
+from huggingface_hub import AsyncInferenceClient, InferenceClient, close_session
 from huggingface_hub.errors import (
     GenerationError,
     HfHubHTTPError,
@@ -13,8 +17,23 @@ from huggingface_hub.errors import (
     ValidationError,
 )
 
-from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+from sightline.base.bundle import Languages
+from sightline.base.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Serve, Wire, causal_backend, classifying, wait_until
 from tests.support.fake_runner import Faults
+
+PROMPT = "a dog"
+OTHERS = ["Hund", "x"]
+
+
+@pytest.fixture(scope="module")
+def translating(serve: Serve, make_backend: MakeBackend) -> Iterator[Wire]:
+    """A service with the translator `fake` and the classifier `judge`."""
+    backend = make_backend()
+    languages = Languages(sources=("en",), targets=("de",))
+    backend.manifests = tuple(one.model_copy(update={"languages": languages}) for one in backend.manifests)
+    with serve(classifying(backend), default_model="fake") as wire:
+        yield wire
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +51,126 @@ def response_of(caught: pytest.ExceptionInfo[TextGenerationError]) -> tuple[int,
     cause = caught.value.__cause__
     assert isinstance(cause, HfHubHTTPError)
     return cause.response.status_code, cause.response.headers.get("retry-after")
+
+
+def own_output(wire: Wire, **parameters: Any) -> Any:
+    return wire.result("/v1/generate", {"inputs": PROMPT, "parameters": parameters})["outputs"][0]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/generate", "/?model=fake"])
+def test_a_text_equals_that_of_generate(translating: Wire, path: str) -> None:
+    text = client_of(translating, path).text_generation(PROMPT, max_new_tokens=16)
+    assert text == own_output(translating, max_new_tokens=16)["text"]
+
+
+def test_details_have_the_tokens(translating: Wire) -> None:
+    response = client_of(translating).text_generation(
+        PROMPT, details=True, max_new_tokens=12, top_n_tokens=2, return_full_text=False
+    )
+    own = own_output(translating, max_new_tokens=12, top_logprobs=2)
+    assert response.generated_text == own["text"]
+    details = response.details
+    assert details is not None
+    assert details.finish_reason == {"length": "length", "eos": "eos_token"}[own["finish_reason"]]
+    assert (details.generated_tokens, details.prefill, details.seed) == (len(own["tokens"]), [], None)
+    assert [(token.id, token.text, token.logprob) for token in details.tokens] == [
+        (token["id"], token["text"], token["logprob"]) for token in own["tokens"]
+    ]
+    assert details.top_tokens is not None
+    for top, token in zip(details.top_tokens, own["tokens"], strict=True):
+        assert [one["id"] for one in top] == [one["id"] for one in token["alternatives"]]
+
+
+def test_parameters_are_those_of_generate(translating: Wire) -> None:
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": 1.3, "top_k": 50, "top_p": 0.9, "seed": 7}
+    drawn = client_of(translating).text_generation(PROMPT, details=True, **sampling)
+    assert drawn.details is not None
+    assert (drawn.generated_text, drawn.details.seed) == (own_output(translating, **sampling)["text"], 7)
+    whole = own_output(translating, repetition_penalty=1.4, max_new_tokens=20)["text"]
+    stop = whole[1:3]
+    cut = client_of(translating).text_generation(PROMPT, repetition_penalty=1.4, max_new_tokens=20, stop=[stop])
+    assert cut == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("path", ["", "/generate", "/generate_stream"])
+def test_a_stream_forms_the_whole_text(translating: Wire, path: str) -> None:
+    client = client_of(translating, path)
+    own = own_output(translating, max_new_tokens=16)
+    assert "".join(client.text_generation(PROMPT, max_new_tokens=16, stream=True)) == own["text"]
+    *events, last = client.text_generation(PROMPT, max_new_tokens=16, stream=True, details=True)
+    assert [event.token.id for event in (*events, last)] == [token["id"] for token in own["tokens"]]
+    assert {(event.generated_text, event.details) for event in events} == {(None, None)}
+    assert last.generated_text == own["text"]
+    assert last.details is not None
+    assert last.details.generated_tokens == last.index == len(own["tokens"])
+    assert last.details.input_length == translating.result("/v1/encode", {"inputs": PROMPT})["usage"]["input_tokens"]
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_client_gives_the_same(translating: Wire) -> None:
+    text = own_output(translating, max_new_tokens=16)["text"]
+    async with AsyncInferenceClient(f"http://127.0.0.1:{translating.port}") as client:
+        assert await client.text_generation(PROMPT, max_new_tokens=16) == text
+        stream = await client.text_generation(PROMPT, max_new_tokens=16, stream=True)
+        assert "".join([piece async for piece in stream]) == text
+
+
+def test_a_causal_model_continues_the_input_and_full_text_includes_it(serve: Serve, tokenizer: TextTokenizer) -> None:
+    with serve(causal_backend(tokenizer)) as wire:
+        client = client_of(wire)
+        text = client.text_generation(PROMPT)
+        assert client.text_generation(PROMPT, return_full_text=True) == PROMPT + text
+        assert "".join(client.text_generation(PROMPT, stream=True)) == text
+
+
+def test_a_translation_is_the_text_of_a_model_that_translates(translating: Wire) -> None:
+    text = client_of(translating, "/?model=fake").translation(PROMPT).translation_text
+    assert text == own_output(translating)["text"]
+
+
+@pytest.mark.parametrize("method", ["translation", "text_classification", "feature_extraction", "token_classification"])
+def test_a_task_that_the_request_does_not_tell_is_an_error_with_the_models(translating: Wire, method: str) -> None:
+    """The client sends the same body for each of these tasks."""
+    with pytest.raises(HfHubHTTPError, match=r"\?model=NAME: judge for text-classification, fake for text2"):
+        getattr(client_of(translating), method)(PROMPT)
+
+
+def test_features_are_those_of_encode(translating: Wire) -> None:
+    def own(inputs: Any, **options: Any) -> Any:
+        return np.array(translating.result("/v1/encode", {"inputs": inputs, **options})["embeddings"], np.float32)
+
+    client = client_of(translating, "/embed")
+    texts = [PROMPT, *OTHERS]
+    np.testing.assert_array_equal(client.feature_extraction(texts), own(texts, normalize=True))
+    np.testing.assert_array_equal(client.feature_extraction(PROMPT), own(PROMPT, normalize=True))
+    np.testing.assert_array_equal(client.feature_extraction(PROMPT, normalize=False), own(PROMPT))
+    options: dict[str, Any] = {"truncation_direction": "right", "dimensions": 4, "encoding_format": "float"}
+    found = client.feature_extraction("a dog " * 400, truncate=True, normalize=True, **options)
+    np.testing.assert_array_equal(found, own("a dog " * 400, truncate=True, normalize=True))
+    rows = client_of(translating, "/embed_all").feature_extraction(PROMPT)
+    np.testing.assert_array_equal(rows, own(PROMPT, pooling="none").reshape(1, -1, 4))
+
+
+def test_similarities_are_the_cosines_of_embeddings(translating: Wire) -> None:
+    vectors = translating.result("/v1/encode", {"inputs": [PROMPT, *OTHERS], "normalize": True})["embeddings"]
+    found = client_of(translating, "/similarity").sentence_similarity(PROMPT, other_sentences=OTHERS)
+    assert found == pytest.approx([float(np.dot(vectors[0], other)) for other in vectors[1:]], abs=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/"])
+def test_labels_are_those_of_classify(translating: Wire, path: str) -> None:
+    client = client_of(translating, f"{path}?model=judge")
+    own = translating.result("/v1/classify", {"model": "judge", "inputs": PROMPT})["outputs"][0]["labels"]
+    found = client.text_classification(PROMPT)
+    assert [(one.label, one.score) for one in found] == [(one["label"], one["score"]) for one in own]
+    assert client.text_classification(PROMPT, top_k=1, function_to_apply="softmax") == found[:1]
+
+
+def test_health_and_info_are_found(translating: Wire) -> None:
+    client = InferenceClient(f"http://127.0.0.1:{translating.port}", provider="hf-inference")
+    assert client.health_check()
+    info = client.get_endpoint_info()
+    assert (info["model_id"], info["model_type"]) == ("fake", {"embedding": {"pooling": "mean"}})
 
 
 def test_an_invalid_request_raises_a_validation_error_that_names_the_field(serve: Serve) -> None:

@@ -104,18 +104,6 @@ async def test_the_default_model_is_used_if_it_has_the_languages_or_else_the_fir
         assert busy == [expected]
 
 
-@pytest.mark.parametrize(
-    ("source", "target"), [("de", "en"), ("fr", "de"), ("en", "fr"), ("auto", "en"), ("en", "auto"), ("EN", "fr")]
-)
-async def test_languages_of_no_model_are_rejected(
-    start: Start, translating: Translating, source: str, target: str
-) -> None:
-    async with start(translating(a="en-de")) as running:
-        message = await error_message(running, source=source, target=target)
-        field = "target" if source in ("auto", "en", "EN") else "source"
-        assert message == f"{field}: No model translates between these languages. Supported: en to de."
-
-
 async def test_letter_case_of_languages_makes_no_difference(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
         assert await translate(running, source="EN", target="De") == await translate(running)
@@ -137,42 +125,6 @@ async def test_languages_are_listed_with_their_target_languages(start: Start, tr
         ]
     async with start(translating()) as running:
         assert (await running.client.get("/languages")).json() == []
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"format": "html"}, 'format must be "text" or null: other values are not supported.'),
-        ({"alternatives": 8}, "alternatives must be "),
-        ({"alternatives": -1}, "alternatives must be "),
-        ({"alternatives": "3"}, "alternatives must be "),
-        ({"alternatives": True}, "alternatives must be "),
-        ({"alternatives": 4}, "1 + alternatives must be at most 4, got 5."),
-        ({"q": ""}, "q is empty or contains only whitespace"),
-        ({"q": ["x", " "]}, "q[1] is empty or contains only whitespace"),
-        ({"q": []}, "q is an empty list"),
-        ({"q": ["x"] * 2049}, "q must have at most 2048 strings (or fewer, see SIGHTLINE_MAX_INPUTS), got 2049."),
-        ({"q": ["x", "y" * 70]}, "q[1] must have at most 64 tokens for this model, got 72; shorten or split it."),
-        ({"q": 3}, "q must be a string"),
-        ({"source": None}, "source must be a valid string, got null."),
-        ({"secret": "x"}, "secret is not a field of the body; its fields are on_empty, q, source,"),
-    ],
-)
-async def test_invalid_fields_are_rejected_by_name(
-    start: Start, translating: Translating, body: dict[str, Any], said: str
-) -> None:
-    async with start(translating(a="en-de"), max_rows=4) as running:
-        assert (await error_message(running, **body)).startswith(said)
-
-
-async def test_a_missing_field_is_named(start: Start, translating: Translating) -> None:
-    async with start(translating(a="en-de")) as running:
-        for name in ("q", "source", "target"):
-            body = {"q": "x", "source": "en", "target": "de"}
-            del body[name]
-            response = await running.post("/translate", body)
-            assert response.status_code == 422
-            assert response.json()["error"].startswith((f"{name}: ", f"{name} "))
 
 
 async def test_a_form_is_equivalent_to_json(start: Start, translating: Translating) -> None:

@@ -55,13 +55,6 @@ async def infer(running: Running, model: str, body: Any) -> dict[str, Any]:
     return {one["name"]: np.array(one["data"]).reshape(one["shape"]) for one in content["outputs"]}
 
 
-async def error_of(running: Running, model: str, body: Any) -> str:
-    response = await running.post(f"/v2/models/{model}/infer", body)
-    assert response.status_code == 422, response.text
-    message: str = response.json()["error"]
-    return message
-
-
 async def relevance(running: Running, query: str, documents: Sequence[str], **options: Any) -> list[float]:
     """Return the scores of `/v1/rerank` in the order of the documents."""
     body = {"model": "ranker", "query": query, "documents": documents, **options}
@@ -131,31 +124,6 @@ async def test_inputs_may_be_binary_in_any_order(running: Running) -> None:
         assert (response.status_code, response.json()["error"]) == (422, message)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (tag_body(DOCUMENTS), "inputs must include query, because the requested outputs depend on it."),
-        ({"inputs": [tensor("query", [QUERY])]}, "inputs must include text_input."),
-        (
-            {"inputs": [tensor("query", ["a"]), tensor("query", ["a"])]},
-            "inputs[1].name must not repeat another input.",
-        ),
-        (rerank_body(["a", "b"], DOCUMENTS), "query must have 1 text or as many as text_input (4), got 2."),
-        (rerank_body([" "], DOCUMENTS), "query[0] is empty or contains only whitespace."),
-        (rerank_body(["a"], ["a", ""]), "text_input[1] is empty or contains only whitespace."),
-        (
-            rerank_body(["a"], ["a"], "embedding"),
-            "query has no effect on the requested outputs.",
-        ),
-        (rerank_body(["a"], ["a", "x" * 70]), "text_input[1] must have at most 64 tokens for this model, got "),
-        (rerank_body(["a"], ["a"], pooling="max"), "parameters.pooling has no effect on the requested outputs."),
-        (rerank_body(["a"], ["a"], raw_scores=2), "parameters.raw_scores must be"),
-    ],
-)
-async def test_an_invalid_request_to_a_reranker_is_an_error(running: Running, body: Any, message: str) -> None:
-    assert (await error_of(running, "ranker", body)).startswith(message)
-
-
 async def test_long_pairs_are_truncated_on_request(running: Running) -> None:
     long = "x" * 70
     outputs = await infer(running, "ranker", rerank_body([QUERY], [long], truncate=True))
@@ -187,23 +155,6 @@ async def test_texts_without_entities_have_empty_rows(running: Running) -> None:
     outputs = await infer(running, "tagger", tag_body(TEXTS, ignore_labels=names))
     assert list(outputs["num_entities"]) == [0, 0, 0]
     assert outputs["entity_labels"].shape == outputs["entity_scores"].shape == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (rerank_body(["a"], TEXTS), "query has no effect on the requested outputs."),
-        (tag_body(TEXTS, aggregation="max"), "parameters.aggregation must be 'none' or 'simple'"),
-        (tag_body(TEXTS, ignore_labels="O"), "parameters.ignore_labels must be a list, got a string."),
-        (tag_body(TEXTS, raw_scores=True), "parameters.raw_scores has no effect on the requested outputs."),
-        (
-            tag_body(TEXTS, "relevance_score"),
-            "outputs[0].name must be an output of tagger: num_entities, entity_labels,",
-        ),
-    ],
-)
-async def test_an_invalid_request_to_a_tagger_is_an_error(running: Running, body: Any, message: str) -> None:
-    assert (await error_of(running, "tagger", body)).startswith(message)
 
 
 async def test_metadata_and_configuration_list_the_tensors(running: Running) -> None:

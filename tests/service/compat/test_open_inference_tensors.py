@@ -161,49 +161,6 @@ async def test_binary_data_without_the_header_is_invalid_json(running: Running) 
     assert (await send(running, header + packed(b"a"))).status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shape": [-1]}, "inputs[0].shape[0] must be greater than or equal to 0, got -1."),
-        ({"shape": [10**12]}, "inputs[0].shape[0] must be less than or equal to 2048, got 1000000000000."),
-        ({"shape": [10**40]}, "inputs[0].shape[0] must be"),
-        ({"shape": [1.0]}, "inputs[0].shape[0] must be"),
-        ({"shape": [True]}, "inputs[0].shape[0] must be"),
-        ({"shape": [1, 2]}, "inputs[0].shape must be [texts] or [texts, 1], because each text is a row."),
-        ({"shape": [1, 1, 1]}, "inputs[0].shape must have at most 2 items"),
-        ({"shape": []}, "inputs[0].shape must have at least 1 item"),
-        ({"data": ["a", "b"]}, "inputs[0].shape must be the number of texts in the data (2), got 1."),
-        ({"data": [["a", "b"]]}, "inputs[0].shape must be the number of texts in the data (2), got 1."),
-        ({"data": [[["a"]]]}, "text_input[0] must be a string."),
-        ({"data": [None]}, "text_input[0] must be a string."),
-        ({"data": ["a"] * 2049}, "inputs[0].data must have at most 2048 items"),
-        ({"data": "a"}, "inputs[0].data must be a list, got a string."),
-        ({"data": None}, "inputs[0].data: Give the texts either here, or as bytes after the JSON"),
-        (
-            {"parameters": {"binary_data_size": 0}},
-            "inputs[0].data: Give the texts either here, or as bytes after the JSON",
-        ),
-        ({"datatype": "FP32"}, "inputs[0].datatype must be 'BYTES'."),
-        ({"datatype": 1}, "inputs[0].datatype must be 'BYTES', got 1."),
-        ({"name": "INPUT0"}, "inputs[0].name must be 'text_input' or 'query'."),
-        ({"optional": True}, "inputs[0].optional is not a field of inputs[0]; its fields are name, shape,"),
-    ],
-)
-async def test_a_tensor_with_inconsistent_fields_is_rejected(
-    running: Running, change: dict[str, Any], message: str
-) -> None:
-    response = await send(running, json.dumps({"inputs": [ONE | change]}).encode())
-    assert response.status_code == 422
-    assert response.json()["error"].startswith(message)
-
-
-@pytest.mark.parametrize("inputs", [[], {}, [1], [ONE, ONE], None])
-async def test_exactly_one_input_is_accepted(running: Running, inputs: Any) -> None:
-    response = await send(running, json.dumps({"inputs": inputs}).encode())
-    assert response.status_code == 422
-    assert response.json()["error"].startswith("inputs")
-
-
 async def test_binary_data_counts_towards_the_size_of_the_body(start: Start) -> None:
     async with start(max_body_bytes=300) as running:
         assert (await send_binary(running, packed(b"a dog"), [1])).status_code == 200

@@ -1,17 +1,126 @@
-"""The openai package over real sockets: retries, classes of errors and broken streams."""
+"""The openai package, unmodified, over real sockets: results, retries, errors, broken streams."""
 
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
-from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI
+from openai import APIError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
-from tests.service.conftest import MakeBackend, Serve, Wire, wait_until
+from sightline.base.text.tokenizer import TextTokenizer
+from tests.service.conftest import MakeBackend, Serve, Wire, chat_backend, wait_until
 from tests.support.fake_runner import Faults
+
+PROMPTS = ["a dog", "Hund"]
+
+
+@pytest.fixture(scope="module")
+def chatting(serve: Serve, tokenizer: TextTokenizer) -> Iterator[Wire]:
+    """A service with a decoder-only chat model, `fake`, and an encoder-decoder, `mute`."""
+    with serve(chat_backend(tokenizer)) as wire:
+        yield wire
+
+
+@pytest.fixture
+def client(chatting: Wire) -> Iterator[OpenAI]:
+    with client_of(chatting) as client:
+        yield client
 
 
 def client_of(wire: Wire, max_retries: int = 2) -> OpenAI:
     return OpenAI(base_url=f"http://127.0.0.1:{wire.port}/v1", api_key="none", max_retries=max_retries, timeout=20)
+
+
+def test_a_completion_equals_the_text_of_generate(chatting: Wire, client: OpenAI) -> None:
+    completion = client.completions.create(model="mute", prompt=PROMPTS, max_tokens=16, logprobs=2)
+    own = chatting.result("/v1/generate", {"model": "mute", "inputs": PROMPTS, "parameters": {"max_new_tokens": 16}})
+    assert [choice.text for choice in completion.choices] == [output["text"] for output in own["outputs"]]
+    assert [choice.finish_reason for choice in completion.choices] == ["stop", "stop"]
+    assert completion.usage is not None
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == tuple(own["usage"].values())
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens == [token["text"] for token in own["outputs"][0]["tokens"]]
+    assert completion.model == "mute"
+
+
+def test_beams_and_samples_give_n_choices(client: OpenAI) -> None:
+    beams = client.completions.create(model="mute", prompt="a dog", n=2, max_tokens=12, extra_body={"num_beams": 4})
+    assert [choice.index for choice in beams.choices] == [0, 1]
+    drawn = [
+        client.completions.create(model="mute", prompt="a dog", n=3, temperature=1.2, seed=7, max_tokens=12)
+        for _ in range(2)
+    ]
+    assert drawn[0].choices == drawn[1].choices
+    assert len({choice.text for choice in drawn[0].choices}) == 3
+
+
+def test_a_stream_forms_the_whole_text_and_every_event_has_its_usage_on_request(client: OpenAI) -> None:
+    # Tools that measure load fix the length so.
+    sent = {"ignore_eos": True, "min_tokens": 20, "stop": None}
+    whole = client.completions.create(model="mute", prompt="a dog", max_tokens=20, extra_body=sent)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    extra = sent | {"stream_options": options}
+    first, *events, last = client.completions.create(
+        model="mute", prompt="a dog", max_tokens=20, stream=True, extra_body=extra
+    )
+    assert "".join(event.choices[0].text for event in (first, *events)) == whole.choices[0].text
+    assert events[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert last.usage is not None and last.usage.completion_tokens == 20
+    assert first.usage is not None and first.usage.completion_tokens == 1
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_client_gives_the_same(chatting: Wire, client: OpenAI) -> None:
+    whole = client.completions.create(model="mute", prompt="a dog", max_tokens=16)
+    async with AsyncOpenAI(base_url=client.base_url, api_key="none") as other:
+        same = await other.completions.create(model="mute", prompt="a dog", max_tokens=16)
+        assert same.choices == whole.choices
+        stream = await other.completions.create(model="mute", prompt="a dog", max_tokens=16, stream=True)
+        assert "".join([event.choices[0].text async for event in stream]) == whole.choices[0].text
+
+
+def test_embeddings_come_as_base64_by_default_and_as_floats(chatting: Wire, client: OpenAI) -> None:
+    packed = client.embeddings.create(model="mute", input=PROMPTS)
+    plain = client.embeddings.create(model="mute", input=PROMPTS, encoding_format="float")
+    own = chatting.result("/v1/encode", {"model": "mute", "inputs": PROMPTS, "normalize": True})
+    for mine, same, expected in zip(packed.data, plain.data, own["embeddings"], strict=True):
+        assert mine.embedding == pytest.approx(expected, rel=1e-6)
+        assert same.embedding == expected
+    assert packed.usage.prompt_tokens == own["usage"]["input_tokens"]
+
+
+def test_models_are_listed_and_shown(client: OpenAI) -> None:
+    first, second = client.models.list()
+    assert (first.id, first.object, first.owned_by, second.id) == ("fake", "model", "sightline", "mute")
+    assert client.models.retrieve("fake").created == first.created
+
+
+def test_a_chat_model_continues_the_dialogue_and_echo_returns_a_prompt(chatting: Wire, client: OpenAI) -> None:
+    said: list[ChatCompletionMessageParam] = [
+        {"role": "system", "content": "y"},
+        {"role": "user", "content": [{"type": "text", "text": "a dog"}]},
+    ]
+    reply = client.chat.completions.create(model="fake", messages=said, max_tokens=9, logprobs=True)
+    own = chatting.result(
+        "/v1/generate", {"model": "fake", "inputs": "U: y a dog\nB:", "parameters": {"max_new_tokens": 9}}
+    )
+    content = reply.choices[0].message.content
+    assert content == own["outputs"][0]["text"]
+    assert reply.choices[0].logprobs is not None and reply.choices[0].logprobs.content
+    chunks = list(client.chat.completions.create(model="fake", messages=said, max_tokens=9, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == content
+    with client.chat.completions.stream(model="fake", messages=said, max_tokens=9) as events:
+        assert events.get_final_completion().choices[0].message.content == content
+    said += [{"role": "assistant", "content": content}, {"role": "user", "content": "x"}]
+    assert client.chat.completions.create(model="fake", messages=said, max_tokens=9).choices[0].message.content
+    plain = client.completions.create(model="fake", prompt="a dog", max_tokens=9).choices[0].text
+    echoed = client.completions.create(model="fake", prompt="a dog", max_tokens=9, echo=True).choices[0].text
+    assert echoed == "a dog" + plain
+    with pytest.raises(BadRequestError, match="has no chat template"):
+        client.chat.completions.create(model="mute", messages=said)
 
 
 def num_rejected_calls(wire: Wire) -> int:

@@ -80,60 +80,6 @@ async def test_nulls_and_default_values_change_nothing(running: Running) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("adapter_id", "x"),
-        ("best_of", 2),
-        ("best_of", True),
-        ("decoder_input_details", True),
-        ("grammar", {"type": "regex", "value": "a"}),
-        ("return_full_text", True),
-        ("truncate", 5),
-        ("watermark", True),
-    ],
-)
-async def test_unsupported_fields_are_rejected_by_name(running: Running, name: str, value: Any) -> None:
-    for path in ("/generate", "/generate_stream", "/"):
-        response = await running.post(path, {"inputs": "a dog", "parameters": {name: value}})
-        assert response.status_code == 422
-        assert response.json()["error_type"] == "validation"
-        assert response.json()["error"].startswith((f"parameters.{name}: ", f"parameters.{name} "))
-        code = 'sightline_request_failure_total{code="unsupported_parameter"}'
-    assert await running.metric(code) == 3
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"inputs": "x", "parameters": {"max_new_tokens": 65}}, "parameters.max_new_tokens"),
-        ({"inputs": "x", "parameters": {"max_new_tokens": 0}}, "parameters.max_new_tokens"),
-        ({"inputs": "x", "parameters": {"temperature": 0}}, "parameters.temperature"),
-        ({"inputs": "x", "parameters": {"top_k": -1}}, "parameters.top_k"),
-        ({"inputs": "x", "parameters": {"top_p": 1.5}}, "parameters.top_p"),
-        ({"inputs": "x", "parameters": {"seed": -1}}, "parameters.seed"),
-        ({"inputs": "x", "parameters": {"stop": [""]}}, "parameters.stop"),
-        ({"inputs": "x", "parameters": {"top_n_tokens": 6}}, "parameters.top_n_tokens"),
-        ({"inputs": "x", "parameters": {"repetition_penalty": 0}}, "parameters.repetition_penalty"),
-        ({"inputs": "x", "parameters": {"num_beams": 4}}, "parameters.num_beams"),
-        ({"inputs": "x", "parameters": []}, "parameters"),
-        ({"inputs": ["x"]}, "inputs"),
-        ({"inputs": " "}, "inputs"),
-        ({"inputs": "x" * 70}, "inputs"),
-        ({"inputs": "x", "model": "fake"}, "model"),
-        ({"parameters": {}}, "inputs"),
-    ],
-)
-async def test_an_error_starts_with_the_path_of_the_invalid_value(
-    running: Running, body: dict[str, Any], param: str
-) -> None:
-    response = await running.post("/generate", body)
-    assert response.status_code == 422
-    assert set(response.json()) == {"error", "error_type"}
-    assert response.json()["error"].startswith((f"{param}: ", f"{param} "))
-    assert response.json()["error_type"] == "validation"
-
-
-@pytest.mark.parametrize(
     "sent",
     [
         {"do_sample": True, "seed": 5},
@@ -199,12 +145,6 @@ async def test_the_pieces_of_a_stream_form_the_whole_response(
         assert last["details"] == ended | {"input_length": usage["input_tokens"]}
     else:
         assert last["details"] is None
-
-
-async def test_the_streaming_route_always_streams(running: Running) -> None:
-    for value in (False, None):
-        response = await running.post("/generate_stream", {"inputs": "x", "stream": value})
-        assert (response.status_code, response.json()["error"]) == (422, "stream must be True.")
 
 
 async def test_a_causal_model_continues_the_prompt(causal: Running) -> None:

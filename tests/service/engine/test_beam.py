@@ -139,7 +139,7 @@ def requests_of(draw: st.DrawFn, vocabulary: int, num_beams: st.SearchStrategy[i
 
 
 @given(data=st.data(), vocabulary=st.sampled_from([5, 6, 9, 16, 17, 18, 40]), max_rows=st.sampled_from([8, 9, 17]))
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=60)
 def test_beam_searches_in_one_batch_equal_the_reference(
     searched: Reference, data: st.DataObject, vocabulary: int, max_rows: int
 ) -> None:
@@ -155,7 +155,7 @@ def test_beam_searches_in_one_batch_equal_the_reference(
 
 
 @given(data=st.data())
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=30)
 def test_a_budget_of_maps_counts_exactly_the_maps_of_the_response(data: st.DataObject) -> None:
     """Regression: a search that continued was charged for map rows that it did not return."""
     manifest = fake_manifest(vocabulary=40, max_target_tokens=MAX_TARGET_TOKENS)

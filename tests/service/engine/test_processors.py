@@ -218,7 +218,7 @@ TOKENS = st.integers(0, 6)
         suppress_tokens=st.lists(TOKENS, max_size=7).map(tuple),
     ),
 )
-@settings(deadline=None, derandomize=True, max_examples=500)
+@settings(deadline=None, derandomize=True, max_examples=200)
 def test_all_processors_together_equal_the_slow_twin(
     scores: list[float], read: list[int], num_generated: int, parameters: GenerateParameters
 ) -> None:

@@ -73,7 +73,7 @@ class Filled:
     releases=st.lists(st.integers(0, 50), max_size=9),
     num_steps=st.integers(0, 3),
 )
-@settings(deadline=None, derandomize=True, max_examples=200)
+@settings(deadline=None, derandomize=True, max_examples=100)
 def test_rows_stay_contiguous_in_any_order_of_release(
     groups: list[list[int]], releases: list[int], num_steps: int
 ) -> None:

@@ -37,11 +37,6 @@ def test_a_single_request_is_scheduled_at_once_and_removed_from_the_queue() -> N
     assert scheduler.next_batch(1, held()) == []
 
 
-def test_a_batch_is_sorted_by_length() -> None:
-    scheduler = scheduler_of(waiting(0, 7), waiting(1, 5), waiting(2, 6))
-    assert scheduler.next_batch(3, held()) == [1, 2, 0]
-
-
 def test_the_oldest_requests_get_the_rows() -> None:
     scheduler = scheduler_of(waiting(0, 9), waiting(1, 5), waiting(2, 9))
     assert scheduler.next_batch(2, held()) == [1, 0]
@@ -67,22 +62,10 @@ def test_a_batch_stays_within_the_padded_tokens() -> None:
     assert scheduler.next_batch(9, held()) == [3, 4]
 
 
-def test_a_request_longer_than_the_budget_is_scheduled_alone() -> None:
-    scheduler = scheduler_of(waiting(0, 50), waiting(1, 50), max_batch_tokens=30)
-    assert scheduler.next_batch(9, held()) == [0]
-    assert scheduler.next_batch(9, held()) == [1]
-
-
 def test_the_oldest_request_is_batched_with_those_of_similar_length() -> None:
     scheduler = scheduler_of(waiting(0, 40), waiting(1, 2), waiting(2, 2), waiting(3, 2), waiting(4, 39))
     assert scheduler.next_batch(9, held()) == [4, 0]
     assert scheduler.next_batch(9, held()) == [1, 2, 3]
-
-
-def test_at_most_half_of_a_batch_is_padding() -> None:
-    scheduler = scheduler_of(waiting(0, 2), waiting(1, 2), waiting(2, 2), waiting(3, 40), max_batch_tokens=1000)
-    assert scheduler.next_batch(9, held()) == [0, 1, 2]
-    assert scheduler.next_batch(9, held()) == [3]
 
 
 def test_a_removed_request_is_never_scheduled() -> None:
@@ -111,31 +94,10 @@ def order_of(scheduler: Scheduler) -> list[int]:
     return order
 
 
-def test_sequences_of_one_call_keep_their_order() -> None:
-    scheduler = scheduler_of(*(waiting(id_, call="a") for id_ in range(6)))
-    assert order_of(scheduler) == [0, 1, 2, 3, 4, 5]
-
-
 def test_a_small_call_overtakes_the_sequences_of_a_large_one() -> None:
     """Regression: a single input waited for all sequences of twelve calls of 32 inputs."""
     large = [waiting(id_, call="large") for id_ in range(32)]
     assert order_of(scheduler_of(*large, waiting(32, call="small"))).index(32) <= 2
-
-
-def test_calls_take_turns() -> None:
-    calls = [waiting(8 * number + index, call="abc"[number]) for number in range(3) for index in range(8)]
-    scheduler = scheduler_of(*calls)
-    calls_in_order = [id_ // 8 for id_ in order_of(scheduler)]
-    # Every second turn is the oldest's, which is of the first call until that is done; the others
-    # share the rest.
-    assert calls_in_order[:12] == [0, 0, 1, 0, 2, 0, 1, 0, 2, 0, 1, 0]
-
-
-def test_calls_without_rows_precede_calls_with_rows() -> None:
-    scheduler = scheduler_of(waiting(0, call="a"), waiting(1, call="b"), waiting(2, call="c"))
-    assert scheduler.next_batch(1, held(a=3, b=1)) == [2]
-    assert scheduler.next_batch(1, held(a=3, b=1)) == [0]  # every second turn is the oldest's
-    assert scheduler.next_batch(1, held(b=1)) == [1]
 
 
 def test_rows_freed_at_the_same_time_are_shared_between_calls() -> None:
@@ -253,11 +215,6 @@ def test_a_small_call_overtakes_all_calls_of_another_caller() -> None:
         calls = [waiting(id_, 30, num_rows, caller="large") for id_ in range(50)]
         scheduler = scheduler_of(*calls, waiting(50, 30, num_rows, caller="small"), max_batch_tokens=30)
         assert order_of(scheduler).index(50) <= 1 + 1
-
-
-def test_within_a_caller_calls_take_turns() -> None:
-    large = [waiting(id_, call="large", caller="a") for id_ in range(32)]
-    assert order_of(scheduler_of(*large, waiting(32, call="small", caller="a"))).index(32) <= 2
 
 
 def test_half_of_the_reserved_rows_are_for_callers_without_rows() -> None:

@@ -30,11 +30,6 @@ SOURCE = (5, 6, 7)
 LONG = GenerateParameters(min_new_tokens=24)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def runner_of(max_rows: int = 4, **settings: Any) -> FakeRunner:
     return FakeRunner(fake_manifest(), max_rows, **settings)
 

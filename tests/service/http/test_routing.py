@@ -213,7 +213,7 @@ BODIES = (GenerateBody, ScoreBody, EncodeBody, AttentionBody, TokenizeBody, Deto
 
 
 @given(data=st.data(), body_type=st.sampled_from(BODIES))
-@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=200)
+@settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
 def test_any_json_is_parsed_or_rejected(data: st.DataObject, body_type: type[RequestBody]) -> None:
     document = data.draw(st.dictionaries(st.sampled_from(sorted(body_type.model_fields)), JSON))
     try:

@@ -18,15 +18,6 @@ async def generate(running: Running, inputs: Any, **body: Any) -> Any:
     return await running.result("/v1/generate", {"inputs": inputs, **body})
 
 
-@pytest.mark.parametrize("options", [{}, {"on_empty": "error"}])
-async def test_a_blank_input_fails_the_call_with_its_index(running: Running, options: dict[str, Any]) -> None:
-    response = await running.post("/v1/generate", {"inputs": ["a", *LINES[2:]], **options})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (422, "empty_input", "inputs[1]")
-    assert error["message"] == "inputs[1] is empty or contains only whitespace."
-    assert running.backend.runners[0].num_encodes == 0
-
-
 @pytest.mark.parametrize("parameters", [{}, {"num_beams": 3, "num_return_sequences": 2}, {"return_attention": True}])
 async def test_blank_inputs_pass_with_empty_outputs(running: Running, parameters: dict[str, Any]) -> None:
     response = await generate(running, LINES, on_empty="pass", parameters=parameters)
@@ -51,36 +42,6 @@ async def test_blank_inputs_alone_need_no_model_run(running: Running, inputs: An
     assert response["outputs"] == [{"index": index, **EMPTY} for index in range(count)]
     assert response["usage"] == {"input_tokens": 0, "output_tokens": 0}
     assert running.backend.runners[0].num_encodes == 0
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "message"),
-    [
-        ({"inputs": ["", "a", "x" * 70]}, "inputs[2]", "inputs[2] must have at most 64 tokens"),
-        (
-            {"inputs": ["", "a"], "parameters": {"target_prefix": ["x", "x" * 70]}},
-            "parameters.target_prefix[1]",
-            "parameters.target_prefix[1] must have at most",
-        ),
-        ({"inputs": ["", "a"], "parameters": {"target_prefix": ["a"]}}, "parameters.target_prefix", ""),
-        ({"inputs": ["", 3]}, "inputs[1]", "inputs[1] must be a string."),
-        ({"inputs": []}, "inputs", "inputs is an empty list."),
-        (
-            {"inputs": [""] * 2049},
-            "inputs",
-            "inputs must have at most 2048 strings (or fewer, see SIGHTLINE_MAX_INPUTS), got 2049.",
-        ),
-        ({"inputs": "a", "stream": True}, "on_empty", "on_empty: pass cannot be combined with stream: true"),
-        ({"inputs": "a", "on_empty": "skip"}, "on_empty", "on_empty must be"),
-    ],
-)
-async def test_errors_name_the_index_in_the_request(
-    running: Running, body: dict[str, Any], param: str, message: str
-) -> None:
-    response = await running.post("/v1/generate", {"on_empty": "pass", **body})
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (422, param)
-    assert error["message"].startswith(message)
 
 
 async def test_translate_passes_blank_lines(start: Start, make_backend: MakeBackend) -> None:
