@@ -404,7 +404,7 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
         raise BundleError(
-            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `python -m sightline.export half` "
+            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `sightline half` "
             "writes one"
         )
     prefix_bytes = prefix_cache_bytes(settings)

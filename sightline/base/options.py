@@ -59,17 +59,17 @@ class OneOf:
         return core_schema.literal_schema(list(self.choices))
 
 
-Kind = TypeVar("Kind", bound=Options)
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str], kind: type[Kind]) -> Kind:
+def parse(parser: argparse.ArgumentParser, words: Sequence[str], kind: type[AnyOptions]) -> AnyOptions:
     """Return the options in the words of a command line, or end the program with an error."""
     return parse_with(parser, words, kind)[0]
 
 
 def parse_with(
-    parser: argparse.ArgumentParser, words: Sequence[str], kind: type[Kind], others: Collection[str] = ()
-) -> tuple[Kind, dict[str, Any]]:
+    parser: argparse.ArgumentParser, words: Sequence[str], kind: type[AnyOptions], others: Collection[str] = ()
+) -> tuple[AnyOptions, dict[str, Any]]:
     """Return the options in the words of a command line, and unchecked values of other flags that
     the parser has, or end the program with an error.
     """
@@ -144,7 +144,7 @@ def given_variables(kind: type[Options], environment: Mapping[str, str]) -> Give
     return {name: (variable, environment[variable]) for variable, name in names.items() if variable in environment}
 
 
-def check(kind: type[Kind], *sources: Given) -> Kind:
+def check(kind: type[AnyOptions], *sources: Given) -> AnyOptions:
     """Return the options with the values of several sources, of which later ones have precedence.
 
     Raises:

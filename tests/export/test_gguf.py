@@ -16,13 +16,13 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from sightline.base.bundle import read_bundle, sha256_of
-from sightline.export.__main__ import main
 from sightline.export.errors import ImportFailedError
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.sources.checkpoint import open_folder
 from sightline.export.sources.gguf import GgufFile, convert
 from tests.export.decoder_models import LLAMA3, SMALL, YARN, hf_model
+from tests.support.export import main
 
 Array = NDArray[Any]
 CONTROL, USER_DEFINED = 3, 4
