@@ -1,4 +1,4 @@
-"""Options of commands and of the service: models that flags and environment variables fill.
+"""Options of commands and of the service: models that flags, variables and TOML files fill.
 
 Every value is a text until Pydantic checks it, so that a wrong value has the same error wherever it
 was given. argparse only splits the words of a command line.
@@ -6,7 +6,10 @@ was given. argparse only splits the words of a command line.
 
 import argparse
 import inspect
+import json
 import re
+import textwrap
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,8 @@ KINDS: Mapping[Any, str] = {int: "a whole number", float: "a number", bool: "tru
 UNITS = {"_s": "SECONDS", "_bytes": "BYTES", "_tokens": "TOKENS"}  # by the end of a name
 TEXTS_OF_BOOLEANS = ("true", "false", "yes", "no", "on", "off", "0", "1")
 STATES_DEFAULT = re.compile(r"\(default|Default: ")
+DEFAULT_IN_WORDS = re.compile(r" \(default: (.+)\)$", re.DOTALL)  # at the end of a description
+TOML_WIDTH = 100  # of comments
 MAX_SHOWN = 80  # characters of a wrong value in an error
 
 Given: TypeAlias = Mapping[str, tuple[str, Any]]  # by the name of an option: its name for users, and its value
@@ -35,6 +40,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     prefix: ClassVar[str] = ""  # of environment variables; without it, there are none
+    has_file: ClassVar[bool] = False  # a TOML file can have the options
     example: ClassVar[str] = ""  # words after the name of the command
     exclusive: ClassVar[Collection[str]] = ()  # options of which only one may be given
     groups: ClassVar[Sequence[tuple[str, str]]] = ()  # the first option of each part of the help, and its title
@@ -94,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options], names: Col
         for title in (title for first, title in kind.groups if first == name):
             target = parser.add_argument_group(title)
         if _is_switch(field):
-            is_off = field.default is False and not kind.prefix
+            is_off = field.default is False and not (kind.prefix or kind.has_file)
             action: Any = "store_true" if is_off else argparse.BooleanOptionalAction
             target.add_argument(flag, action=action, **form)
         elif shown.is_positional:
@@ -144,6 +150,48 @@ def given_variables(kind: type[Options], environment: Mapping[str, str]) -> Give
     return {name: (variable, environment[variable]) for variable, name in names.items() if variable in environment}
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:  # also of the encoding
+        raise UsageError(f"{path} is not a TOML file: {error}") from None
+
+
+def given_keys(kind: type[Options], values: Mapping[str, Any], path: Path) -> Given:
+    """Return the values that the keys of a file have, as the texts that a flag would have.
+
+    Raises:
+        UsageError: a key is unknown.
+    """
+    names = {key_of(name): name for name in kind.model_fields}
+    for key in values.keys() - names.keys():
+        hint = did_you_mean(key, names) or f"; the keys are {', '.join(names)}"
+        raise UsageError(f"{path}: unknown key {key}{hint}")
+    texts = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in values.items()}
+    return {names[key]: (f"{path}: {key}", text) for key, text in texts.items()}
+
+
+def to_toml(kind: type[Options], values: Mapping[str, Any]) -> str:
+    """Return a TOML file with all options, of which those without a value have their defaults."""
+    lines = []
+    for name, field in kind.model_fields.items():
+        text, default = describe(field)
+        words = allowed(field)
+        comment = f"{text[0].upper()}{text[1:]}{f' ({words})' if words else ''}. Default: {default}."
+        lines += ["", *textwrap.wrap(comment, TOML_WIDTH, initial_indent="# ", subsequent_indent="# ")]
+        # A JSON string is a basic string of TOML, unless it has DEL.
+        value = json.dumps(values.get(name, field.default), ensure_ascii=False).replace("\x7f", "\\u007f")
+        lines.append(f"{key_of(name)} = {value}")
+    return "\n".join(lines) + "\n"
+
+
 def check(kind: type[AnyOptions], *sources: Given) -> AnyOptions:
     """Return the options with the values of several sources, of which later ones have precedence.
 
@@ -178,6 +226,8 @@ def problem(kind: type[Options], error: ErrorDetails, name: str) -> str:
 def allowed(field: FieldInfo) -> str:
     """Return the allowed values of an option in words, or "" if every text is allowed."""
     texts = []
+    if all(_choices_of(*part) for part in _parts(field)):
+        return f"one of {', '.join(_choices(field))}"
     for hint, annotations in _parts(field):
         choices = _choices_of(hint, annotations)
         text = ", ".join(map(str, choices)) if choices else KINDS.get(hint, "")
@@ -188,12 +238,27 @@ def allowed(field: FieldInfo) -> str:
             text += f" greater than {above.gt}" + (f" and at most {most.le}" if most else "")
         elif least:
             text += f", at least {least.ge}"
-        texts.append(f"one of {text}" if len(choices) > 1 else text)
-    return " or ".join(filter(None, texts))
+        texts.append(text)
+    return ", or ".join(filter(None, texts))
+
+
+def describe(field: FieldInfo) -> tuple[str, str]:
+    """Return the description of an option without its default, and the default in words."""
+    text = field.description or ""
+    if stated := DEFAULT_IN_WORDS.search(text):
+        return text[: stated.start()], stated[1]
+    if field.is_required() or field.default in (None, ()):
+        return text, ""
+    return text, str(field.default).lower() if isinstance(field.default, bool) else str(field.default) or "none"
+
+
+def key_of(name: str) -> str:
+    """Return the name of an option in a file; a field has `_` at its end if Python has the name."""
+    return name.rstrip("_")
 
 
 def flag_name(name: str) -> str:
-    return f"--{name.rstrip('_').replace('_', '-')}"
+    return f"--{key_of(name).replace('_', '-')}"
 
 
 def env_name(kind: type[Options], name: str) -> str:
@@ -240,18 +305,18 @@ def _name_of(name: str, field: FieldInfo) -> str:
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    if choices := _choices(field):
-        return f"{{{','.join(choices)}}}"
+    if all(_choices_of(*part) for part in _parts(field)):
+        return f"{{{','.join(_choices(field))}}}"
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
     return unit or ("N" if next(_parts(field))[0] in (int, float) else name.upper())
 
 
 def _help(name: str, field: FieldInfo) -> str:
-    """Return the description of an option with its default, unless it states the default."""
-    text, default = field.description or "", field.default
-    if not field.is_required() and not STATES_DEFAULT.search(text) and default not in (None, "", False, ()):
-        shown = flag_name(name) if default is True else default
-        text += f" Default: {shown}" if text.endswith(".") else f" (default: {shown})"
+    """Return the description of an option, which ends with its default."""
+    text, default = field.description or "", describe(field)[1]
+    default = flag_name(name) if field.default is True else default
+    if default not in ("", "none", "false") and not STATES_DEFAULT.search(text):
+        text += f" Default: {default}" if text.endswith(".") else f" (default: {default})"
     return text.replace("%", "%%")
 
 
