@@ -82,8 +82,8 @@ export: $(DEV)/ready  ## export RUN to BUNDLE, with the options ARGS
 	$(DEV)/bin/sightline export $(RUN) --out $(BUNDLE) $(ARGS)
 
 zoo: $(DEV)/ready  ## train, score and export all systems, or SYSTEMS, on ZOO_DATA (many hours); repeat to resume
-	$(DEV)/bin/sightline train zoo $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
-	$(DEV)/bin/python -m sightline.export zoo runs/zoo --out runs/zoo-bundles --half-weights
+	$(DEV)/bin/python -m lab.zoo train $(ZOO_DATA) --runs runs/zoo --precision $(PRECISION) $(if $(SYSTEMS),--systems $(SYSTEMS))
+	$(DEV)/bin/python -m lab.zoo export runs/zoo --out runs/zoo-bundles --half-weights
 
 ##@ Develop
 check: $(DEV)/ready  ## check format, lint, prose, lines, types and the imports between packages

@@ -12,9 +12,9 @@ from typing import Any
 from sightline.export.families.table import FAMILIES
 from sightline.export.families.values import ACTIVATIONS
 from tests.equality import test_sampling_filters
-from tests.export.compared_models import compared_models
+from tests.export import test_encoder_families, test_jina
 from tests.export.test_family_options import CASES, WITHOUT_EFFECT, flat, make_config
-from tests.export.test_seq2seq_families import CASES as GENERATION_CASES
+from tests.zoo.models import MODELS
 
 Row = tuple[str, str, str]
 # Options of each kind of layer have one row, and so have the names of Transformers 4 and 5.
@@ -25,9 +25,11 @@ _NO_OPTIONS = WITHOUT_EFFECT | {"model_type"}
 
 
 def model_rows() -> Iterator[Row]:
-    """Yield for each family its models that are compared as graphs, and the number of others."""
+    """Yield for each family its models whose graphs are compared, and the number of others."""
+    others = {"new": test_encoder_families.ORIGINAL_GTE_SHAPES, "jina_bert": tuple(test_jina.SHAPES)}
     for family in FAMILIES:
-        names = dict.fromkeys(model.name for model in compared_models() if model.family == family.name)
+        names = [name for name, model in MODELS.items() if model.model_type == family.name]
+        names += others.get(family.name, ())
         cases = CASES.get(family.name)
         yield f"`{family.name}`", ", ".join(names), str(len(cases.cases + cases.slow_cases) if cases else 0)
 
@@ -79,11 +81,11 @@ def activation_rows() -> Iterator[tuple[str, str]]:
 def generation_rows() -> Iterator[Row]:
     """Yield for each setting of the generation its values and the models that generate with it."""
     rows = dict[str, tuple[set[str], list[str]]]()
-    for case in GENERATION_CASES:
-        for key, value in case.generation.items():
+    for name, model in MODELS.items():
+        for key, value in model.generation.items():
             own, names = rows.setdefault(key, (set(), []))
             own.add(json.dumps(value))
-            names.append(case.name)
+            names.append(name)
     for filters in test_sampling_filters.CASES:
         for key, value in filters.items():
             own, names = rows.setdefault(key, (set(), ["the tokens that may be drawn"]))

@@ -28,7 +28,6 @@ from sightline.export.card import CARD, write_card
 from sightline.export.convert.bundles import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.text_quality import PlainText, text_ids
-from sightline.export.describe import chat_of
 from sightline.export.errors import VerificationError
 from sightline.export.limits import begin_step
 from sightline.export.options import (
@@ -171,7 +170,7 @@ def export_folder(
     shortlist = isinstance(options, CheckpointOptions) and options.shortlist
     if kind == "training":
         assert isinstance(options, RunOptions)  # a download is no training run
-        export = export_of_run(checkpoint, out, metadata, options, shortlist)
+        export = _export_of_run(checkpoint, out, metadata, options, shortlist)
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
@@ -273,51 +272,7 @@ def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
     return record
 
 
-def zoo(
-    runs: Path, out: Path, systems: Sequence[str], is_lazy: bool, options: RunOptions
-) -> Verification | Quantization:
-    """Export the finished first run of each system, and return the verification of the last one.
-
-    A bundle that fails verification does not prevent the export of the others.
-    """
-    names = [name for name in systems if (runs / f"{name}-1" / "scores.json").exists()]
-    if not names:
-        raise FileNotFoundError(
-            f"{runs} has no finished run (NAME-1/scores.json); train with python -m sightline.model zoo"
-        )
-    failures = []
-    for name in names:
-        label = dataclasses.replace(zoo_metadata(name), lazy=is_lazy)
-        checkpoint = runs / f"{name}-1" / "averaged"
-        try:
-            bundle = out / label.name
-            with clear_disk_errors(bundle):
-                export = export_of_run(checkpoint, bundle, label, options)
-                verification = _report(bundle, export_checkpoint(export))
-        except VerificationError as error:
-            failures.append(f"{name}: {error}")
-    if failures:
-        raise VerificationError("; ".join(failures))
-    return verification
-
-
-def zoo_metadata(name: str) -> BundleMetadata:
-    """Return the metadata of the bundle of a system of the zoo."""
-    from sightline.model.systems import SYSTEMS, bundle_name
-
-    system = SYSTEMS[name]
-    corpus, chat = system.corpus, system.corpus.chat
-    return BundleMetadata(
-        bundle_name(name),
-        system.description,
-        corpus.license,
-        languages=languages_of(corpus.languages) if corpus.languages else None,
-        chat=chat_of(chat) if chat else None,
-        training_unit="text" if corpus.derived == "joined" else None,
-    )
-
-
-def export_of_run(
+def _export_of_run(
     checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: RunOptions, shortlist: bool = False
 ) -> Export:
     """Return the export of a training run, which is checked with the sentences that it can read."""

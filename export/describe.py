@@ -52,7 +52,6 @@ from sightline.export.tokenizers import ConvertedTokenizers, firefox_tokenizer, 
 from sightline.export.tokenizers.languages import language_tag
 from sightline.export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
-from sightline.model.data import dialogues
 from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
 from sightline.model.data.tokenizer import BOS, PAD, prompt_tokenizer
 
@@ -62,6 +61,8 @@ if TYPE_CHECKING:
 # Embedding of models that are trained on pairs of similar texts.
 MEAN = Embedding(pooling="mean", normalize=True)
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+
+PLAIN_DIALOGUES = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
 
 
 @dataclass(frozen=True)
@@ -173,13 +174,13 @@ def _describe_run(run: TrainingRun) -> Described:
 def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]]:
     """Return the chat template of a language model, and the token that ends a message.
 
-    Runs without a record were trained on dialogues of `sightline.model.data.dialogues`.
+    Runs without a record were trained on dialogues in a plain format.
 
     Raises:
         ValueError: the tokenizer has no such token.
     """
     if run.record is None or run.record.has_dialogues is None:
-        return chat_of(dialogues.CHAT), ()
+        return PLAIN_DIALOGUES, ()
     if not run.record.has_dialogues:
         return None, ()
     special = {token.content: id_ for id_, token in run.tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -191,11 +192,6 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
             "trained on dialogues; use the files of one run"
         )
     return template, (special[IM_END],)
-
-
-def chat_of(template: dialogues.ChatTemplate) -> ChatTemplate:
-    """Convert the text format of training dialogues to its manifest entry."""
-    return ChatTemplate(user=template.user, assistant=template.bot, reply=template.reply, single_line=True)
 
 
 def _describe_folder(folder: Folder, options: ExportOptions) -> Described:

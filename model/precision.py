@@ -1,7 +1,12 @@
-"""Mixed precision: matrix products in bfloat16 on request, everything else in float32."""
+"""Device and precision: matrix products in bfloat16 on request, everything else in float32."""
 
 import torch
 from torch import Tensor
+
+
+def default_device() -> torch.device:
+    """Return the GPU if PyTorch can use one, otherwise the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:

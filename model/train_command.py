@@ -1,21 +1,18 @@
-"""Actions of `sightline train TASK` and `sightline evaluate`: from the files of a user to a run.
+"""Action of `sightline train TASK`: from the files of a user to a run.
 
 The flow of a training: the files are found and checked, a tokenizer is trained or read, the data
 are encoded into the folder of the run, the settings that the user left open are chosen from the
 data, and the trainer trains. Each error in options or data is raised before the first update.
 """
 
-import argparse
 import dataclasses
-import json
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -28,13 +25,11 @@ from sightline.base.errors import UsageError
 from sightline.base.options import flag_name
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, replace_text
-from sightline.model.commands import evaluate_split, write_json
-from sightline.model.config import ModelConfig, PretrainedConfig, architecture_of, read_model_config
+from sightline.model.config import ModelConfig, PretrainedConfig, read_model_config
 from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
-from sightline.model.data.corpus import Corpus, Split, open_corpus, open_held_out
+from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode
-from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
 from sightline.model.data.preparation import (
     Facts,
@@ -45,16 +40,13 @@ from sightline.model.data.preparation import (
     prepare,
     summary,
 )
-from sightline.model.data.records import TASK_NAMES, TaskName
+from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
-from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
 from sightline.model.fields import read_fields, to_json
-from sightline.model.parts import CONFIG, load_parts
+from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION
-from sightline.model.training.config import CHANGEABLE, Precision, TrainConfig, read_train_config
+from sightline.model.training.config import CHANGEABLE, Precision, read_train_config
 from sightline.model.training.display import check_tensorboard
-from sightline.model.training.distributed import World, default_device
 from sightline.model.training.encoder import ENCODER
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.language_model import LANGUAGE_MODEL
@@ -78,9 +70,8 @@ from sightline.model.training.recipe import (
     choose_vocabulary,
     num_characters,
 )
-from sightline.model.training.start import TASK_ARCHITECTURES, start_from
+from sightline.model.training.start import start_from
 from sightline.model.training.task import Task
-from sightline.model.training.tasks import VALIDATION_SPLITS
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
@@ -120,16 +111,13 @@ def train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], che
         OSError, ValueError: see `Trainer`.
     """
     check_writable(run)
-    world = World.join(default_device())
-    with locked(run) if world.is_first else nullcontext():
-        _train(task, data, run, given, world, check_files)
+    with locked(run):
+        _train(task, data, run, given, check_files)
 
 
-def _train(
-    task: TaskName, data: Path, run: Path, given: Mapping[str, Value], world: World, check_files: CheckFiles
-) -> None:
+def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], check_files: CheckFiles) -> None:
     folder = RunFolder(run)
-    is_resumed = world.first(folder.state.exists())
+    is_resumed = folder.state.exists()
     stored = _stored_options(folder, task) if is_resumed else {}
     values = {**defaults_of(task), **stored, **given}
     if values["tensorboard"]:
@@ -138,7 +126,7 @@ def _train(
         _check_unchanged(folder, task, stored, values)
 
     def show(lines: Sequence[str]) -> None:
-        for line in lines if world.is_first else ():
+        for line in lines:
             print(line, file=sys.stderr)
 
     corpus = open_corpus(
@@ -156,20 +144,19 @@ def _train(
     elif _text(values, "from"):
         beginning = _start_from(task, facts, values, notes, check_files)
     else:
-        beginning = _from_tokenizer(task, corpus, facts, values, notes, world, check_files)
+        beginning = _from_tokenizer(task, corpus, facts, values, notes, check_files)
     fields = training_fields(values)
     if is_resumed:
         fields = _resumed_fields(folder, fields, notes)
-    prepared = _prepare(run, corpus, facts, beginning, values, world)
+    prepared = _prepare(run, corpus, facts, beginning, values)
     show([*summary(prepared.facts, is_trained=bool(_text(values, "from"))), *notes])
-    recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world)
+    recipe = _recipe(prepared.facts, beginning, values, fields, corpus)
     _check_space(run, recipe)
     if recipe.config.max_minutes and "warmup_steps" not in fields:
-        updates = _updates_in_time(task, prepared, recipe, world)
-        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, world, updates)
+        updates = _updates_in_time(task, prepared, recipe)
+        recipe = _recipe(prepared.facts, beginning, values, fields, corpus, updates)
     show(recipe.reasons)
-    if world.is_first:
-        replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
+    replace_text(run / OPTIONS_FILE, options_to_toml(task, values))
     record = read_fields(folder.record) if folder.record.exists() else {}
     details = {"learnt_share": beginning.learnt_share, **_details(corpus, prepared, values, data, record)}
     if is_resumed:
@@ -185,9 +172,9 @@ def _train(
         flags=FLAGS,
     )
     trainer.fit()
-    if world.is_first:  # a run that had finished before writes no record, but its license may be new
-        record = read_fields(folder.record)
-        replace_text(folder.record, to_json({**record, "license": details["license"]}))
+    # A run that had finished before writes no record, but its license may be new.
+    record = read_fields(folder.record)
+    replace_text(folder.record, to_json({**record, "license": details["license"]}))
     show([f"evaluate it: sightline evaluate {run}", f"export it: sightline export {run} --out bundles/{run.name}"])
 
 
@@ -235,7 +222,7 @@ def _resumed_fields(folder: RunFolder, given: Mapping[str, Any], notes: list[str
     missing, so that they are chosen again. If the run has a limit of minutes, the distance between
     validations stays, because the time decides it.
     """
-    settings = dataclasses.asdict(read_train_config(folder.settings, TrainConfig))
+    settings = dataclasses.asdict(read_train_config(folder.settings))
     fields, before, done = {**settings, **given}, settings["max_epochs"], 0
     with suppress(ValueError):  # the trainer raises the error of a damaged state
         done = load_metadata(folder.state).get("epoch", 0)
@@ -272,10 +259,9 @@ def _from_tokenizer(
     facts: Facts,
     values: Mapping[str, Value],
     notes: list[str],
-    world: World,
     check_files: CheckFiles,
 ) -> _Beginning:
-    """Read the given tokenizer, or train one; all processes get that of the first."""
+    """Read the given tokenizer, or train one."""
     special_tokens = CHAT_TOKENS if facts.has_dialogues else ()
     path = _text(values, "tokenizer")
     if path is not None:
@@ -292,16 +278,12 @@ def _from_tokenizer(
     if size == AUTO:
         size, reason = choose_vocabulary(facts)
         notes.append(reason)
-    text, halvings, seed = "", 0, int(values["seed"])
-    if world.is_first:
-        texts, halvings = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed)
-        try:
-            text = train_tokenizer(texts, int(size), special_tokens).to_str()
-        except ValueError as error:
-            raise UsageError(with_flags(str(error))) from None
-    text, halvings = world.first((text, halvings))
-    tokenizer = Tokenizer.from_str(text)
-    tokenizer.encode_special_tokens = True
+    seed = int(values["seed"])
+    texts, halvings = learnt_texts(lambda: read_texts(corpus.train), 4 * num_characters(facts), seed)
+    try:
+        tokenizer = train_tokenizer(texts, int(size), special_tokens)
+    except ValueError as error:
+        raise UsageError(with_flags(str(error))) from None
     if halvings:
         notes.append(
             f"the tokenizer is trained on about 1/{2**halvings} of the texts, chosen with the seed {seed}, because all "
@@ -313,23 +295,15 @@ def _from_tokenizer(
     return _Beginning(tokenizer, learnt_share=2.0**-halvings)
 
 
-def _prepare(
-    run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value], world: World
-) -> Prepared:
-    """Encode the data in the first process; the others use the same files."""
+def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value]) -> Prepared:
+    """Encode the data."""
     given = values["max_length_tokens"]
     longest = MAX_LENGTH_TOKENS if given == AUTO else int(given)
     if beginning.model is not None:
         longest = min(longest, beginning.model.max_positions)
     labels = tuple(facts.labels)
     encoder = partial(_encode, labels=labels, max_length_tokens=longest, model=beginning.model)
-
-    def run_once() -> Prepared:
-        return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
-
-    prepared = run_once() if world.is_first else None
-    world.first(None)
-    return prepared or run_once()
+    return prepare(run, corpus, facts, beginning.tokenizer, encoder, longest)
 
 
 def _encode(
@@ -351,13 +325,13 @@ def _encode(
         raise UsageError(f"the tokenizer fails for a text of the data: {error}; use another tokenizer") from None
 
 
-def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe, world: World) -> int:
+def _updates_in_time(task: TaskName, prepared: Prepared, recipe: Recipe) -> int:
     """Return how many updates `max_minutes` allow, measured with random weights."""
     config = dataclasses.replace(recipe.config, tensorboard=False)
     with TemporaryDirectory() as folder:
         trainer = Trainer(Path(folder), config, TASKS[task], prepared, recipe.model, initialise=lambda model: None)
         _, seconds = trainer.measure_updates(3, time.monotonic)
-    return int(60 * config.max_minutes / (world.first(seconds) * config.accumulate))
+    return int(60 * config.max_minutes / (seconds * config.accumulate))
 
 
 def _recipe(
@@ -366,7 +340,6 @@ def _recipe(
     values: Mapping[str, Value],
     fields: dict[str, Any],
     corpus: Corpus,
-    world: World,
     updates_in_time: int | None = None,
 ) -> Recipe:
     """Choose the settings that the user left open.
@@ -392,7 +365,6 @@ def _recipe(
             model=beginning.model,
             start=start,  # type: ignore[arg-type]
             updates_in_time=updates_in_time,
-            num_processes=world.size,
         )
     except ValueError as error:
         raise UsageError(with_flags(str(error))) from None
@@ -441,105 +413,3 @@ def _details(
     if corpus.task == "language-model":
         details["has_dialogues"] = prepared.facts.has_dialogues
     return details
-
-
-def evaluate(arguments: argparse.Namespace) -> None:
-    """Print the metrics of a checkpoint on held-out data.
-
-    Raises:
-        UsageError: the folder has no checkpoint, or the data do not belong to its task.
-    """
-    limit = getattr(arguments, "limit", None)
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, got {limit}")
-    run, checkpoint = _run_and_checkpoint(arguments.checkpoint)
-    record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
-    config, _ = load_parts(checkpoint)
-    task = _task_of(config)
-    if arguments.data is None:
-        if "data_path" not in record:
-            raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
-        arguments.data = Path(record["data_path"])
-    is_own_data = "data_path" in record and arguments.data.resolve() == Path(record["data_path"]).resolve()
-    is_recorded = is_own_data and limit is None and checkpoint.name == "averaged"
-    data, split = arguments.data, getattr(arguments, "split", None)
-    source, target = (getattr(arguments, side, record.get(side)) for side in ("source", "target"))
-    if task == "translation":
-        sides = source or "en", target or "de"
-        if split is not None or _has_named_split(data, sides[0]):
-            report = evaluate_split(arguments, checkpoint, split, *sides)
-            if is_recorded:
-                _record_metrics(run, record, checkpoint, report)
-            return
-    if split is not None:
-        raise UsageError(f"--split is for translation only; omit it for {task}")
-    is_pairs = task in PAIR_TASKS
-    part = _held_out(
-        record,
-        data,
-        task,
-        source=source if is_pairs else None,
-        target=target if is_pairs else None,
-        multi_label=getattr(config, "multi_label", False),
-    )
-    records = list(islice(part, limit))
-    report = evaluate_checkpoint(
-        checkpoint, records, num_beams=arguments.num_beams, length_penalty=arguments.length_penalty
-    )
-    report = {"data": str(part), "split": part.name, **report}
-    print(
-        json.dumps({name: value for name, value in report.items() if name != "outputs"}, indent=2, ensure_ascii=False)
-    )
-    if part.name == "dev":
-        print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
-    if is_recorded:
-        _record_metrics(run, record, checkpoint, report)
-    if hasattr(arguments, "json"):
-        write_json(arguments.json, report)
-
-
-def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
-    """Write the metrics of a checkpoint into the record of the run, which the model card shows."""
-    record["metrics"] = {**record.get("metrics", {}), report["split"]: headline(report).to_record(checkpoint.name)}
-    replace_text(run / "record.json", to_json(record))
-
-
-def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: Any) -> Split:
-    """Return the records of `data` that the run was not trained on.
-
-    Raises:
-        UsageError: the run divided the data, and they have changed since.
-    """
-    seed = record.get("split_seed")
-    if seed is None or data.resolve() != Path(record["data_path"]).resolve():
-        return open_held_out(data, task, **options)
-    corpus = open_corpus(data, task, split_seed=seed, **options)
-    if corpus.digests != record["data"]:
-        raise UsageError(
-            f"{data} has changed since the training, so that its records may be those that the run was trained on; "
-            "name a file of other records as DATA"
-        )
-    return corpus.dev if corpus.test is None else corpus.test
-
-
-def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
-    """Return the folder of a run and its averaged checkpoint, or that which the path names."""
-    for name in ("averaged", "best"):
-        if (path / name / CONFIG).is_file():
-            return path, path / name
-    return (path.parent if path.name in ("averaged", "best") else path), path
-
-
-def _task_of(config: ModelConfig) -> TaskName:
-    """Return the task of a model."""
-    if isinstance(config, PretrainedConfig):
-        return config.task
-    return next(task for task in TASK_NAMES if architecture_of(config) in TASK_ARCHITECTURES[task])
-
-
-def _has_named_split(data: Path, source: str) -> bool:
-    """Return True if a folder has files named as in Multi30k, and no test files of its own."""
-    if not data.is_dir() or any(data.glob("test.*")):
-        return False
-    names = (TEST_SPLIT, VALIDATION_SPLITS["translation"])
-    return any((data / f"{name}.{source}").is_file() for name in names) or not any(data.iterdir())

@@ -38,11 +38,10 @@ LONGEST = (
     "tests/model/training/test_trainer.py",
     "tests/service/workers/test_workers.py",
     "tests/e2e/test_documented_commands.py",
-    "tests/export/test_encoder_families.py",
+    "tests/export/test_families.py",
     "tests/equality/test_recurrent_systems.py",
     "tests/commands/test_main.py",
     "tests/equality/test_transformer_variants.py",
-    "tests/export/test_decoder_families.py",
 )
 
 

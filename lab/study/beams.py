@@ -13,8 +13,8 @@ from lab.study.bleu import Statistics, estimate, interval, resamples, statistics
 from lab.study.runs import TARGET, sources_and_references
 from lab.study.served import Served, serve
 from lab.study.step import no_pictures
+from lab.zoo.systems import MULTI30K
 from sightline.model.evaluation.bleu import moses_lines
-from sightline.model.systems import MULTI30K
 
 NAME = "beams"
 WIDTHS = (2, 4, 8)

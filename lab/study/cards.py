@@ -9,9 +9,9 @@ from typing import Any
 from lab.bench.record import Recorded
 from lab.bench.report import table
 from lab.study import collect, quality, recall
+from lab.zoo.systems import JOINED, MULTI30K, SMALL, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 from sightline.base.bundle import MANIFEST, Manifest, read_manifest
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.systems import JOINED, MULTI30K, SMALL, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 
 CARD = "MODEL_CARD.md"
 WIDTH = 100  # columns of prose
@@ -109,7 +109,7 @@ def _command(name: str, results: Results) -> str:
     """Return the command that trains the model again."""
     (precision,) = {row["precision"] for row in _first_runs(name, results)} or {"float32"}
     option = "" if precision == "float32" else f" --precision {precision}"
-    return f"python -m sightline.model zoo DATA --systems {name}{option}"
+    return f"python -m lab.zoo train DATA --systems {name}{option}"
 
 
 def _limits(manifest: Manifest) -> str:

@@ -22,9 +22,9 @@ from lab.study.gradients import Diagnostics, draw_gradients, ratio, total
 from lab.study.lengths import Bucket, buckets_of, draw_buckets
 from lab.study.runs import sources_and_references
 from lab.study.step import add_keep, keep_last_rows
-from sightline.model.commands import corpus_folder
-from sightline.model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
-from sightline.model.training.folder import RunFolder
+from lab.zoo.data import corpus_folder
+from lab.zoo.diagnostics import DIAGNOSTICS
+from lab.zoo.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
 
 NAME = "claims"
 # First and last number of source words of the joined captions.
@@ -158,7 +158,7 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def _diagnostics(run: Path) -> list[dict[str, Any]]:
     """Return the diagnostics before the training, after its first epoch and after its last."""
-    lines = RunFolder(run).diagnostics.read_text(encoding="utf-8").splitlines()
+    lines = (run / DIAGNOSTICS).read_text(encoding="utf-8").splitlines()
     by_epoch = {row["epoch"]: row for row in map(json.loads, lines)}
     return [by_epoch[epoch] for epoch in sorted({0, 1, max(by_epoch)} & by_epoch.keys())]
 

@@ -1,5 +1,5 @@
-"""Collect the scores of finished runs of `python -m sightline.model zoo`, with the BLEU statistics
-of each test sentence.
+"""Collect the scores of finished runs of the systems, with the BLEU statistics of each
+test sentence.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from lab.study.headline import headline
 from lab.study.lengths import draw_lengths, lengths_table
 from lab.study.runs import TARGET, TRANSLATING, sources_and_references
 from lab.study.step import add_keep, keep_last_rows
+from lab.zoo.systems import PLAN
 from sightline.model.checkpoint import load_model
 from sightline.model.evaluation.bleu import moses_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.systems import PLAN
-from sightline.model.training.config import TrainConfig, read_train_config
+from sightline.model.training.config import read_train_config
 from sightline.model.training.folder import read_log
 
 NAME = "collect"
@@ -82,7 +82,7 @@ def _read_run(folder: Path, references: Sequence[str]) -> dict[str, Any]:
     epochs = read_log(folder)
     if scored["epochs"] not in epochs:
         raise ValueError(f"{folder}/log.jsonl has no entry for epoch {scored['epochs']}, which was scored")
-    settings = read_train_config(folder / "train.json", TrainConfig)
+    settings = read_train_config(folder / "train.json")
     return {
         "kind": "system",
         "system": system,

@@ -26,12 +26,11 @@ from lab.bench.report import table
 from lab.bench.style import WIDTH, describe, save, style
 from lab.study.chats import LINES, METHOD, PAIR
 from lab.study.served import Served, serve
-from sightline.model.data.dialogues import CHAT, CONDITIONS, draw_parts
-from sightline.model.data.instructions import KINDS, Kind
-from sightline.model.evaluation.defaults import SEED
-from sightline.model.evaluation.recall import MAX_ANSWER_TOKENS, Script
+from lab.zoo.dialogues import CHAT, CONDITIONS, draw_parts
+from lab.zoo.instructions import KINDS, Kind
+from lab.zoo.recall import MAX_ANSWER_TOKENS, SEED, Script
+from lab.zoo.systems import bundle_name
 from sightline.model.evaluation.share import Z_95
-from sightline.model.systems import bundle_name
 
 NAME = "ghost-attention"
 PARAMETERS = {"max_new_tokens": MAX_ANSWER_TOKENS}

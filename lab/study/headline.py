@@ -7,7 +7,7 @@ from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.study.bleu import Estimate, estimate, resamples
 from lab.study.runs import SHIPPED, TRANSLATING, rows_of_statistics, runs_by_system, test_set_of
-from sightline.model.systems import COMPARED, PLAN
+from lab.zoo.systems import COMPARED, PLAN
 
 FIXED = "fixed-context"
 ADDITIVE, TARGET = "bahdanau", 37.0  # tokenized, lowercased BLEU that the recurrent model must reach

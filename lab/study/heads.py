@@ -17,11 +17,12 @@ from lab.study.bleu import interval, percent, resamples, with_interval
 from lab.study.maps import Weights, array_of, cumulative, draw_cells, entropies, rollout, share_of_rank
 from lab.study.runs import SOURCE, models_at_start, system_of
 from lab.study.served import Served, serve
+from lab.zoo.dialogues import draw_dialogues
+from lab.zoo.recall import SEED
+from lab.zoo.systems import MULTI30K
 from sightline.base.bundle import Manifest
-from sightline.model.data.dialogues import draw_dialogues
 from sightline.model.data.text import read_lines
-from sightline.model.evaluation.defaults import SEED, TEST_SPLIT
-from sightline.model.systems import MULTI30K
+from sightline.model.evaluation.defaults import TEST_SPLIT
 
 NAME = "heads"
 MARKS = ".!?"

@@ -23,9 +23,9 @@ from lab.study.bleu import SEED, estimate, resamples, statistics_of, with_interv
 from lab.study.runs import TARGET, sources_and_references, system_of
 from lab.study.served import serve
 from lab.study.step import no_pictures
+from lab.zoo.systems import MULTI30K, bundle_name
 from sightline.base.bundle import Manifest, read_manifest, record_files, write_manifest
 from sightline.model.evaluation.bleu import MAX_NEW_TOKENS, moses_lines
-from sightline.model.systems import MULTI30K, bundle_name
 
 NAME = "layers"
 # Four layers, two, one, and one without residual connections; layers normalize after the sum.

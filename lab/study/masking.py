@@ -8,6 +8,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,19 @@ from lab.bench.report import table
 from lab.study.bleu import mean_with_interval, percent, with_interval
 from lab.study.heads import MARKS, maps_with_rollout
 from lab.study.maps import array_of
-from lab.study.quality import SPLITS
+from lab.study.quality import SPLITS, read_reviews
 from lab.study.runs import SOURCE, models_at_start, system_of, translates
 from lab.study.sentence import SENTENCE
 from lab.study.served import Served, serve
 from lab.study.step import no_pictures
+from lab.zoo.data import corpus_folder
+from lab.zoo.dialogues import CHAT, draw_dialogues
+from lab.zoo.recall import SEED
+from lab.zoo.systems import MULTI30K, SST2
 from sightline.base.bundle import Manifest
 from sightline.base.text.words import words_of
-from sightline.model.data.dialogues import CHAT, draw_dialogues
-from sightline.model.data.text import read_labelled, read_lines
-from sightline.model.evaluation.defaults import SEED, TEST_SPLIT
-from sightline.model.systems import MULTI30K, SST2
+from sightline.model.data.text import read_lines
+from sightline.model.evaluation.defaults import TEST_SPLIT
 
 NAME = "masking"
 FloatArray = NDArray[np.float64]
@@ -79,7 +82,8 @@ def measure(arguments: argparse.Namespace) -> Result:
                 if manifest.name == MULTI30K.name:
                     rows.append(example(SENTENCE, explain_translation(served, manifest, SENTENCE)))
             elif manifest.labels:
-                reviews, _ = read_labelled(arguments.data / SST2.folder, SPLITS[0])
+                with TemporaryDirectory() as derived:
+                    reviews, _ = read_reviews(corpus_folder(SST2, arguments.data, Path(derived)), SPLITS[0])
                 explained = [explain_label(served, manifest.name, text) for text in reviews[: arguments.sentences]]
             else:
                 explained = [explain_answer(served, manifest.name, prompt) for prompt in prompts]

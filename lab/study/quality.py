@@ -11,18 +11,18 @@ from lab.bench.report import table
 from lab.study.runs import SOURCE, TARGET, system_of, translates
 from lab.study.served import Served, serve
 from lab.study.step import no_pictures
+from lab.zoo.data import corpus_folder
+from lab.zoo.systems import MULTI30K, SMALL_GROUPS, SST2, SYSTEMS, bundle_name
 from sightline.base.bundle import Manifest, read_manifest
-from sightline.model.commands import corpus_folder
-from sightline.model.data.text import read_labelled
+from sightline.model.data.corpus import open_held_out
+from sightline.model.data.records import LabelledRecord
 from sightline.model.evaluation.accuracy import accuracy_fields
 from sightline.model.evaluation.bleu import read_test_set, score
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.evaluation.share import Share
-from sightline.model.systems import MULTI30K, SMALL_GROUPS, SST2, SYSTEMS, bundle_name
-from sightline.model.training.tasks import VALIDATION_SPLITS
 
 NAME = "quality"
-SPLITS = (VALIDATION_SPLITS["classification"], "test")  # of classifiers
+SPLITS = ("dev", "test")  # of classifiers
 NUM_BEAMS = 5
 _SMALL = {bundle_name(name) for group in SMALL_GROUPS.values() for name in group}
 
@@ -51,10 +51,11 @@ def measure(arguments: argparse.Namespace) -> Result:
 def _scores(served: Served, manifest: Manifest, data: Path, derived: Path) -> Sequence[Mapping[str, Any]]:
     """Return the rows of a model; none if it neither translates nor classifies.
 
-    `derived` is a folder for the test set of joined captions.
+    `derived` is a folder for the data that are derived from others.
     """
     if "classify" in manifest.tasks:
-        return [_accuracy(served, manifest, data / SST2.folder, split) for split in SPLITS]
+        folder = corpus_folder(SST2, data, derived)
+        return [_accuracy(served, manifest, folder, split) for split in SPLITS]
     if translates(manifest):
         system = SYSTEMS.get(system_of(manifest.name))
         corpus = system.corpus if system and system.corpus.derived == "joined" else MULTI30K
@@ -76,11 +77,18 @@ def _bleu(served: Served, name: str, data: Path, num_beams: int) -> Mapping[str,
 
 
 def _accuracy(served: Served, manifest: Manifest, data: Path, split: str) -> Mapping[str, Any]:
-    texts, labels = read_labelled(data, split)
+    texts, labels = read_reviews(data, split)
     outputs = served.outputs("/v1/classify", {"model": manifest.name}, texts)
-    chosen = [output["labels"][0]["label"] for output in outputs]
-    right = [manifest.labels[label] == one for label, one in zip(labels, chosen, strict=True)]
+    right = [output["labels"][0]["label"] == label for output, label in zip(outputs, labels, strict=True)]
     return {"split": split, **accuracy_fields(Share(sum(right), len(right)))}
+
+
+def read_reviews(data: Path, split: str) -> tuple[list[str], list[str]]:
+    """Return the texts and the labels of a split of SST-2."""
+    records = [
+        one for one in open_held_out(data / f"{split}.jsonl", "classification") if isinstance(one, LabelledRecord)
+    ]
+    return [one.text for one in records], [one.labels[0] for one in records]
 
 
 def tables(result: Result) -> Mapping[str, str]:

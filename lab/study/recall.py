@@ -1,5 +1,5 @@
-"""Measure how long the served chat models keep an instruction; see
-`sightline.model.evaluation.recall` for the test itself.
+"""Measure how long the served chat models keep an instruction; see `lab.zoo.recall` for
+the test itself.
 """
 
 import argparse
@@ -18,13 +18,12 @@ from lab.study.bleu import percent
 from lab.study.chats import LINES, METHOD
 from lab.study.collect import system_and_seed
 from lab.study.served import Served, serve
+from lab.zoo.dialogues import CONDITIONS
+from lab.zoo.instructions import KINDS, QUESTIONS
+from lab.zoo.recall import MAX_ANSWER_TOKENS, SEED, TURNS, Answer, recall
+from lab.zoo.systems import bundle_name
 from sightline.base.bundle import MANIFEST
-from sightline.model.data.dialogues import CONDITIONS
-from sightline.model.data.instructions import KINDS, QUESTIONS
-from sightline.model.evaluation.defaults import SEED, TURNS
-from sightline.model.evaluation.recall import MAX_ANSWER_TOKENS, Answer, recall
 from sightline.model.evaluation.share import Share
-from sightline.model.systems import bundle_name
 
 NAME = "recall"
 UNSEEN = "unseen values"

@@ -8,17 +8,16 @@ import numpy as np
 
 from lab.bench.record import Result, Row
 from lab.study.bleu import Counts, Statistics
+from lab.zoo.systems import MULTI30K, PLAN, SYSTEMS, bundle_name
 from sightline.base.bundle import Manifest
 from sightline.model.evaluation.bleu import read_test_set
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.systems import MULTI30K, PLAN, SYSTEMS, bundle_name
-from sightline.model.training.translation import TRANSLATION
 from sightline.service.discovery import find_bundles
 
 assert MULTI30K.languages is not None
 SOURCE, TARGET = MULTI30K.languages  # of all systems that translate
 # Systems on the whole corpus; `lab.study.claims` has those of the small setting.
-TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task is TRANSLATION and SYSTEMS[name].corpus == MULTI30K)
+TRANSLATING = tuple(name for name in PLAN if SYSTEMS[name].task == "translation" and SYSTEMS[name].corpus == MULTI30K)
 
 SHIPPED = "transformer"  # served under the name of its corpus
 

@@ -14,8 +14,8 @@ from lab.study.runs import models_at_start, translates
 from lab.study.sentence_picture import draw_sentence
 from lab.study.served import Served, serve
 from lab.study.step import add_keep, keep_last_rows, no_tables
+from lab.zoo.systems import MULTI30K
 from sightline.base.bundle import Attention, Manifest
-from sightline.model.systems import MULTI30K
 
 NAME = "sentence"
 MAX_NEW_TOKENS = 32  # of a translation that does not end by itself

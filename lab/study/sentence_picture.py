@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from lab.bench.record import Result, Row
 from lab.bench.style import GREY
+from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.model.config import ModelConfig, RecurrentConfig
-from sightline.model.systems import SYSTEMS, bundle_name
 
 # Pixels. A picture is as wide as a text column.
 WIDTH, COLUMNS, MARGIN = 700, 2, 10
@@ -75,9 +75,7 @@ def picture_of(row: Row) -> str:
 
 
 def picture(title: str, rows: Sequence[Row]) -> str:
-    """Return the SVG of rows of the step `sentence`, in the order of
-    `sightline.model.systems.SYSTEMS`.
-    """
+    """Return the SVG of rows of the step `sentence`, in the order of `lab.zoo.systems.SYSTEMS`."""
     ranks = {name: index for index, name in enumerate(_configs())}
     panels = sorted(rows, key=lambda row: ranks.get(row["model"], len(ranks)))
     lines = [panels[start : start + COLUMNS] for start in range(0, len(panels), COLUMNS)]

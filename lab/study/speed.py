@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -23,22 +24,25 @@ from lab.study.runs import SOURCE
 from lab.study.served import Served, serve
 from lab.study.speed_report import tables
 from lab.study.step import no_pictures as draw
+from lab.zoo.data import corpus_folder, read_data
+from lab.zoo.dialogues import draw_dialogues
+from lab.zoo.systems import SYSTEMS, Corpus, bundle_name
+from lab.zoo.training import TASKS, changed_system
 from sightline.base.bundle import MANIFEST, read_bundle
 from sightline.base.machine import usable_threads
 from sightline.model.config import read_model_config
-from sightline.model.data.dialogues import draw_dialogues
 from sightline.model.data.examples import MemoryExamples
 from sightline.model.data.text import read_lines
+from sightline.model.data.tokenizer import read_tokenizer
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.systems import SYSTEMS, Corpus, bundle_name
-from sightline.model.training.config import PRECISIONS, Precision, SystemConfig, read_train_config
+from sightline.model.training.config import PRECISIONS, Precision, read_train_config
 from sightline.model.training.folder import read_log
-from sightline.model.training.tasks import read_system_data
 from sightline.model.training.trainer import Trainer
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 
 NAME = "speed"
+CPU = torch.device("cpu")
 SENTENCES = f"{TEST_SPLIT}.{SOURCE}"  # translated from its first line
 DIALOGUES_SEED = 7  # of the prompts of chat systems
 TEXTS_PER_ROUND = {1: 8, 32: 32}  # by the number of concurrent requests
@@ -153,12 +157,13 @@ def _log(run: Path) -> dict[str, Any]:
 
 
 def _resume(run: Path, name: str, data: Path) -> Training:
-    system, config = SYSTEMS[name], read_train_config(run / "train.json", SystemConfig)
-    model_config = read_model_config(run / "config.json")
-    folder = data / system.corpus.folder
-    prepared, _ = read_system_data(system.task_name, folder, run, config, lambda _: model_config)
-    trainer = Trainer(run, config, system.task, prepared, model_config, torch.device("cpu"))
-    chosen = list(itertools.islice(trainer.batches(trainer.train_examples, epoch=1), UPDATES))
+    system, config = changed_system(name), read_train_config(run / "train.json")
+    tokenizer, vocab_size = read_tokenizer(run / "tokenizer.json"), int(system.settings["vocab_size"])
+    with TemporaryDirectory() as temporary:
+        folder = corpus_folder(system.corpus, data, Path(temporary))
+        prepared = read_data(system, folder, Path(temporary) / name, config, vocab_size, tokenizer)
+        trainer = Trainer(run, config, TASKS[system.task], prepared, read_model_config(run / "config.json"), CPU)
+        chosen = list(itertools.islice(trainer.batches(trainer.train_examples, epoch=1), UPDATES))
     trainer.train_examples = MemoryExamples([])  # those of all runs together would take a gigabyte
     trainer.model.train()
     trainer.progress.step += 1  # the learning rate depends on it

@@ -6,7 +6,7 @@ from typing import Any
 
 from lab.bench.record import Result, Row
 from lab.bench.report import table
-from sightline.model.systems import COMPARED, MULTI30K, SYSTEMS
+from lab.zoo.systems import COMPARED, MULTI30K, SYSTEMS
 from sightline.model.training.config import PRECISIONS
 
 REFERENCE = "transformer"  # speeds of the others are divided by its speed

@@ -25,14 +25,14 @@ from lab.bench.report import table
 from lab.study.bleu import interval, resamples, with_interval
 from lab.study.runs import SOURCE, TARGET
 from lab.study.step import no_pictures
+from lab.zoo.data import corpus_folder
+from lab.zoo.systems import SMALL
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import load_model
-from sightline.model.commands import corpus_folder
 from sightline.model.data.batches import make_batch
 from sightline.model.data.text import read_lines
 from sightline.model.data.tokenizer import encode_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.systems import SMALL
 
 NAME = "vanishing"
 SYSTEMS = ("small-initial-state", "small-fixed-context", "small-bahdanau")

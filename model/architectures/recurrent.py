@@ -72,8 +72,7 @@ class RecurrentModel(nn.Module):
         self.position = PredictedPosition(config.decoder_size) if config.window == "local-p" else None
         self.readout = Readout(config)
         if config.selection == "reinforce":
-            # Moving average of the cost of a sentence, see
-            # `sightline.model.training.hard_attention`.
+            # Moving average of the cost of a sentence, for the loss of REINFORCE.
             self.register_buffer("baseline", torch.zeros(()))
             self.baseline: Tensor
         self._initialise()

@@ -147,14 +147,10 @@ def measure(counts: Mapping[int, int]) -> Lengths:
     Args:
         counts: for each length, the number of examples; at least one.
     """
-    lengths = sorted(counts)
-    cumulative = np.cumsum([counts[length] for length in lengths])
-
-    def percentile(share: int) -> int:  # the smallest length that this share of examples does not exceed
-        return lengths[int(np.searchsorted(cumulative, -(-cumulative[-1] * share // 100)))]
-
-    total = sum(length * count for length, count in counts.items())
-    return Lengths(total, percentile(50), percentile(95), lengths[-1])
+    lengths, numbers = np.array(list(counts.items())).T
+    # The smallest lengths that these shares of examples do not exceed.
+    median, percentile_95 = np.percentile(lengths, (50, 95), weights=numbers, method="inverted_cdf").tolist()
+    return Lengths(int(lengths @ numbers), median, percentile_95, int(lengths.max()))
 
 
 def check_corpus(corpus: Corpus) -> Facts:

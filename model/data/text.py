@@ -1,4 +1,4 @@
-"""Reading of lines, parallel text and labelled sentences."""
+"""Reading of lines and parallel text."""
 
 from pathlib import Path
 
@@ -63,28 +63,3 @@ def read_parallel(folder: Path, split: str, source: str, target: str) -> tuple[l
             "one must be the translation of line N of the other"
         )
     return sides[0], sides[1]
-
-
-def read_labelled(folder: Path, split: str, num_labels: int | None = None) -> tuple[list[str], list[int]]:
-    """Read sentences and the indices of their labels from `split.tsv`; a line is `label TAB text`.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        ValueError: the file is empty or not UTF-8, a line has another form, or a label is
-            `num_labels` or greater.
-    """
-    path = folder / f"{split}.tsv"
-    if not path.is_file():
-        raise FileNotFoundError(f"missing file {path}: expected one line per sentence, `label index, tab, text`")
-    texts, labels = [], []
-    for number, line in enumerate(read_lines(path), start=1):
-        label, tab, text = line.partition("\t")
-        if not (tab and text.strip() and label.isascii() and label.isdigit()):
-            raise ValueError(f"{path}, line {number}: expected `label index, tab, text`")
-        if num_labels is not None and int(label) >= num_labels:
-            raise ValueError(f"{path}, line {number}: the label must be between 0 and {num_labels - 1}, got {label}")
-        texts.append(text)
-        labels.append(int(label))
-    if not texts:
-        raise ValueError(f"{path} is empty: expected one line per sentence, `label index, tab, text`")
-    return texts, labels

@@ -45,17 +45,6 @@ def predict(model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Seq
     return predicted
 
 
-def accuracy(
-    model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Sequence[str], labels: Sequence[int]
-) -> Share:
-    """Classify texts and return the share of correct labels.
-
-    Raises:
-        ValueError: a text is too long for the model.
-    """
-    return exact_matches(predict(model, tokenizer, texts), [frozenset([label]) for label in labels])
-
-
 def exact_matches(predicted: Labels, expected: Labels) -> Share:
     """Return the share of texts whose labels are all predicted, and no others."""
     return Share(sum(one == other for one, other in zip(predicted, expected, strict=True)), len(expected))

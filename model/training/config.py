@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from sightline.model.fields import (
     Count,
@@ -13,7 +13,6 @@ from sightline.model.fields import (
     Norm,
     Probability,
     Seed,
-    Size,
     check_fields,
     from_fields,
     read_fields,
@@ -60,7 +59,7 @@ class TrainConfig:
     # docs/research/training.md.
     precision: Precision = "float32"
     max_minutes: Minutes = 0.0  # limit of the training time, over all resumes; 0 means no limit
-    accumulate: Count = 1  # batches of an update, in each process
+    accumulate: Count = 1  # batches of an update
     evaluate_epochs: Count = 1  # epochs between two validations
     checkpoint_minutes: Minutes = 4.0  # minutes between checkpoints within an epoch; 0 means none
     checkpoint_steps: Limit = 0  # updates between checkpoints within an epoch; 0 means none
@@ -76,21 +75,8 @@ class TrainConfig:
             )
 
 
-@dataclass(frozen=True)
-class SystemConfig(TrainConfig):
-    """Settings of a run of a system of the attention study, with those of its data."""
-
-    source: str = "en"  # file extension of the source language: train.en, val.en
-    target: str = "de"
-    vocab_size: Size = 6000  # of the tokenizer to train
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.source == self.target:
-            raise ValueError(f"source and target must be different file extensions, got {self.source} for both")
-
-
-ConfigT = TypeVar("ConfigT", bound=TrainConfig)
+# Settings that earlier versions wrote, about the data.
+_LEFT_OUT = ("source", "target", "vocab_size")
 
 
 def changed_settings(earlier: TrainConfig, later: TrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -103,15 +89,12 @@ def train_config_to_json(config: TrainConfig) -> str:
     return to_json(dataclasses.asdict(config))
 
 
-def read_train_config(path: Path, kind: type[ConfigT]) -> ConfigT:
+def read_train_config(path: Path) -> TrainConfig:
     """Read what `train_config_to_json` wrote; missing settings get their defaults.
-
-    Settings of systems that `kind` does not have are left out: earlier versions wrote them for all
-    runs.
 
     Raises:
         ValueError: the file is not a JSON object, a setting is unknown, or a value is not allowed;
             the message names the file and the field.
     """
-    left_out = {one.name for one in dataclasses.fields(SystemConfig)} - {one.name for one in dataclasses.fields(kind)}
-    return from_fields(kind, {name: value for name, value in read_fields(path).items() if name not in left_out}, path)
+    fields = {name: value for name, value in read_fields(path).items() if name not in _LEFT_OUT}
+    return from_fields(TrainConfig, fields, path)

@@ -37,25 +37,23 @@ class Display:
     On a terminal, there is a bar for each epoch.
     """
 
-    def __init__(self, max_epochs: int, is_silent: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(self, max_epochs: int, stream: TextIO | None = None) -> None:
         self._max_epochs = max_epochs
         self._stream = sys.stderr if stream is None else stream
-        self._is_silent = is_silent
         self._bar: Any = None
         self._tokens = 0
         self._since = self._next_line = time.monotonic()
 
     def line(self, text: str) -> None:
         """Write a line, above the bar if there is one."""
-        if not self._is_silent:
-            tqdm.write(text, file=self._stream)
-            self._stream.flush()
+        tqdm.write(text, file=self._stream)
+        self._stream.flush()
 
     def start_epoch(self, epoch: int, num_steps: int, done: int) -> None:
         """Show a bar for an epoch of `num_steps` updates, of which `done` were made earlier."""
         self._tokens, self._since = 0, time.monotonic()
         self._next_line = self._since + INTERVAL_S
-        if self._stream.isatty() and not self._is_silent:
+        if self._stream.isatty():
             name = f"epoch {epoch} of {self._max_epochs}"
             self._bar = tqdm(total=num_steps, initial=done, desc=name, unit="step", leave=False, file=self._stream)
 

@@ -10,7 +10,6 @@ A run is a folder:
     averaged/                     checkpoint with the mean weights of the last epochs
     log.jsonl                     one line per epoch; of a repeated epoch, the last line counts
     curve.svg                     losses by epoch
-    diagnostics.jsonl             sizes of scores and gradients by epoch, if they were requested
     record.json                   data, versions, commands and times of the run
 """
 
@@ -80,7 +79,6 @@ class RunFolder:
         self.state, self.epochs = path / "state.safetensors", path / "epochs"
         self.averaged, self.best = path / "averaged", path / "best"
         self.log, self.curve, self.record = path / "log.jsonl", path / "curve.svg", path / "record.json"
-        self.diagnostics = path / "diagnostics.jsonl"
 
     def __str__(self) -> str:
         return str(self.path)
@@ -122,16 +120,13 @@ class RunFolder:
         Both files are replaced, so that a full disk leaves no partial line. A line of the log that
         is not valid only prevents the curve.
         """
-        _add_line(self.log, row)
+        add_line(self.log, row)
         with suppress(ValueError, KeyError):
             replace_text(self.curve, draw_curve(list(read_log(self.path).values())))
 
-    def add_diagnostics(self, row: Mapping[str, Any]) -> None:
-        """Add a line to the diagnostics; of a repeated epoch, the last line counts."""
-        _add_line(self.diagnostics, row)
 
-
-def _add_line(path: Path, row: Mapping[str, Any]) -> None:
+def add_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Add an object to a file of JSON lines, which is replaced."""
     earlier = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     replace_text(path, earlier + json.dumps(row) + "\n")
 

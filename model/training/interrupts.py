@@ -13,19 +13,12 @@ from sightline.base.errors import Interrupted
 class Interrupts:
     """Context in which SIGINT and SIGTERM set `received` instead of ending the process.
 
-    Signals that the process ignores stay ignored. Outside of the main thread, the context does
-    nothing, because only the main thread can handle signals.
+    A second signal ends the process. Signals that the process ignores stay ignored. Outside of the
+    main thread, the context does nothing, because only the main thread can handle signals.
     """
 
-    def __init__(self, repeat_ends: bool = True) -> None:
-        """Create the context.
-
-        Args:
-            repeat_ends: let a second signal end the process at once. torchrun repeats the signals
-                that it receives, so its processes must ignore repetitions.
-        """
+    def __init__(self) -> None:
         self.received = 0  # number of the signal; 0 before it arrives
-        self._repeat_ends = repeat_ends
         self._raises = False
         self._previous: dict[int, Any] = {}
 
@@ -54,9 +47,8 @@ class Interrupts:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received:
-            if self._repeat_ends:
-                self.__exit__()
-                signal.raise_signal(number)
+            self.__exit__()
+            signal.raise_signal(number)
             return
         self.received = number
         if self._raises:

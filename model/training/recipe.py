@@ -113,7 +113,6 @@ def choose(
     model: ModelConfig | None = None,
     start: Start = "random",
     updates_in_time: int | None = None,
-    num_processes: int = 1,
 ) -> Recipe:
     """Choose the settings of a run and its model.
 
@@ -129,7 +128,6 @@ def choose(
         start: kind of the initial weights.
         updates_in_time: updates after which the time of the run ends, if it is limited. A shorter
             run has a shorter warm-up and more frequent validations; its epochs are not limited.
-        num_processes: processes that share each update.
 
     Raises:
         ValueError: given values contradict each other; the message names them.
@@ -137,7 +135,7 @@ def choose(
     reasons = list[str]()
     if model is None:
         model = _choose_model(facts, vocabulary, size, dropout, multi_label, reasons)
-    config = _choose_training(facts, model, given, start, updates_in_time, num_processes, reasons)
+    config = _choose_training(facts, model, given, start, updates_in_time, reasons)
     return Recipe(config, model, tuple(reasons))
 
 
@@ -201,7 +199,6 @@ def _choose_training(
     given: Mapping[str, Any],
     start: Start,
     updates_in_time: int | None,
-    num_processes: int,
     reasons: list[str],
 ) -> TrainConfig:
     task, tokens, num_examples = facts.task, facts.tokens["train"], facts.examples["train"]
@@ -219,8 +216,7 @@ def _choose_training(
         batch = min(batch, _CLASSIFIER_TEXTS * tokens.total / num_examples)
     batch = max(_within(_BATCH_TOKENS, batch), chosen["max_length_tokens"])
     batch = choose_value("batch_tokens", batch, f"batches of {batch:,} tokens, for {tokens.total:,} tokens of train")
-    batches_of_update = num_processes * chosen.get("accumulate", 1)
-    updates_per_epoch = max(1, math.ceil(tokens.total / batch / batches_of_update))
+    updates_per_epoch = max(1, math.ceil(tokens.total / batch / chosen.get("accumulate", 1)))
     updates = _UPDATES[task] * max(1.0, num_examples / 300) ** _UPDATES_POWER
     updates *= 1.0 if start == "random" else _START_UPDATES
     limits = _CHECKPOINT_EPOCHS if start == "checkpoint" else _EPOCHS

@@ -68,20 +68,19 @@ class Record:
         replace_text(self._path, to_json(self._fields))
 
 
-def environment(device: torch.device, processes: int) -> dict[str, Any]:
+def environment(device: torch.device) -> dict[str, Any]:
     """Return the facts on which the bits of the weights depend, and the commit of the code."""
     return {
         "versions": {"python": sys.version.split()[0], **{name: _version(one) for name, one in PACKAGES.items()}},
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "processes": processes,
         "commit": _commit(),
     }
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return descriptions of the differences between two environments that change the bits."""
-    pairs = [(f"{name} {{}}", earlier.get(name), now[name]) for name in ("threads", "device", "processes")]
+    pairs = [(f"{name} {{}}", earlier.get(name), now[name]) for name in ("threads", "device")]
     pairs.append(("PyTorch {}", earlier.get("versions", {}).get("torch"), now["versions"]["torch"]))
     return [
         f"{form.format(after)} instead of {before}"

@@ -24,7 +24,6 @@ from sightline.model.training.display import (
     peak_memory,
     plural,
 )
-from sightline.model.training.distributed import World
 from sightline.model.training.folder import RunFolder, read_log
 from sightline.model.training.record import Record, differences, environment
 from sightline.model.training.state import Progress
@@ -47,17 +46,14 @@ class RunFacts:
 
 
 class Report:
-    """Report of the training in this process. Only the first process of a run writes anything."""
+    """Report of the training in this process."""
 
-    def __init__(
-        self, folder: RunFolder, config: TrainConfig, world: World, device: torch.device, flags: Mapping[str, str]
-    ) -> None:
+    def __init__(self, folder: RunFolder, config: TrainConfig, device: torch.device, flags: Mapping[str, str]) -> None:
         """Read the record of the run, if there is one.
 
         Args:
             folder: folder of the run.
             config: settings of the training.
-            world: the processes of the run.
             device: device of the model.
             flags: options of the command line by the names of settings, for messages.
 
@@ -65,13 +61,13 @@ class Report:
             UsageError: the settings request events for TensorBoard, which is not installed.
             ValueError: the record is not valid JSON.
         """
-        self._folder, self._config, self._world, self._device = folder, config, world, device
+        self._folder, self._config, self._device = folder, config, device
         self._flags = flags
-        self.display = Display(config.max_epochs, is_silent=not world.is_first)
+        self.display = Display(config.max_epochs)
         self._estimate, self._record = Estimate(), Record(folder.record)
         self._metrics: Mapping[str, Any] = {}  # of the last evaluation, as fields of the record
         self._events: Events | None = None
-        if config.tensorboard and world.is_first:
+        if config.tensorboard:
             self._events = open_events(folder.path / "tensorboard")
 
     def start(self, facts: RunFacts, progress: Progress, changes: Mapping[str, Any]) -> None:
@@ -82,10 +78,8 @@ class Report:
             progress: progress of the run.
             changes: settings that the earlier part of the run had differently, with both values.
         """
-        if not self._world.is_first:
-            return
         self.display.line(self._describe(facts, progress))
-        now, earlier = environment(self._device, self._world.size), self._record.last_start
+        now, earlier = environment(self._device), self._record.last_start
         start: dict[str, Any] = {"epoch": progress.epoch + 1, "step": progress.step, **now}
         if progress.step:
             start["changes"] = {name: list(values) for name, values in changes.items()}
@@ -113,13 +107,12 @@ class Report:
         config = self._config
         limit = f" or {config.max_minutes:g} minutes" if config.max_minutes else ""
         length = f"{plural(config.max_epochs, 'epoch')} of {plural(facts.steps, 'step')}{limit}"
-        processes = f" in each of {self._world.size} processes" if self._world.size > 1 else ""
         has_estimate = facts.steps * config.max_epochs - progress.step > MEASURED_STEPS
         later = f"; the minutes expected follow after {MEASURED_STEPS + 1} steps" if has_estimate else ""
         return (
             f"training {facts.task} on {facts.examples['train']:,} examples, with {facts.examples['dev']:,} for "
             f"validation: {architecture_of(facts.model)} model with {facts.parameters:,} parameters; at most {length}; "
-            f"{config.precision} on {self._device.type}, threads: {torch.get_num_threads()}{processes}; weights and "
+            f"{config.precision} on {self._device.type}, threads: {torch.get_num_threads()}; weights and "
             f"optimizer take {megabytes(facts.parameters * BYTES_PER_PARAMETER)}{later}"
         )
 
@@ -142,7 +135,7 @@ class Report:
         """
         config, estimate, epoch = self._config, self._estimate, progress.epoch + 1
         estimate.add(seconds)
-        done = math.ceil(progress.batch / (config.accumulate * self._world.size))
+        done = math.ceil(progress.batch / config.accumulate)
         steps = num_steps * (config.max_epochs - progress.epoch) - done
         limit = 60 * config.max_minutes - progress.seconds if config.max_minutes else None
         validations = math.ceil((config.max_epochs - progress.epoch) / config.evaluate_epochs)
@@ -169,8 +162,6 @@ class Report:
         """Write the log line of an epoch."""
         if validation_loss is not None:
             self._estimate.validation_seconds = validation_seconds
-        if not self._world.is_first:
-            return
         row: dict[str, Any] = {"epoch": epoch, "step": progress.step, "train_loss": round(progress.train_loss, 4)}
         losses = {"loss/train": progress.train_loss}
         texts = [f"train loss {progress.train_loss:.4f}"]
@@ -201,8 +192,6 @@ class Report:
             progress: progress of the run.
             checkpoints: folders of the finished checkpoints; empty if the run is interrupted.
         """
-        if not self._world.is_first:
-            return
         result: dict[str, Any] = {"epoch": progress.epoch, "step": progress.step}
         result["minutes"] = round(progress.seconds / 60, 2)
         if progress.best_epoch:

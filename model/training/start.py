@@ -16,7 +16,7 @@ from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_tensors, one_line, read_safetensors
-from sightline.model.config import ClassifierConfig, ModelConfig, PretrainedConfig, architecture_of
+from sightline.model.config import ClassifierConfig, ModelConfig, PretrainedConfig, RecurrentConfig, architecture_of
 from sightline.model.data.chat_template import end_token, read_chat_template
 from sightline.model.data.pretrained import (
     CHAT_TEMPLATE,
@@ -90,6 +90,8 @@ def start_from(
             f"{folder} is a model of architecture {architecture_of(config)}, which cannot be trained for the task "
             f"{task}; use a run of that task"
         )
+    if isinstance(config, RecurrentConfig) and config.selection != "soft":
+        raise UsageError(f"{folder} has hard attention, which cannot be trained for the task {task}; use another run")
     old = config
     if isinstance(old, ClassifierConfig):
         config = dataclasses.replace(old, labels=tuple(labels))

@@ -1,7 +1,7 @@
 """State of a run, from which a resumed run continues to the same weights."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from sightline.model.checkpoint import load_metadata, load_tensors, save_tensors
 
 RandomState = dict[str, Tensor]  # states of the random number generators, by the type of their device
+RANDOM = "random.0."  # start of their names in a file; earlier versions had one state for each process
 
 
 @dataclass
@@ -60,7 +61,7 @@ def save_state(
     optimizer: Optimizer,
     progress: Progress,
     data_digest: str,
-    random_states: Sequence[RandomState],
+    random_state: RandomState | None,
 ) -> None:
     """Write the state of a run atomically.
 
@@ -70,7 +71,7 @@ def save_state(
         optimizer: Adam.
         progress: counters.
         data_digest: digest of the data, with which the run must continue.
-        random_states: one for each process; empty between two epochs, because an epoch sets them.
+        random_state: None between two epochs, because an epoch sets it.
 
     Raises:
         OSError: the file cannot be written.
@@ -78,12 +79,11 @@ def save_state(
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"adam.{index}.{key}": torch.as_tensor(value) for key, value in state.items()})
-    for rank, states in enumerate(random_states):
-        tensors.update({f"random.{rank}.{device}": state for device, state in states.items()})
+    tensors.update({f"{RANDOM}{device}": state for device, state in (random_state or {}).items()})
     save_tensors(path, tensors, {**dataclasses.asdict(progress), "data": data_digest})
 
 
-def load_state(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Progress, list[RandomState]]:
+def load_state(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Progress, RandomState | None]:
     """Read what `save_state` wrote into a model and an optimizer.
 
     Raises:
@@ -96,12 +96,8 @@ def load_state(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[Prog
         index, key = name.split(".")
         states.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
-    random_states: dict[int, RandomState] = {}
-    for name, tensor in _part(tensors, "random.").items():
-        rank, device = name.split(".")
-        random_states.setdefault(int(rank), {})[device] = tensor
     facts.pop("data", None)
-    return Progress(**facts), [random_states[rank] for rank in sorted(random_states)]
+    return Progress(**facts), _part(tensors, RANDOM) or None
 
 
 def _part(tensors: Mapping[str, Any], prefix: str) -> dict[str, Any]:

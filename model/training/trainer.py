@@ -6,14 +6,13 @@ time: it holds a lock while it creates or resumes the run and while it trains.
 
 The order of the batches and the random numbers of an epoch depend only on the seed and the epoch. A
 checkpoint within an epoch has the position in this order and the state of the random numbers, so
-that a resumed run gives the same weights, bit for bit, on the same number of threads and processes.
+that a resumed run gives the same weights, bit for bit, on the same number of threads.
 """
 
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from sightline.model.config import ModelConfig, model_config_to_json, read_model
 from sightline.model.data.batches import bucket
 from sightline.model.data.examples import Examples, TrainingData
 from sightline.model.data.tokenizer import check_tokenizer
-from sightline.model.precision import autocast
-from sightline.model.training import diagnostics
+from sightline.model.precision import autocast, default_device
 from sightline.model.training.config import (
     CHANGEABLE,
     TrainConfig,
@@ -39,15 +37,11 @@ from sightline.model.training.config import (
     train_config_to_json,
 )
 from sightline.model.training.display import plural
-from sightline.model.training.distributed import World, default_device
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.interrupts import Interrupts
 from sightline.model.training.report import Report, RunFacts
 from sightline.model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
 from sightline.model.training.task import Evaluation, Task
-
-# Decisions after an update; a greater number is the signal that arrived plus SIGNAL.
-CONTINUE, SAVE, OUT_OF_TIME, SIGNAL = range(4)
 
 SAVED_BEFORE_VALIDATION_S = 60.0  # age of the last state from which it is saved again before a validation
 
@@ -80,7 +74,6 @@ class Trainer:
         initialise: Callable[[nn.Module], None] | None = None,
         details: Mapping[str, Any] | None = None,
         flags: Mapping[str, str] | None = None,
-        has_diagnostics: bool = False,
     ) -> None:
         """Create a run in an empty or missing folder, or resume the run in the folder.
 
@@ -96,8 +89,6 @@ class Trainer:
             details: more facts about the run for its record, which JSON can represent.
             flags: options of the command line by the names of settings, for messages; by default,
                 messages have the names of settings.
-            has_diagnostics: record sizes of scores and gradients before the training and after each
-                epoch, see `sightline.model.training.diagnostics`.
 
         Raises:
             OSError: the folder cannot be created or written.
@@ -110,22 +101,20 @@ class Trainer:
         self.tokenizer, self._digest, self._records = data.tokenizer, data.digest, data.dev_records
         self.train_examples, self.dev_examples = data.train, data.dev
         self.device = device or default_device()
-        self.world = World.join(self.device)
         self.progress = Progress()
-        self._random_states: list[RandomState] = []
+        self._random_state: RandomState | None = None  # of the last checkpoint, if that is within an epoch
         self._details, self._flags = dict(details or {}), dict(flags or {})
-        self._has_diagnostics = has_diagnostics
         self._interrupts = Interrupts()
         self._saved = self._counted = time.monotonic()
         if config.threads:
             torch.set_num_threads(config.threads)
-        with self._locked():
+        with locked(run):
             # Write nothing before everything is read and checked, so that invalid data leaves no
             # files.
-            is_resumed = self.world.first(self.folder.state.exists())
+            is_resumed = self.folder.state.exists()
             if is_resumed:
                 self._check_settings()
-            elif self.world.is_first and self.folder.log.exists():
+            elif self.folder.log.exists():
                 raise ValueError(
                     f"{run} contains a run without state.safetensors that cannot be resumed; choose another folder"
                 )
@@ -143,30 +132,19 @@ class Trainer:
             self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.0, betas=(0.9, 0.98), eps=1e-8, fused=True)
             if is_resumed:
                 self._load_state()
-            self._report = Report(self.folder, config, self.world, self.device, self._flags)
+            self._report = Report(self.folder, config, self.device, self._flags)
             if not is_resumed:
                 self._create_run()
 
-    def _locked(self) -> AbstractContextManager[None]:
-        """Lock the folder in the first process, which the others follow."""
-        return locked(self.folder.path) if self.world.is_first else nullcontext()
-
     def _create_run(self) -> None:
-        if self.world.is_first:
-            replace_text(self.folder.settings, train_config_to_json(self.config))
-            replace_text(self.folder.tokenizer, self.tokenizer.to_str(pretty=True))
-            replace_text(self.folder.config, model_config_to_json(self.model_config))
-        self._diagnose(epoch=0)
+        replace_text(self.folder.settings, train_config_to_json(self.config))
+        replace_text(self.folder.tokenizer, self.tokenizer.to_str(pretty=True))
+        replace_text(self.folder.config, model_config_to_json(self.model_config))
+        self.observe(epoch=0)
         self._save_state()
 
-    def _diagnose(self, epoch: int) -> None:
-        """Record the sizes of scores and gradients after an epoch, if this is required."""
-        if not self._has_diagnostics or not self.world.is_first:
-            return
-        indices = range(min(diagnostics.EXAMPLES, len(self.dev_examples)))
-        batches = [self._make_batch(self.dev_examples, np.array([index])).to(self.device) for index in indices]
-        found = diagnostics.diagnose(self.model, self.task, batches, self.model_config.pad_id)
-        self.folder.add_diagnostics({"epoch": epoch, **found})
+    def observe(self, epoch: int) -> None:
+        """Do nothing at epoch 0, before the training, and after each epoch; a subclass records."""
 
     def _check_settings(self) -> None:
         """Check that the run in the folder has the same settings and the same model.
@@ -174,7 +152,7 @@ class Trainer:
         Raises:
             UsageError: it has others.
         """
-        earlier = read_train_config(self.folder.settings, type(self.config))
+        earlier = read_train_config(self.folder.settings)
         changed = changed_settings(earlier, self.config).keys() - CHANGEABLE
         if changed:
             names = [self._flag(field.name) for field in dataclasses.fields(self.config) if field.name in changed]
@@ -208,30 +186,24 @@ class Trainer:
         if digest != self._digest:
             raise UsageError(f"{self.folder} contains a run with other data; choose another folder")
         try:
-            self.progress, self._random_states = load_state(path, self.model, self.optimizer)
+            self.progress, self._random_state = load_state(path, self.model, self.optimizer)
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not match this model ({one_line(error)}); choose another folder") from error
         self._restore_random_state()
 
     def _restore_random_state(self) -> None:
         """Set the random state of the last checkpoint, if that is within an epoch."""
-        if self.progress.batch and self.world.rank < len(self._random_states):
-            set_random_state(self._random_states[self.world.rank], self.device)
+        if self.progress.batch and self._random_state is not None:
+            set_random_state(self._random_state, self.device)
 
     def _save_state(self) -> None:
         # Between two epochs, the seed determines the random state.
-        states = self._random_states = self.world.gather(random_state(self.device)) if self.progress.batch else []
-        if self.world.is_first:
-            save_state(self.folder.state, self.model, self.optimizer, self.progress, self._digest, states)
+        self._random_state = random_state(self.device) if self.progress.batch else None
+        save_state(self.folder.state, self.model, self.optimizer, self.progress, self._digest, self._random_state)
         self._saved = time.monotonic()
 
     def _flag(self, name: str) -> str:
         return self._flags.get(name, name)
-
-    @property
-    def _per_update(self) -> int:
-        """Number of batches of an update, in all processes."""
-        return self.config.accumulate * self.world.size
 
     def _seed(self, epoch: int) -> int:
         return self.config.seed * 1_000_003 + epoch
@@ -239,13 +211,13 @@ class Trainer:
     def _buckets(self, examples: Examples, epoch: int) -> list[NDArray[np.int64]]:
         return bucket(self.task.sizes(examples.lengths), self.config.batch_tokens, self._seed(epoch))
 
-    def _make_batch(self, examples: Examples, indices: NDArray[np.int64]) -> Any:
+    def make_batch(self, examples: Examples, indices: NDArray[np.int64]) -> Any:
         return self.task.make_batch([examples[int(index)] for index in indices], self.model_config)
 
     def batches(self, examples: Examples, epoch: int) -> Iterator[Any]:
         """Yield the batches of an epoch on the CPU; epoch 0 is the order of the validation."""
         for indices in self._buckets(examples, epoch):
-            yield self._make_batch(examples, indices)
+            yield self.make_batch(examples, indices)
 
     def train_epoch(self) -> bool:
         """Train on the examples of an epoch that were not used yet.
@@ -259,10 +231,9 @@ class Trainer:
             ValueError: the loss or its gradient is not finite.
         """
         progress, epoch, examples = self.progress, self.progress.epoch + 1, self.train_examples
-        buckets, per_update = self._buckets(examples, epoch), self._per_update
+        buckets, per_update = self._buckets(examples, epoch), self.config.accumulate
         num_steps = math.ceil(len(buckets) / per_update)
-        # Dropout of the other processes must differ from that of the first.
-        torch.manual_seed(self._seed(epoch) + (self.world.rank << 40))
+        torch.manual_seed(self._seed(epoch))
         self._restore_random_state()
         sizes = self.task.sizes(examples.lengths)
         self.model.train()
@@ -271,8 +242,8 @@ class Trainer:
             for start in range(progress.batch, len(buckets), per_update):
                 group = buckets[start : start + per_update]
                 progress.step += 1
-                mine = [self._make_batch(examples, indices) for indices in group[self.world.rank :: self.world.size]]
-                loss, count = self.update([batch.to(self.device) for batch in mine])
+                batches = [self.make_batch(examples, indices).to(self.device) for indices in group]
+                loss, count = self.update(batches)
                 progress.loss_sum, progress.loss_count = progress.loss_sum + loss, progress.loss_count + count
                 progress.batch = start + len(group)
                 tokens, rate = sum(int(sizes[indices].sum()) for indices in group), self.optimizer.param_groups[0]["lr"]
@@ -284,7 +255,7 @@ class Trainer:
         return True
 
     def update(self, batches: Sequence[Any]) -> tuple[float, int]:
-        """Make an update with batches on the device, and with those of the other processes.
+        """Make an update with batches on the device.
 
         Returns:
             The training loss, summed over all batches, in nats, and its number of terms.
@@ -292,8 +263,7 @@ class Trainer:
         rate = inverse_sqrt_rate(self.progress.step, self.config.peak_learning_rate, self.config.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        counts = [self.task.count(batch, self.model_config.pad_id) for batch in batches]
-        count = int(self.world.sum([sum(counts)])[0])
+        count = sum(self.task.count(batch, self.model_config.pad_id) for batch in batches)
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
         for batch in batches:
@@ -301,8 +271,6 @@ class Trainer:
                 loss = self.task.training_loss(self.model, batch, self.config.label_smoothing)
             (loss / max(count, 1)).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        total = self.world.sum([total])[0]
-        self.world.sum_gradients(self.model.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         # Before the update, so that a checkpoint never has weights that are not finite.
         self._check_finite("training loss", total)
@@ -320,19 +288,18 @@ class Trainer:
             clock: returns seconds; by default, those of the process.
 
         Returns:
-            Number of updates of an epoch, and mean time of an update in seconds, with one batch in
-            each process.
+            Number of updates of an epoch, and mean time of an update of one batch in seconds.
         """
         buckets = sorted(self._buckets(self.train_examples, 1), key=len)
         chosen = [buckets[round(index)] for index in np.linspace(0, len(buckets) - 1, 2 * count + 1)[1::2]]
-        batches = [self._make_batch(self.train_examples, indices).to(self.device) for indices in chosen]
+        batches = [self.make_batch(self.train_examples, indices).to(self.device) for indices in chosen]
         self.model.train()
         self.progress.step = 1
         self.update(batches[:1])
         started = clock()
         for batch in batches:
             self.update([batch])
-        return math.ceil(len(buckets) / self._per_update), (clock() - started) / len(batches)
+        return math.ceil(len(buckets) / self.config.accumulate), (clock() - started) / len(batches)
 
     def _may_continue(self) -> bool:
         """Save a checkpoint within the epoch if it is time.
@@ -341,24 +308,17 @@ class Trainer:
             False if the run has used its time.
 
         Raises:
-            Interrupted: a signal arrived in one of the processes.
+            Interrupted: a signal arrived.
         """
-        config, decision = self.config, CONTINUE
         if self._interrupts.received:
-            decision = SIGNAL + self._interrupts.received
-        elif self.world.is_first and self._is_out_of_time():
-            decision = OUT_OF_TIME
-        elif self.world.is_first:
-            minutes = (time.monotonic() - self._saved) / 60
-            is_due = config.checkpoint_steps and self.progress.step % config.checkpoint_steps == 0
-            if is_due or 0 < config.checkpoint_minutes <= minutes:
-                decision = SAVE
-        decision = self.world.max(decision)
-        if decision > SIGNAL:
-            raise Interrupted(decision - SIGNAL)
-        if decision == SAVE:
+            raise Interrupted(self._interrupts.received)
+        if self._is_out_of_time():
+            return False
+        steps, minutes = self.config.checkpoint_steps, self.config.checkpoint_minutes
+        is_due = steps and self.progress.step % steps == 0
+        if is_due or 0 < 60 * minutes <= time.monotonic() - self._saved:
             self._save_state()
-        return decision != OUT_OF_TIME
+        return True
 
     def _is_out_of_time(self) -> bool:
         return 0 < 60 * self.config.max_minutes <= self.progress.seconds
@@ -380,18 +340,16 @@ class Trainer:
         """
         self.model.eval()
         total, count = 0.0, 0
-        for indices in self._buckets(self.dev_examples, 0)[self.world.rank :: self.world.size]:
-            batch = self._make_batch(self.dev_examples, indices)
+        for batch in self.batches(self.dev_examples, epoch=0):
             total += self.task.validation_loss(self.model, batch.to(self.device)).item()
             count += self.task.count(batch, self.model_config.pad_id)
-        total, counts = self.world.sum([total, count])
         self._check_finite("validation loss", total)
-        return total / max(counts, 1)
+        return total / max(count, 1)
 
     @torch.inference_mode()
     def evaluate(self) -> Evaluation | None:
         """Compute the metrics of the task on records of the development set, if it has both."""
-        if self.task.evaluate is None or not len(self._records) or not self.world.is_first:
+        if self.task.evaluate is None or not len(self._records):
             return None
         self.model.eval()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -417,26 +375,21 @@ class Trainer:
             ValueError: another process uses the folder or has continued the run, or the training
                 diverged.
         """
-        with self._locked(), Interrupts(repeat_ends=self.world.size == 1) as self._interrupts:
-            # The other processes wait here until the first has created the run.
-            facts = self.world.first(load_metadata(self.folder.state) if self.world.is_first else {})
-            progress = self.progress
+        with locked(self.folder.path), Interrupts() as self._interrupts:
+            facts, progress = load_metadata(self.folder.state), self.progress
             if (facts.get("epoch", 0), facts.get("step", 0)) != (progress.epoch, progress.step):
                 raise ValueError(
                     f"another process has continued the run in {self.folder}; run the command again to resume it"
                 )
-            changes = changed_settings(read_train_config(self.folder.settings, type(self.config)), self.config)
-            if self.world.is_first:
-                # Record the actual length of the run, which may differ from that at its start.
-                length = max(self.config.max_epochs, progress.epoch)
-                record = dataclasses.replace(self.config, max_epochs=length)
-                replace_text(self.folder.settings, train_config_to_json(record))
+            changes = changed_settings(read_train_config(self.folder.settings), self.config)
+            # Record the actual length of the run, which may differ from that at its start.
+            record = dataclasses.replace(self.config, max_epochs=max(self.config.max_epochs, progress.epoch))
+            replace_text(self.folder.settings, train_config_to_json(record))
             if self._is_finished():
                 self._report.already_finished(self._reason_to_stop())
             else:
                 self._report.start(self._facts(), progress, changes)
                 self._train_or_save()
-        self.world.close()
 
     def _train_or_save(self) -> None:
         """Train, or save the state if a signal arrives, and report the end."""
@@ -461,14 +414,14 @@ class Trainer:
             model=self.model_config,
             parameters=sum(parameter.numel() for parameter in self.model.parameters()),
             examples={"train": len(self.train_examples), "dev": len(self.dev_examples)},
-            steps=math.ceil(len(self._buckets(self.train_examples, self.progress.epoch + 1)) / self._per_update),
+            steps=math.ceil(len(self._buckets(self.train_examples, self.progress.epoch + 1)) / self.config.accumulate),
             data_digest=self._digest,
             details=self._details,
         )
 
     def _train(self) -> None:
         """Train until there is a reason to stop."""
-        while not self.world.first(self._reason_to_stop()):
+        while not self._reason_to_stop():
             if self.train_epoch():
                 self._finish_epoch(is_whole=True)
         if not self._is_finished():
@@ -478,7 +431,7 @@ class Trainer:
         """Return True if there is a reason to stop and the last updates are validated."""
         progress = self.progress
         is_validated = not progress.batch or progress.validated_step == progress.step
-        return is_validated and bool(self.world.first(self._reason_to_stop()))
+        return is_validated and bool(self._reason_to_stop())
 
     def _reason_to_stop(self) -> str:
         config, progress = self.config, self.progress
@@ -499,24 +452,23 @@ class Trainer:
         """
         progress, epoch = self.progress, self.progress.epoch + 1
         loss, evaluation, started = None, None, time.monotonic()
-        is_last = not is_whole or epoch == self.config.max_epochs or self.world.first(self._is_out_of_time())
+        is_last = not is_whole or epoch == self.config.max_epochs or self._is_out_of_time()
         if is_last or epoch % self.config.evaluate_epochs == 0:
             is_due = self.config.checkpoint_minutes > 0 and time.monotonic() - self._saved > SAVED_BEFORE_VALIDATION_S
-            if self.world.first(is_due):  # the validation and the metrics can take minutes
+            if is_due:  # the validation and the metrics can take minutes
                 self._save_state()
-            with self._interrupts.at_once() if self.world.size == 1 else nullcontext():
+            with self._interrupts.at_once():
                 loss, evaluation = self.validate(), self.evaluate()
             progress.validated_step = progress.step
-        self._diagnose(epoch)
+        self.observe(epoch)
         seconds = time.monotonic() - started
         is_best = loss is not None and loss < progress.best_loss
-        if self.world.is_first:
-            facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}
-            kept = self.config.average_last
-            # A run that ends early averages the same share of its epochs.
-            averaged = math.ceil(kept * epoch / self.config.max_epochs)
-            weights = self.model.state_dict()
-            self.folder.write_epoch(self.model_config, weights, facts, kept=kept, averaged=averaged, is_best=is_best)
+        facts = {"epoch": epoch} if loss is None else {"epoch": epoch, "validation_loss": loss}
+        kept = self.config.average_last
+        # A run that ends early averages the same share of its epochs.
+        averaged = math.ceil(kept * epoch / self.config.max_epochs)
+        weights = self.model.state_dict()
+        self.folder.write_epoch(self.model_config, weights, facts, kept=kept, averaged=averaged, is_best=is_best)
         if loss is not None and is_best:
             progress.best_loss, progress.best_epoch = loss, epoch
         self._add_time()

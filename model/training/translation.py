@@ -7,10 +7,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sightline.model.architectures.factory import TranslationModel
-from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.data.batches import Batch, make_batch
 from sightline.model.evaluation.bleu import evaluate_translation
-from sightline.model.training.hard_attention import marginal_loss, reinforce_loss
 from sightline.model.training.loss import projected_cross_entropy
 from sightline.model.training.task import Task
 
@@ -34,21 +32,11 @@ def cross_entropy(model: TranslationModel, batch: Batch, smoothing: float) -> Te
     )
 
 
-def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Tensor:
-    """Return the training loss: a sum over the real target tokens of a batch, in nats."""
-    if isinstance(model, RecurrentModel) and model.config.selection == "reinforce":
-        return reinforce_loss(model, batch, smoothing)
-    if isinstance(model, RecurrentModel) and model.config.selection == "marginal":
-        return marginal_loss(model, batch, smoothing)
-    return cross_entropy(model, batch, smoothing)
-
-
 TRANSLATION: Task[Batch, TranslationModel] = Task(
     name="translation",
     make_batch=make_batch,
     count=count_targets,
-    training_loss=training_loss,
+    training_loss=cross_entropy,
     evaluate=evaluate_translation,
     sizes=_sizes,
-    other_validation_loss=cross_entropy,
 )

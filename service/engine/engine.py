@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, MAX_BEAMS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
+from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
 from sightline.service.engine.attention import (
     ENCODER_KINDS,
     Maps,
     encoder_maps,
     map_outputs,
     prompt_block,
-    reason_against_hiding,
     record_step,
 )
 from sightline.service.engine.beam import BeamGeneration
@@ -89,7 +88,7 @@ class Engine:
     """Runs the requests of one model with continuous batching.
 
     New requests join the running batch between two decoder steps. `step` must always be called from
-    the same thread; `check`, `submit`, `cancel`, `terminate` and the properties are thread-safe.
+    the same thread; `submit`, `cancel`, `terminate` and the properties are thread-safe.
     The sink of each submitted request receives exactly one final event: Generated, Encoded,
     Compared, Failed or Cancelled.
     """
@@ -169,72 +168,11 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._arrived or self._waiting or self._rows.num_owners) and not self._is_terminated
 
-    def check(self, request: Request) -> None:
-        """Assert that the model can run a request.
-
-        The use cases validate the requests of clients, so a failed assertion is a bug of theirs.
-        """
-        manifest, limits = self._manifest, self._manifest.limits
-        if isinstance(request, SimilarRequest):
-            can_compare = manifest.similar is not None and request.token_ids
-            assert can_compare, f"{manifest.name} cannot compare {len(request.token_ids)} tokens"
-            self._check_vocabulary(request.token_ids)
-            return
-        num_source_tokens, most = len(request.source_ids), limits.max_source_tokens
-        assert 0 < num_source_tokens <= most, f"the source must have 1 to {most} tokens, got {num_source_tokens}"
-        missing = request.attention - self._map_names.keys()
-        assert not missing, f"{manifest.name} has no attention maps of kind {', '.join(sorted(missing))}"
-        if isinstance(request, GenerateRequest):
-            self._check_generation(request)
-            return
-        assert manifest.labels or not request.return_labels, f"{manifest.name} has no labels"
-        if request.predicted or request.return_largest:
-            assert manifest.predict is not None, f"{manifest.name} does not predict tokens"
-            assert all(0 <= one < num_source_tokens for one in request.predicted), (
-                f"predicted positions must be from 0 to {num_source_tokens - 1}, got {request.predicted}"
-            )
-        assert request.attention.issubset(ENCODER_KINDS), (
-            f"encode requests have maps of kind {' and '.join(ENCODER_KINDS)} only"
-        )
-
-    def _check_generation(self, request: GenerateRequest) -> None:
-        manifest, parameters, prefix = self._manifest, request.parameters, request.target_prefix
-        num_beams, hidden = parameters.num_beams, request.hidden_source_tokens
-        assert manifest.decoder is not None, f"{manifest.name} does not generate text"
-        assert manifest.is_decoder_only or not request.prompt_rows, f"{manifest.name} is not a decoder-only model"
-        num_tokens = len(prefix) + min(1, parameters.num_new_tokens)  # minimum
-        most = manifest.max_new_tokens_for(len(request.source_ids))
-        assert 0 < num_tokens <= most, (
-            f"the target must have 1 to {most} tokens, got at least {num_tokens} with its prefix"
-        )
-        self._check_vocabulary((*prefix, *(token_id for *_, token_id in parameters.token_ids)))
-        most = min(MAX_BEAMS, self._runner.max_rows)
-        assert num_beams <= most, f"num_beams must be at most {most}, got {num_beams}"
-        count = parameters.num_return_sequences
-        fits = count >= 1 and request.num_targets <= num_beams
-        assert fits, f"num_return_sequences is {count}, but num_beams is {num_beams}"
-        if num_beams > 1:
-            can_search = not (parameters.do_sample or request.stream) and parameters.num_new_tokens
-            assert can_search, "beam search does not support sampling, streaming or max_new_tokens 0"
-        if hidden:
-            reason = reason_against_hiding(manifest)
-            assert reason is None, f"{manifest.name} cannot hide source tokens: {reason}"
-            num_source_tokens = len(request.source_ids)
-            indices = sorted(set(hidden).intersection(range(num_source_tokens)))
-            assert list(hidden) == indices and len(hidden) < num_source_tokens, (
-                f"hidden_source_tokens must be some of the indices 0 to {num_source_tokens - 1} in ascending order, "
-                f"but not all of them, got {hidden}"
-            )
-
-    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
-        most = self._manifest.limits.vocabulary - 1
-        assert all(0 <= token_id <= most for token_id in token_ids), f"token ids must be from 0 to {most}"
-
     def submit(self, request: Request, sink: Sink) -> ActiveRequest:
         """Add a request to the queue.
 
         Args:
-            request: a request that passes `check`.
+            request: a request; if the model cannot run it, it fails without affecting others.
             sink: called with each event of the request, on the thread that calls `step`.
         """
         active = ActiveRequest(next(self._ids), request, sink, submitted=self._clock())
@@ -298,14 +236,12 @@ class Engine:
         for _ in range(len(self._arrived)):
             active = self._arrived[0]
             request = active.request
-            try:
-                self.check(request)
-            except AssertionError:
-                logger.exception("a use case submitted a request that the model cannot run")
+            rows = num_rows(request, self._manifest)
+            if not self._fits(request, rows):
+                logger.error("a use case submitted a request that does not fit the model")
                 self._arrived.popleft()
                 self._finish(active, Failed("internal"))
                 continue
-            rows = num_rows(request, self._manifest)
             # A SimilarRequest does not use the encoder. It counts as a full batch, so that it runs
             # alone.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
@@ -314,6 +250,23 @@ class Engine:
             self._arrived.popleft()
         for active in cancelled:
             self._drop_cancelled(active)
+
+    def _fits(self, request: Request, rows: int) -> bool:
+        """Return False for a request that would affect others: it would wait in front of them for
+        rows that do not exist, or write beyond its own.
+
+        Use cases check the requests of clients; any other mistake raises, so that its request fails
+        alone.
+        """
+        if isinstance(request, SimilarRequest):
+            return True
+        manifest, num_source_tokens = self._manifest, len(request.source_ids)
+        fits = rows <= self._runner.max_rows and 0 < num_source_tokens <= manifest.limits.max_source_tokens
+        if not isinstance(request, GenerateRequest):
+            return fits
+        num_new_tokens = 1 if rows > 1 else min(1, request.parameters.num_new_tokens)  # a beam search adds a token
+        num_tokens = len(request.target_prefix) + num_new_tokens
+        return fits and rows > 0 and 0 < num_tokens <= manifest.max_new_tokens_for(num_source_tokens)
 
     def _drop_cancelled(self, active: ActiveRequest) -> None:
         if active.has_ended:
@@ -451,11 +404,11 @@ class Engine:
     ) -> None:
         # Copy: a view would keep the results of the whole batch in memory.
         hidden = encoded["hidden"][index, : len(request.source_ids)].astype(np.float32)
-        labels = self._label_scores(request, encoded, index)
         try:
+            labels = self._label_scores(request, encoded, index)
             predictions, largest = self._predict(request, hidden)
         except Exception:
-            logger.exception("the prediction of tokens failed")
+            logger.exception("the labels or predicted tokens of a request failed")
             self._finish(active, Failed("internal"))
             return
         if request.predicted or request.return_largest:
@@ -775,17 +728,19 @@ class Engine:
             return Failed(map_error)
         try:
             targets = generation.advance(scores, beam_copies)
+            token = generation.new_token if generation.request.stream else None
+            if targets:
+                generation.charge_targets(targets)
         except NonFiniteError:
             logger.error("the decoder returned values that are not finite")
             return Failed("internal")
         except Exception:
             logger.exception("a generation failed")
             return Failed("internal")
-        if generation.request.stream and (token := generation.new_token) is not None:
+        if token is not None:
             self._notify(active.sink, TokenEvent(token))
         if not targets:
             return None
-        generation.charge_targets(targets)
         if generation.request.parameters.num_new_tokens:
             num_forced = len(generation.request.target_prefix)
             self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)

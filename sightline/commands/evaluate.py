@@ -1,11 +1,16 @@
-"""`sightline evaluate`."""
+"""`sightline evaluate`: compute the metrics of a trained model on held-out data."""
 
 from collections.abc import Sequence
+from importlib import import_module
 
+from sightline.base.options import parse
 from sightline.base.parser import Parser
-from sightline.export.training_check import check_files
-from sightline.model.__main__ import run as run_model
+from sightline.commands.train import run_training
+from sightline.model.evaluation.defaults import EvaluateOptions
+
+ACTIONS = "sightline.model.evaluate_command"  # needs PyTorch, which `--help` and wrong options do not
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    return run_model(Parser(prog="sightline"), ["evaluate", *words], check_files)
+    options = parse(parser, words, EvaluateOptions)
+    return run_training(lambda: import_module(ACTIONS).evaluate(options))

@@ -9,7 +9,15 @@ from typing import Annotated, Self
 from annotated_types import Ge
 from pydantic import Field, model_validator
 
-from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, UsageError, exit_status, is_out_of_memory
+from sightline.base.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Interrupted,
+    UsageError,
+    exit_status,
+    is_out_of_memory,
+)
 from sightline.base.options import Options, Shown, add_options, check, given_flags, parse, read_words
 from sightline.base.parser import Parser
 from sightline.export.training_check import check_files
@@ -92,10 +100,17 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
     values = read_words(parser, words)
     try:
         folders = check(FolderOptions, given_flags(FolderOptions, values))
-        keys = {} if folders.config is None else read_keys(folders.config, task)
-        given = values_of(check(kind, keys, given_flags(kind, values)))
+        flags = given_flags(kind, values)
+        check(kind, flags)
     except UsageError as error:
         parser.error(str(error))
+    try:
+        keys = {} if folders.config is None else read_keys(folders.config, task)
+        check(kind, keys)  # also values that flags override
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    given = values_of(check(kind, keys, flags))
     if folders.print_config:
         sys.stdout.write(options_to_toml(task, given))
         return 0

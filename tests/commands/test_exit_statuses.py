@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from lab.bench.__main__ import main as bench
+from lab.zoo.__main__ import main as zoo
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base.bundle import read_manifest, write_manifest
-from sightline.model.__main__ import main as model
 from sightline.model.data.records import TASK_NAMES
 from sightline.service.__main__ import main as service
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "sightline": sightline,
-    "model": model,
     "service": service,
     "bench": bench,
+    "zoo": zoo,
 }
 # Every command with the status of its process. Names in braces are files of the fixture.
 TABLE = [
@@ -90,7 +90,6 @@ TABLE = [
     ("sightline train sample classification {tmp}/sample --examples 10", 0),
     ("sightline train sample classification {tmp} --examples 10", 2),
     ("sightline train sample translation {tmp}/sample --examples 0", 2),
-    ("sightline train zoo {tmp} --seeds 0", 2),
     ("sightline evaluate {tmp}/no", 2),
     ("sightline evaluate {checkpoint}", 2),
     ("sightline export {tmp}/no --out {tmp}/out", 2),
@@ -111,20 +110,15 @@ TABLE = [
     ("sightline align {bundle} --sentences {long}", 1),
     ("sightline half {tmp}/no --out {tmp}/half --unverified", 2),
     ("sightline pack {tmp}/no --out {tmp}/small --unverified", 2),
-    *((f"model {name} --help", 0) for name in ("train", "evaluate", "system", "accuracy", "recall", "zoo")),
-    *((f"model {name} --nope", 2) for name in ("train", "evaluate", "system", "accuracy", "recall", "zoo")),
-    ("model system transformer --run {tmp}/run", 2),
-    ("model system transformer {tmp} --run {tmp}/run --max-epochs 0", 2),
-    ("model system transformer {tmp} --run {tmp}/run --model cell=7", 2),
-    ("model evaluate {tmp}/no {tmp}", 2),
-    ("model evaluate {checkpoint} {tmp}", 2),
-    ("model evaluate {damaged_checkpoint} {tmp}", 1),
-    ("model accuracy {checkpoint} {tmp}", 2),
-    ("model recall {checkpoint} --turns 0", 2),
-    ("model zoo {tmp} --seeds 0", 2),
+    ("sightline evaluate {tmp}/no {tmp}", 2),
+    ("sightline evaluate {checkpoint} {tmp}", 2),
+    ("sightline evaluate {damaged_checkpoint} {tmp}", 1),
     ("service --help", 0),
     ("service --nope", 2),
     ("service --port abc", 2),
+    ("zoo --help", 0),
+    ("zoo train {tmp} --runs {tmp}/runs --seeds 0", 2),
+    ("zoo export {tmp}/no --out {tmp}/out", 2),
     ("bench --help", 0),
     ("bench nothing", 2),
     ("bench library --bundle {tmp}/no", 2),

@@ -76,12 +76,7 @@ def test_the_example_of_the_help_is_a_command_that_the_parser_accepts(
         assert bundle == Path("bundles/minilm") if name in ("quantize", "half", "pack") else bundle.is_dir()
         raise Parsed
 
-    def import_nothing(module: str) -> NoReturn:
-        raise Parsed
-
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    # The commands of `model` import the module of their action when the words are parsed.
-    monkeypatch.setattr("sightline.model.__main__.import_module", import_nothing)
     with pytest.raises(Parsed):
         main(shlex.split(example))
 
@@ -178,20 +173,12 @@ def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Pa
         assert json.loads(done.stdout)["bits"] == 8
 
 
-MODULES = (
-    "model",
-    "model train",
-    "model train encoder",
-    "model system",
-    "model evaluate",
-    "model zoo",
-    "service",
-)
-
-
 HELPS = {
-    **{command: ["sightline", *command.split()] for command in (*COMMANDS, "models get", "load compare")},
-    **{command: command.split() for command in MODULES},
+    **{
+        command: ["sightline", *command.split()]
+        for command in (*COMMANDS, "models get", "load compare", "train encoder", "train sample")
+    },
+    "service": ["service"],
 }
 # Runs each command with --help, and prints its exit code, output and errors.
 RUN_HELPS = """
@@ -229,17 +216,6 @@ def helps() -> dict[str, tuple[int | None, str, str]]:
 def test_help_needs_no_library_of_an_extra(command: str, helps: dict[str, tuple[int | None, str, str]]) -> None:
     code, output, errors = helps[command]
     assert (code or 0, errors) == (0, "") and output.startswith("usage: ")
-
-
-def test_python_m_model_names_the_command_that_installs_pytorch() -> None:
-    program = "import runpy, sys; sys.modules['torch'] = None; sys.argv = ['x', 'evaluate', 'a', 'b']"
-    command = [sys.executable, "-c", f"{program}; runpy.run_module('sightline.model', run_name='__main__')"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: python -m sightline.model needs the library torch: run `make .venv/ready` and use "
-        ".venv/bin/python, or run pip install '.[train]'\n"
-    )
 
 
 def test_a_module_that_no_extra_installs_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

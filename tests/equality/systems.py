@@ -1,4 +1,4 @@
-"""The systems of `sightline.model.systems` with smaller widths and fewer layers."""
+"""The systems of `lab.zoo.systems` with smaller widths and fewer layers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.zoo.systems import PLAN, SYSTEMS
 from sightline.model.architectures.factory import Model, build_model
 from sightline.model.config import ModelConfig, RecurrentConfig
 from sightline.model.data.tokenizer import read_tokenizer
-from sightline.model.systems import PLAN, SYSTEMS
 
 # All widths shrink by the same factor, so that sizes keep their ratios.
 WIDTHS = ("embedding_size", "encoder_size", "decoder_size", "attention_size", "d_model", "d_ff")

@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from sightline.base.bundle import read_bundle
 from sightline.export.check.sessions import Sessions, onnx_steps, open_sessions
-from sightline.export.families.seq2seq import MARIAN
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.decoding.reference import greedy
-from tests.export.imported import MAP_TOLERANCE, TOLERANCE, Imported, import_folder, run_rows
+from tests.export.imported import Imported, import_folder, run_rows
+from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def imported(marian: Any, tmp_path_factory: pytest.TempPathFactory) -> Imported:
     # `save_pretrained` leaves the tables of positions out, although ours are not Marian's.
     state = {name: table for name, table in marian.state_dict().items() if "embed_positions" in name}
     save_file(load_file(folder / "model.safetensors") | state, folder / "model.safetensors")
-    return import_folder(folder, MARIAN)
+    return import_folder(folder)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from sightline.model.systems import PLAN, SYSTEMS
+from lab.zoo.systems import PLAN, SYSTEMS
 from tests.equality import test_causal, test_classifier_served, test_recurrent_systems, test_transformer_variants
 from tests.equality.systems import DEPTHS, WIDTHS, MakeConfig, full_config, without_sizes
 

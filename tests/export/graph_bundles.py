@@ -12,6 +12,7 @@ from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
 from sightline.export.graphs.encoder import encoder_graph
 from sightline.export.graphs.model import attention_maps
+from sightline.export.graphs.predict import predict_graph
 
 
 def write_bundle(folder: Path, model: Description, weights: Weights, positions: int) -> Manifest:
@@ -23,14 +24,16 @@ def write_bundle(folder: Path, model: Description, weights: Weights, positions: 
         weights: its weights.
         positions: limit of the length of sequences, if that of the model is not lower.
     """
-    graphs: dict[str, Any] = {"encoder": None, "decoder": None}
+    graphs: dict[str, Any] = {"encoder": None, "decoder": None, "predict": None}
     with WeightFile(folder / "weights.bin") as file:
-        for name, stack, build in (
+        for name, part, build in (
             ("encoder", model.encoder, encoder_graph),
             ("decoder", model.decoder, decoder_graph),
+            ("predict", model.predictions, predict_graph),
         ):
-            if stack is not None:
+            if part is not None:
                 proto = build(model, weights, file)
+                assert proto is not None
                 onnx.save_model(proto, folder / f"{name}.onnx")
                 inputs, outputs = (tuple(one.name for one in ends) for ends in (proto.graph.input, proto.graph.output))
                 graphs[name] = Graph(file=f"{name}.onnx", inputs=inputs, outputs=outputs)

@@ -13,12 +13,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.packed_models import Packing, quantize
-from tests.export.test_causal_encoders import IDENTITY, LANGUAGE_MODEL, MESSAGES, TEMPLATE, modules
+from tests.export.test_causal_encoders import IDENTITY, LANGUAGE_MODEL, MESSAGES, TEMPLATE
 from tests.export.test_encoder_families import ORIGINAL_GTE
 from tests.export.test_jina import write_model
 from tests.export.test_packed_weights import AWQ, GPTQ
 from tests.export.test_predictions import sparse_files
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+from tests.zoo.folders import modules
+from tests.zoo.models import random_model
 
 WORDS = (
     *("<s>", "<pad>", "</s>", "<unk>", "[CLS]", "[SEP]", "en_XX", "de_DE", "__en__", "__de__"),
@@ -201,12 +203,8 @@ def write_checkpoint(family: str, folder: Path, **changes: Any) -> Path:
 
 def _write_weights(family: str, folder: Path, changes: dict[str, Any]) -> None:
     name, options = CHECKPOINTS[family]
-    architecture = getattr(transformers, name)
-    config = architecture.config_class(**{**options, **changes})
-    config.architectures = [name]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = architecture(config)
+    config = getattr(transformers, name).config_class(**{**options, **changes}, architectures=[name])
+    model = random_model(config, name, scale=0.02)
     if family in PACKINGS:
         quantize(model, folder, PACKINGS[family])
     else:

@@ -1,4 +1,4 @@
-"""Graphs of checkpoints in the layout of Hugging Face, loaded for comparison with Transformers."""
+"""Graphs of encoder-decoders, loaded for comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import Graph, Manifest, Tokens
 from sightline.export.check.sessions import Sessions, States, encode, initial_states, open_sessions, run_step
-from sightline.export.families import Family
 from sightline.export.families.description import Description
-from sightline.export.families.table import describe
+from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
@@ -22,11 +21,6 @@ from sightline.export.sources.checkpoint import Config, open_folder
 from sightline.export.sources.generation import Generation, read_generation
 
 Array = NDArray[np.floating]
-
-TOLERANCE = 1e-4  # of logits and hidden states, as for each exported bundle
-# If scores of attention differ by at most d, a weight p differs by at most 2 * p * (1 - p) * d to
-# first order, and that is at most d / 2. Scores have the tolerance of logits.
-MAP_TOLERANCE = TOLERANCE / 2
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs of a decoder that reads given tokens, as Transformers returns them."""
+    """Outputs of a decoder that reads given tokens."""
 
     hidden: Array  # (S, M) of the encoder
     logits: Array  # (T, V)
@@ -49,11 +43,11 @@ class Run:
     decoder: Array | None  # (layers, H, T, T), None for recurrent units
 
 
-def import_folder(folder: Path, family: Family, pad_id: int = 0, max_tokens: int | None = None) -> Imported:
+def import_folder(folder: Path, pad_id: int = 0, max_tokens: int | None = None) -> Imported:
     """Build the graphs of a checkpoint that Transformers saved, beside its files."""
     with open_folder(folder) as opened:
         config = opened.config
-        model, weights = describe(family, config, opened.tensors, max_tokens=max_tokens)
+        model, weights = describe(find_family(config), config, opened.tensors, max_tokens=max_tokens)
         settings = opened.json("generation_config.json")
         generation = read_generation(config, None if settings is None else Config(settings, "generation_config.json"))
         sessions = load(model, weights, folder, pad_id)
@@ -128,20 +122,3 @@ def run_rows(
             )
         )
     return results, memory
-
-
-def transformers_run(model: Any, source: Sequence[int], target: Sequence[int]) -> Run:
-    """Return the outputs of an encoder-decoder of Transformers for one row."""
-    import torch
-
-    with torch.inference_mode():
-        output = model(
-            input_ids=torch.tensor([list(source)]),
-            decoder_input_ids=torch.tensor([list(target)]),
-            output_attentions=True,
-            use_cache=False,
-        )
-    hidden = output.encoder_last_hidden_state[0].numpy()
-    stacked = (output.encoder_attentions, output.cross_attentions, output.decoder_attentions)
-    encoder, cross, decoder = (torch.cat(maps).numpy() for maps in stacked)
-    return Run(hidden, output.logits[0].numpy(), encoder, cross, decoder)

@@ -1,12 +1,11 @@
 """Decoder-only models that read texts: embeddings, labels and rerankers.
 
-`test_encoder_families` compares hidden states, attention maps and labels with transformers.
+`test_families` compares hidden states, attention maps and labels with Transformers.
 """
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, processors
 from transformers import (
-    Gemma3ForCausalLM,
     Gemma3TextConfig,
-    Gemma3TextModel,
     LlamaConfig,
-    LlamaForCausalLM,
     Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -33,6 +26,7 @@ from sightline.base.bundle import Manifest, PairTemplate, read_bundle
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.pairs import encode_with_template
 from sightline.base.text.tokenizer import read_tokenizer
+from sightline.export.check import verify
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert.text_quality import text_ids
 from sightline.export.errors import ImportFailedError
@@ -46,7 +40,10 @@ from sightline.service.fields import Texts
 from sightline.service.inference.call import encode_texts
 from sightline.service.inference.dense import read_dense
 from sightline.service.inference.encode import pool
-from tests.export.encoder_models import FAMILIES, import_folder, make_model
+from tests.export.folders_of_others import word_tokenizer
+from tests.zoo.comparing import assert_equals_transformers, assert_graphs_equal_the_reference, import_folder
+from tests.zoo.folders import SentenceModel, byte_tokenizer, dense, modules, write_folder
+from tests.zoo.models import ENCODERS, SEQ2SEQ, random_model
 
 pytestmark = pytest.mark.usefixtures("no_child")
 SIZES: dict[str, Any] = {
@@ -61,6 +58,7 @@ SIZES: dict[str, Any] = {
 }
 TEXTS = ["Hello there.", "What is the capital of China?", "x", "A longer text. " * 9]
 PROMPTS = {"query": "Instruct: Find it.\nQuery:", "document": ""}
+FILES = {"config_sentence_transformers.json": {"prompts": PROMPTS}}
 IDENTITY = "torch.nn.modules.linear.Identity"
 TEMPLATE = (
     '{%- set task = messages | selectattr("role", "eq", "system") | map(attribute="content") | first '
@@ -73,77 +71,17 @@ TEMPLATE = (
 
 def make_tokenizer(*, has_end: bool = True) -> Tokenizer:
     """Return a tokenizer of bytes, which may append an end token like that of Qwen3-Embedding."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({character: id_ for id_, character in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    tokenizer.add_tokens(["yes", "no"])
-    if has_end:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            "$A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
-        )
-    return tokenizer
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    return byte_tokenizer(*special, words=("yes", "no"), end=special[0] if has_end else "")
 
 
-def randomize(model: Any, scale: float = 0.3) -> Any:
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name and "gemma" not in model.config.model_type else 0.0, scale)
-    return model.eval()
-
-
-def qwen3() -> Any:
-    return randomize(Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=14)), scale=0.2)
+def qwen3(**options: Any) -> Any:
+    return random_model(Qwen3Config(**{**SIZES, "head_dim": 14, **options}), scale=0.2)
 
 
 def write(folder: Path, model: Any, *, has_end: bool = True, files: Mapping[str, Any] = {}) -> None:
     """Write a checkpoint, and further files as JSON or text."""
-    model.save_pretrained(folder)
-    make_tokenizer(has_end=has_end).save(str(folder / "tokenizer.json"))
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
-
-
-def modules(*kinds: str) -> list[dict[str, Any]]:
-    """Return the content of modules.json."""
-    paths = ["", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index)]
-    return [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
-
-
-@dataclass(frozen=True)
-class EmbeddingModel:
-    """A folder of sentence-transformers, with Dense layers without bias and activation."""
-
-    model: Any
-    pooling: str
-    dense: tuple[int, ...] = ()  # sizes
-    normalize: bool = True
-
-    def write(self, folder: Path) -> list[NDArray[np.float32]]:
-        """Write the folder, and return the weights of the layers."""
-        kinds = ["Transformer", "Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
-        files = {
-            "modules.json": modules(*kinds),
-            "1_Pooling/config.json": {"embedding_dimension": 36, "pooling_mode": self.pooling},
-            "config_sentence_transformers.json": {"prompts": PROMPTS},
-        }
-        sizes, weights = [36, *self.dense], []
-        for index, (inputs, outputs) in enumerate(zip(sizes, self.dense, strict=False), 2):
-            options = {"in_features": inputs, "out_features": outputs, "bias": False, "activation_function": IDENTITY}
-            files[f"{index}_Dense/config.json"] = options
-        write(folder, self.model, files=files)
-        for index, (inputs, outputs) in enumerate(zip(sizes, self.dense, strict=False), 2):
-            weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(index))
-            save_file({"linear.weight": weight}, folder / f"{index}_Dense" / "model.safetensors")
-            weights.append(weight.numpy())
-        return weights
+    write_folder(folder, model, make_tokenizer(has_end=has_end), files)
 
 
 GEMMA = Gemma3TextConfig(
@@ -154,12 +92,32 @@ GEMMA = Gemma3TextConfig(
     sliding_window=8,
     use_bidirectional_attention=True,
 )
+
+
+def t5() -> tuple[Any, Tokenizer]:
+    return SEQ2SEQ["t5 as encoder"].make(vocab_size=270, n_positions=200), make_tokenizer()
+
+
+TANH = torch.nn.Tanh()
+
+
+def bert() -> tuple[Any, Tokenizer]:
+    return ENCODERS["bert"].make(max_position_embeddings=60), word_tokenizer(211)
+
+
 EMBEDDING_MODELS = {
-    "Qwen3-Embedding": EmbeddingModel(qwen3(), "lasttoken"),
-    "EmbeddingGemma": EmbeddingModel(randomize(Gemma3TextModel(GEMMA), 0.2), "mean", (50, 36)),
-    "a Llama with the first token": EmbeddingModel(
-        randomize(LlamaForCausalLM(LlamaConfig(**SIZES))), "cls", normalize=False
+    "Qwen3-Embedding": SentenceModel(lambda: (qwen3(), make_tokenizer()), "lasttoken"),
+    "EmbeddingGemma": SentenceModel(
+        lambda: (random_model(GEMMA, "Gemma3TextModel", 0.2), make_tokenizer()),
+        "mean",
+        (dense(36, 50, bias=False), dense(50, 36, bias=False)),
     ),
+    "a Llama with the first token": SentenceModel(
+        lambda: (random_model(LlamaConfig(**SIZES)), make_tokenizer()), "cls", normalize=False
+    ),
+    "LaBSE": SentenceModel(bert, "cls", (dense(30, 30, TANH),)),
+    "distiluse": SentenceModel(bert, "mean", (dense(30, 20, TANH),), normalize=False),
+    "GTR": SentenceModel(t5, "mean", (dense(36, 24, bias=False),)),
 }
 
 
@@ -176,26 +134,21 @@ def embed(bundle: Path, manifest: Manifest, texts: list[str]) -> list[NDArray[np
 @pytest.mark.parametrize("name", EMBEDDING_MODELS)
 def test_embeddings_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     case = EMBEDDING_MODELS[name]
-    weights = case.write(tmp_path / "folder")
+    model, tokenizer = case.write(tmp_path / "folder", **FILES)
     manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     assert manifest.tasks == ("encode", "attention", "similar")
     assert manifest.embedding is not None and manifest.embedding.prompts == PROMPTS
-    base = getattr(case.model, "model", case.model)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     for text, given in zip(TEXTS, embed(tmp_path / "bundle", manifest, TEXTS), strict=True):
-        ids = make_tokenizer().encode(text).ids
-        with torch.no_grad():
-            hidden = base(torch.tensor([ids])).last_hidden_state[0].numpy().astype(np.float64)
-        vector = {"lasttoken": hidden[-1], "mean": hidden.mean(axis=0), "cls": hidden[0]}[case.pooling]
-        for weight in weights:
-            vector = weight @ vector
-        vector = vector / np.linalg.norm(vector) if case.normalize else vector
+        vector = case.embed(model, tokenizer.encode(text).ids)
         np.testing.assert_allclose(given, vector, rtol=0, atol=1e-5 * np.abs(vector).max())
 
 
 @pytest.mark.parametrize("name", EMBEDDING_MODELS)
 def test_embeddings_equal_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    EMBEDDING_MODELS[name].write(tmp_path / "folder")
+    EMBEDDING_MODELS[name].write(tmp_path / "folder", **FILES)
     manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m"))).manifest
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>"}
     (tmp_path / "folder" / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -208,7 +161,7 @@ def test_embeddings_equal_those_of_sentence_transformers(name: str, tmp_path: Pa
 
 def test_names_without_prefix_are_those_of_the_class_without_a_head(tmp_path: Path) -> None:
     """Qwen3-Embedding has the weights of Qwen3Model, but config.json names Qwen3ForCausalLM."""
-    EmbeddingModel(qwen3().model, "lasttoken").write(tmp_path / "folder")
+    SentenceModel(lambda: (qwen3().model, make_tokenizer()), "lasttoken").write(tmp_path / "folder")
     path = tmp_path / "folder" / "config.json"
     config = json.loads(path.read_text())
     assert config["architectures"] == ["Qwen3Model"] and config["tie_word_embeddings"] is False
@@ -220,23 +173,14 @@ def test_names_without_prefix_are_those_of_the_class_without_a_head(tmp_path: Pa
         export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("m")))
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("name", ["mistral as encoder", "gemma2 as encoder"])
 def test_labels_are_those_of_the_last_token_that_is_no_padding(name: str, tmp_path: Path) -> None:
-    model = make_model(
-        FAMILIES[name], "ForSequenceClassification", num_labels=4, problem_type="multi_label_classification"
-    )
-    model.save_pretrained(tmp_path)
-    imported, padding = import_folder(tmp_path, tmp_path), model.config.pad_token_id
-    rows = [[7, padding, 9, 3, padding, padding], [7, padding, 9, 3], [padding, padding, padding], [5]]
-    results = imported.run(rows)
-    for row, ids in enumerate(rows):
-        with torch.no_grad():
-            expected = model(torch.tensor([ids])).logits[0].numpy()
-        limit = 1e-5 * np.abs(expected).max()
-        np.testing.assert_allclose(imported.row(results, row, len(ids))["labels"], expected, rtol=0, atol=limit)
-        labels = imported.reference.encode(ids).labels
-        assert labels is not None
-        np.testing.assert_allclose(labels, expected, rtol=0, atol=limit)
+    architecture, padding = ENCODERS[name].architectures[1], 13
+    model = ENCODERS[name].save(tmp_path, architecture, num_labels=4, problem_type="multi_label_classification")
+    rows = ((7, padding, 9, 3, padding, padding), (7, padding, 9, 3), (padding, padding, padding), (5,))
+    imported = import_folder(tmp_path)
+    assert_equals_transformers(imported, model, verify.Texts(rows))
+    assert_graphs_equal_the_reference(imported, verify.Texts(rows))
 
 
 # Rerankers
@@ -297,18 +241,17 @@ RERANKERS: Mapping[str, Mapping[str, Any]] = {
 def test_scores_of_a_reranker_are_those_of_transformers(
     name: str, answers: tuple[int, int | None], tmp_path: Path
 ) -> None:
-    model = randomize(Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **RERANKERS[name]})), scale=0.2)
+    model = qwen3(**RERANKERS[name])
     model.save_pretrained(tmp_path)
-    imported = import_folder(tmp_path, tmp_path, answers=answers)
-    rows = [[token % 256 for token in range(start, start + 7 * start + 1)] for start in (0, 3, 9)]
-    results, (yes, no) = imported.run(rows), answers
-    for row, ids in enumerate(rows):
+    imported, (yes, no) = import_folder(tmp_path, answers=answers), answers
+    texts = verify.Texts(tuple(tuple(token % 256 for token in range(start, 8 * start + 1)) for start in (5, 3, 0)))
+    assert_graphs_equal_the_reference(imported, texts)
+    outputs = imported.outputs(texts)
+    for row, ids in enumerate(texts.sources):
         with torch.no_grad():
             logits = model(torch.tensor([ids])).logits[0, -1].double().numpy()
         expected = logits[yes] - (0 if no is None else logits[no])
-        limit = 1e-5 * np.abs(logits).max()
-        assert imported.row(results, row, len(ids))["labels"] == pytest.approx([expected], abs=limit)
-        assert imported.reference.encode(ids).labels == pytest.approx([expected], abs=limit)
+        assert outputs[f"labels.{row}"] == pytest.approx([expected], abs=1e-5 * np.abs(logits).max())
 
 
 @pytest.mark.parametrize("false_id", [260, None])
@@ -340,7 +283,7 @@ def test_a_folder_with_logit_score(false_id: int | None, instruction: str, tmp_p
 
 def test_a_classifier_with_modules(tmp_path: Path) -> None:
     """A CrossEncoder that sentence-transformers saved has only the module Transformer."""
-    model = randomize(Qwen3ForSequenceClassification(Qwen3Config(**SIZES, head_dim=14, num_labels=1)))
+    model = random_model(Qwen3Config(**SIZES, head_dim=14, num_labels=1), "Qwen3ForSequenceClassification")
     options = {"transformer_task": "sequence-classification", "module_output_name": "scores", "max_seq_length": 99}
     files = {"modules.json": modules("Transformer"), "sentence_bert_config.json": options}
     write(tmp_path / "folder", model, files=files)
@@ -357,7 +300,7 @@ LANGUAGE_MODEL = {"transformer_task": "text-generation", "module_output_name": "
 @pytest.mark.parametrize(
     ("make", "files", "task", "message"),
     [
-        (lambda: LlamaForCausalLM(LlamaConfig(**SIZES)), {}, "rerank", "needs to know the text around a query"),
+        (lambda: random_model(LlamaConfig(**SIZES)), {}, "rerank", "needs to know the text around a query"),
         (
             qwen3,
             LOGIT_SCORE | {"1_LogitScore/config.json": {"true_token_id": 270}},
@@ -421,7 +364,7 @@ def test_the_answers_must_be_tokens(tmp_path: Path) -> None:
 def test_special_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> None:
     """The tokenizer of google/gemma-3-1b-it has <image_soft_token> beyond the vocabulary."""
     config = Gemma3TextConfig(**SIZES | {"vocab_size": 261}, head_dim=8)
-    write(tmp_path / "folder", randomize(Gemma3ForCausalLM(config)))
+    write(tmp_path / "folder", random_model(config))
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens([AddedToken("<image_soft_token>", special=True, normalized=False)])
     tokenizer.save(str(tmp_path / "folder" / "tokenizer.json"))
@@ -440,7 +383,7 @@ def test_special_tokens_beyond_the_vocabulary_are_left_out(tmp_path: Path) -> No
 
 
 def test_gemma_that_sees_later_tokens_cannot_generate(tmp_path: Path) -> None:
-    write(tmp_path / "folder", Gemma3TextModel(GEMMA))
+    write(tmp_path / "folder", random_model(GEMMA, "Gemma3TextModel"))
     config = json.loads((tmp_path / "folder" / "config.json").read_text())
     (tmp_path / "folder" / "config.json").write_text(json.dumps(config | {"architectures": ["Gemma3ForCausalLM"]}))
     with pytest.raises(ImportFailedError, match="use_bidirectional_attention is true, but the architecture generates"):

@@ -1,7 +1,7 @@
 """Configurations of decoder-only checkpoints: old forms, and forms that are not supported."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,51 +10,36 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sightline.export.check.verify import Texts
 from sightline.export.errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.checkpoint import open_folder
-from tests.export.decoder_models import (
-    MODELS,
-    SMALL,
-    VOCABULARY,
-    Imported,
-    graph_outputs,
-    hf_model,
-    hf_outputs,
-    import_folder,
-    random_ids,
-)
 from tests.export.folders_of_others import word_tokenizer
+from tests.zoo.comparing import Imported, assert_equals_transformers, hf_outputs, import_folder, random_texts
+from tests.zoo.models import DECODERS
 
 Edit = Callable[[dict[str, Any], dict[str, torch.Tensor]], None]
-TEXTS = [random_ids(12)]
+EditAndImport = Callable[[str, Edit], tuple[Imported, Any]]
 
 
 @pytest.fixture
-def edited(tmp_path: Path) -> Iterator[Callable[[str, Edit], Imported]]:
+def edited(tmp_path: Path) -> EditAndImport:
     """Return a function that saves a model, edits its configuration and tensors, and imports it."""
-    folders = []
 
-    def edit_and_import(name: str, edit: Edit) -> Imported:
-        hf = hf_model(MODELS[name])
-        hf.save_pretrained(tmp_path)
+    def edit_and_import(name: str, edit: Edit) -> tuple[Imported, Any]:
+        hf = DECODERS[name].save(tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())
         tensors = load_file(tmp_path / "model.safetensors")
         edit(config, tensors)
         (tmp_path / "config.json").write_text(json.dumps(config))
         save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        folders.append(open_folder(tmp_path))
-        return import_folder(hf, tmp_path, folders[-1])
+        return import_folder(tmp_path), hf
 
-    yield edit_and_import
-    for folder in folders:
-        folder.close()
+    return edit_and_import
 
 
-def assert_same_outputs(imported: Imported) -> None:
-    given, expected = graph_outputs(imported.session(), TEXTS, 12), hf_outputs(imported.hf, TEXTS)
-    np.testing.assert_allclose(given["logits.0"][-1], expected["logits.0"][-1], rtol=0, atol=1e-4)
+def assert_same_outputs(imported: Imported, hf: Any) -> None:
+    assert_equals_transformers(imported, hf, random_texts(hf, [12]))
 
 
 def older_form(config: dict[str, Any], rope_type_key: str = "rope_type") -> None:
@@ -67,12 +52,12 @@ def older_form(config: dict[str, Any], rope_type_key: str = "rope_type") -> None
 
 @pytest.mark.parametrize("name", ["llama", "llama-biases", "llama-one-layer", "llama-yarn"])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
-def test_rotary_options_of_transformers_4(edited: Callable[[str, Edit], Imported], name: str, key: str) -> None:
-    assert_same_outputs(edited(name, lambda config, _: older_form(config, key)))
+def test_rotary_options_of_transformers_4(edited: EditAndImport, name: str, key: str) -> None:
+    assert_same_outputs(*edited(name, lambda config, _: older_form(config, key)))
 
 
 def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(
-    edited: Callable[[str, Edit], Imported],
+    edited: EditAndImport,
 ) -> None:
     def edit(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         for name in list(tensors):
@@ -82,31 +67,31 @@ def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(
         tensors["lm_head.weight"] = tensors["wte.weight"].clone()
         config |= {"n_ctx": 40, "task_specific_params": {}, "_num_labels": 1}
 
-    imported = edited("gpt2", edit)
+    imported, hf = edited("gpt2", edit)
     assert "output.weight" not in imported.weights
-    assert_same_outputs(imported)
+    assert_same_outputs(imported, hf)
 
 
-def test_qwen_windows_without_layer_types(edited: Callable[[str, Edit], Imported]) -> None:
-    imported = edited("qwen2", lambda config, _: config.pop("layer_types"))
+def test_qwen_windows_without_layer_types(edited: EditAndImport) -> None:
+    imported, hf = edited("qwen2", lambda config, _: config.pop("layer_types"))
     assert imported.model.decoder is not None
     assert [attention.window for attention in imported.model.decoder.attention] == [None, 4, 4]
-    assert_same_outputs(imported)
+    assert_same_outputs(imported, hf)
 
 
-def test_smollm3_without_lists_of_layers(edited: Callable[[str, Edit], Imported]) -> None:
+def test_smollm3_without_lists_of_layers(edited: EditAndImport) -> None:
     def edit(config: dict[str, Any], _: dict[str, torch.Tensor]) -> None:
         del config["no_rope_layers"], config["layer_types"]
 
-    imported = edited("smollm3", edit)
+    imported, hf = edited("smollm3", edit)
     assert imported.model.decoder is not None
     assert [attention.rotary is None for attention in imported.model.decoder.attention] == [False] * 3 + [True, False]
     assert [attention.window for attention in imported.model.decoder.attention] == [None, None, None, 6, None]
-    assert_same_outputs(imported)
+    assert_same_outputs(imported, hf)
 
 
-def test_mistral_without_the_key_has_the_window_of_its_default(edited: Callable[[str, Edit], Imported]) -> None:
-    imported = edited("mistral", lambda config, _: config.pop("sliding_window"))
+def test_mistral_without_the_key_has_the_window_of_its_default(edited: EditAndImport) -> None:
+    imported, _ = edited("mistral", lambda config, _: config.pop("sliding_window"))
     assert imported.model.decoder is not None
     assert imported.model.decoder.attention[0].window == 4096
 
@@ -210,28 +195,36 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
 
 
 @pytest.mark.parametrize("case", REJECTED)
-def test_other_variants_are_rejected(edited: Callable[[str, Edit], Imported], case: str) -> None:
+def test_other_variants_are_rejected(edited: EditAndImport, case: str) -> None:
     name, edit, message = REJECTED[case]
     with pytest.raises(ValueError, match=message) as caught:
         edited(name, edit)
     assert isinstance(caught.value, ImportFailedError) or "activation" in message
 
 
-def test_longrope_is_limited_to_the_original_positions(edited: Callable[[str, Edit], Imported]) -> None:
-    """Transformers uses the other factors for longer texts, which changes all keys."""
-    imported = edited("phi3-partial", setting(max_position_embeddings=200))
+def change_beyond(imported: Imported, hf: Any) -> float:
+    """Return the change of attention weights by one token more than the model reads.
+
+    Transformers computes it. Up to that length, the imported model has the same weights.
+    """
     limit = imported.model.max_positions
-    assert limit == imported.hf.config.original_max_position_embeddings == 40
-    text = random_ids(limit + 1)
-    within, beyond = (hf_outputs(imported.hf, [ids])["decoder.0"] for ids in (text[:limit], text))
-    given = graph_outputs(imported.session(), [text[:limit]], limit)["decoder.0"]
-    np.testing.assert_allclose(given, within, rtol=0, atol=1e-4)
-    assert np.abs(beyond[:, :, :limit, :limit] - within).max() > 0.01
+    beyond = random_texts(hf, [limit + 1])
+    within = Texts((beyond.sources[0][:limit],), (beyond.sources[0][:limit],))
+    assert_equals_transformers(imported, hf, within)
+    short, long = (hf_outputs(hf, texts)["decoder.0"] for texts in (within, beyond))
+    return float(np.abs(long[:, :, :limit, :limit] - short).max())
+
+
+def test_longrope_is_limited_to_the_original_positions(edited: EditAndImport) -> None:
+    """Transformers uses the other factors for longer texts, which changes all keys."""
+    imported, hf = edited("phi3-partial", setting(max_position_embeddings=200))
+    assert imported.model.max_positions == hf.config.original_max_position_embeddings == 40
+    assert change_beyond(imported, hf) > 0.01
 
 
 def test_an_import_says_that_longrope_limits_the_texts(tmp_path: Path) -> None:
-    hf_model(MODELS["phi3-partial"], scale=0.1).save_pretrained(tmp_path / "checkpoint")
-    word_tokenizer(VOCABULARY).save(str(tmp_path / "checkpoint" / "tokenizer.json"))
+    DECODERS["phi3-partial"].save(tmp_path / "checkpoint", scale=0.1)
+    word_tokenizer(211).save(str(tmp_path / "checkpoint" / "tokenizer.json"))
     exported = export_checkpoint(
         Export(tmp_path / "checkpoint", tmp_path / "bundle", BundleMetadata("phi", "a test", "MIT"))
     )
@@ -240,26 +233,22 @@ def test_an_import_says_that_longrope_limits_the_texts(tmp_path: Path) -> None:
     assert exported.manifest.verification is not None
 
 
-def test_dynamic_frequencies_are_constant_up_to_the_positions(edited: Callable[[str, Edit], Imported]) -> None:
-    imported = edited("llama-dynamic", setting())
+def test_dynamic_frequencies_are_constant_up_to_the_positions(edited: EditAndImport) -> None:
+    imported, hf = edited("llama-dynamic", setting())
     assert imported.model.max_positions == 40
-    text = random_ids(41)
-    within, beyond = (hf_outputs(imported.hf, [ids])["decoder.0"] for ids in (text[:40], text))
-    given = graph_outputs(imported.session(), [text[:40]], 40)["decoder.0"]
-    np.testing.assert_allclose(given, within, rtol=0, atol=1e-4)
-    assert np.abs(beyond[:, :, :40, :40] - within).max() > 1e-3
+    assert change_beyond(imported, hf) > 1e-3
 
 
-def test_another_name_of_the_projection_of_gpt_neox(edited: Callable[[str, Edit], Imported]) -> None:
+def test_another_name_of_the_projection_of_gpt_neox(edited: EditAndImport) -> None:
     def edit(_: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = tensors.pop("embed_out.weight")
         tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 40, 40)
         tensors["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(3)
 
-    assert_same_outputs(edited("gpt-neox", edit))
+    assert_same_outputs(*edited("gpt-neox", edit))
 
 
-def test_several_end_tokens_and_a_hub_configuration_are_accepted(edited: Callable[[str, Edit], Imported]) -> None:
-    assert SMALL["eos_token_id"] == [7, 9]
+def test_several_end_tokens_and_a_hub_configuration_are_accepted(edited: EditAndImport) -> None:
+    assert DECODERS["llama"].values["eos_token_id"] == [7, 9]
     hub = {"is_llama_config": True, "rope_interleaved": False, "pretraining_tp": 1, "transformers.js_config": {}}
-    assert_same_outputs(edited("llama", setting(**hub, unsloth_fixed=True, temperature=0.6, max_length=20)))
+    assert_same_outputs(*edited("llama", setting(**hub, unsloth_fixed=True, temperature=0.6, max_length=20)))

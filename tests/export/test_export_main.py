@@ -8,11 +8,8 @@ import pytest
 
 from sightline.base.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
 from sightline.export import commands, pipeline
-from sightline.export.__main__ import main as zoo
 from sightline.export.convert.bundles import quantize_bundle
-from sightline.export.errors import VerificationError
 from sightline.export.options import languages_of
-from sightline.export.pipeline import Export, Exported
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
@@ -370,63 +367,6 @@ def test_quantize_on_missing_text_exits_with_2(
     assert not out.exists()
 
 
-def test_zoo_exports_the_first_run_of_each_system_that_is_finished(
-    short_reader: Path, tmp_path: Path, sentences_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs, out = tmp_path / "runs", tmp_path / "bundles"
-    for run in ("bahdanau-1", "bahdanau-2", "chat-gatt-1", "pre-norm-1", "sentiment-1"):
-        shutil.copytree(short_reader, runs / run / "averaged")
-        if run != "sentiment-1":
-            (runs / run / "scores.json").write_text("{}", encoding="utf-8")
-    assert zoo(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path), "--half-weights"]) == 0
-    manifests = [read_manifest(folder) for folder in sorted(out.iterdir())]
-    assert [manifest.name for manifest in manifests] == [
-        "multi30k-en-de-bahdanau",
-        "multi30k-en-de-pre-norm",
-        "smalltalk-chat-gatt",
-    ]
-    languages = Languages(sources=("en",), targets=("de",))
-    chat = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
-    assert [(one.languages, one.chat) for one in manifests] == [(languages, None), (languages, None), (None, chat)]
-    assert "Bahdanau et al. 2015" in manifests[0].description
-    assert all(manifest.half_weights for manifest in manifests)
-    assert capsys.readouterr().out.startswith(f"{out / 'multi30k-en-de-bahdanau'}: ")
-    arguments = [str(runs), "--out", str(tmp_path / "one"), "--sentences", str(sentences_path)]
-    assert zoo(["zoo", *arguments, "--systems", "pre-norm"]) == 0
-    assert [folder.name for folder in (tmp_path / "one").iterdir()] == ["multi30k-en-de-pre-norm"]
-    assert zoo(["zoo", *arguments, "--systems", "pre-norm", "--tolerance", "0"]) == 1
-    assert re.search(r"error: pre-norm: \S+ and its checkpoint differ: ", capsys.readouterr().err)
-
-
-def test_a_rejected_system_does_not_prevent_the_export_of_others(
-    short_reader: Path,
-    tmp_path: Path,
-    sentences_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runs, out = tmp_path / "runs", tmp_path / "bundles"
-    for name in ("bahdanau", "linformer", "pre-norm"):
-        shutil.copytree(short_reader, runs / f"{name}-1" / "averaged")
-        (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
-    export_one = pipeline.export_checkpoint
-
-    def reject_two(export: Export) -> Exported:
-        if export.metadata.name != "multi30k-en-de-linformer":
-            raise VerificationError("too far off")
-        return export_one(export)
-
-    monkeypatch.setattr(commands, "export_checkpoint", reject_two)
-    assert zoo(["zoo", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1
-    assert "error: bahdanau: too far off; pre-norm: too far off" in capsys.readouterr().err
-    assert [folder.name for folder in out.iterdir()] == ["multi30k-en-de-linformer"]
-
-
-def test_a_zoo_without_a_finished_run_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert zoo(["zoo", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "has no finished run (NAME-1/scores.json)" in capsys.readouterr().err
-
-
 @pytest.fixture
 def own_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Default sentences, of which the second and third have more than 24 tokens."""
@@ -550,8 +490,3 @@ def test_a_bundle_never_replaces_its_checkpoint(
     assert main([str(tmp_path / "run" / "averaged"), "--out", str(tmp_path / out)]) == 2
     assert f"error: --out {tmp_path / out} would replace the checkpoint" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
-def test_only_systems_for_longer_texts_are_trained_on_texts() -> None:
-    units = [commands.zoo_metadata(name).training_unit for name in ("joined-bahdanau", "small-general")]
-    assert units == ["text", None]  # None for that of the task, sentences

@@ -30,7 +30,8 @@ from sightline.export.tokenizers import firefox_tokenizer
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
 from tests.export.firefox.reference import FirefoxReference, Translation
-from tests.export.imported import MAP_TOLERANCE, load, run_rows
+from tests.export.imported import load, run_rows
+from tests.zoo.comparing import MAP_TOLERANCE
 
 pytestmark = pytest.mark.download
 

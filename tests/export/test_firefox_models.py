@@ -20,7 +20,8 @@ from sightline.export.sources.checkpoint import Tensors
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
 from tests.export.firefox.reference import FirefoxReference
-from tests.export.imported import MAP_TOLERANCE, TOLERANCE, load, run_rows
+from tests.export.imported import load, run_rows
+from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
 
 Floats = NDArray[np.float32]
 WIDTH, HEADS, FFN = 36, 3, 23

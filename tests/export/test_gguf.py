@@ -21,8 +21,8 @@ from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.sources.checkpoint import open_folder
 from sightline.export.sources.gguf import GgufFile, convert
-from tests.export.decoder_models import LLAMA3, SMALL, YARN, hf_model
 from tests.support.export import main
+from tests.zoo.models import LLAMA3, LLAMA_LIKE, YARN, random_model
 
 Array = NDArray[Any]
 CONTROL, USER_DEFINED = 3, 4
@@ -33,7 +33,7 @@ MERGES = ["a b", "Ġ a", "Ġ ab", "1 2", "12 3"]
 KINDS = [*[CONTROL] * 3, *[1] * (len(TOKENS) - 4), USER_DEFINED]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }};{% endfor %}"
 TIED = {"tie_word_embeddings": True}
-SIZES = SMALL | {"vocab_size": len(TOKENS), "eos_token_id": 2, "bos_token_id": 1}
+SIZES = LLAMA_LIKE | {"vocab_size": len(TOKENS), "eos_token_id": 2, "bos_token_id": 1}
 ROPE = {"rope_theta": 500000.0}
 MODELS: Mapping[str, Any] = {
     "llama": LlamaConfig(**SIZES),
@@ -153,7 +153,7 @@ def read(folder: Path) -> tuple[Description, dict[str, Array]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_gives_the_model_of_its_safetensors(name: str, tmp_path: Path) -> None:
-    hf = hf_model(MODELS[name])
+    hf = random_model(MODELS[name])
     hf.save_pretrained(tmp_path / "original")
     (tmp_path / "converted").mkdir()
     assert convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path / "converted") is None
@@ -165,7 +165,7 @@ def test_a_file_gives_the_model_of_its_safetensors(name: str, tmp_path: Path) ->
 
 
 def test_the_tokens_and_the_template_of_a_file(tmp_path: Path) -> None:
-    convert(write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"])), tmp_path)
+    convert(write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"])), tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert settings == {
         "bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE,
@@ -179,7 +179,7 @@ QUANTIZED = [one for one in GGMLQuantizationType if one.name in ("F16", "BF16", 
 @pytest.mark.parametrize("encoding", QUANTIZED, ids=lambda one: one.name)
 def test_quantized_weights_approximate_the_original(encoding: GGMLQuantizationType, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
-    hf = hf_model(LlamaConfig(**SIZES | sizes))
+    hf = random_model(LlamaConfig(**SIZES | sizes))
     encodings = convert(write_gguf(tmp_path / "model.gguf", hf, encoding=encoding), tmp_path)
     assert encodings == (None if "F16" in encoding.name else f"{encoding.name}, F32")
     _, tensors = read(tmp_path)
@@ -236,14 +236,14 @@ def test_decoded_values_equal_the_documented_formula() -> None:
     ],
 )
 def test_texts_are_split_by_the_pattern_of_the_file(pre: str, expected: Sequence[str], tmp_path: Path) -> None:
-    convert(write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]), pre), tmp_path)
+    convert(write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"]), pre), tmp_path)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.encode("<|im_start|>ab123 ab<tool>").tokens == expected
     assert tokenizer.decode(tokenizer.encode("ab123 ab").ids) == "ab123 ab"
 
 
 def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
-    hf = hf_model(LlamaConfig(**SIZES | {"vocab_size": 272}))
+    hf = random_model(LlamaConfig(**SIZES | {"vocab_size": 272}))
     words = ["▁", "a", "b", "ab", "▁a", "▁ab", "c", "cab", "▁cab"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     tokens += [f"<pad{index}>" for index in range(272 - len(tokens))]
@@ -277,13 +277,13 @@ def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
     ],
 )
 def test_other_options_are_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]), **changes)
+    path = write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"]), **changes)
     with pytest.raises(ImportFailedError, match=message):
         convert(path, tmp_path)
 
 
 def test_another_tokenizer_or_architecture_is_an_error(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]), "tekken")
+    path = write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"]), "tekken")
     with pytest.raises(ImportFailedError, match=r"tokenizer.ggml.pre is 'tekken', which is not supported"):
         convert(path, tmp_path)
     path.write_bytes(path.read_bytes().replace(b"llama", b"lamma"))
@@ -292,14 +292,14 @@ def test_another_tokenizer_or_architecture_is_an_error(tmp_path: Path) -> None:
 
 
 def test_other_factors_of_frequencies_are_an_error(tmp_path: Path) -> None:
-    hf = hf_model(MODELS["llama-3.1"])
+    hf = random_model(MODELS["llama-3.1"])
     hf.config.rope_parameters["original_max_position_embeddings"] = 4000
     with pytest.raises(ImportFailedError, match=r"'rope_freqs.weight' that is not the one of Llama 3\.1"):
         convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path)
 
 
 def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "model.gguf", hf_model(MODELS["llama"]))
+    path = write_gguf(tmp_path / "model.gguf", random_model(MODELS["llama"]))
     original = path.read_bytes()
     for kept in (0, 3, 10, 100, len(original) // 2, len(original) - 1000):
         path.write_bytes(original[:kept])
@@ -324,7 +324,7 @@ def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> No
 def test_the_command_line_imports_and_verifies_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     encoding = GGMLQuantizationType.Q8_0
-    path = write_gguf(tmp_path / "model.gguf", hf_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)
+    path = write_gguf(tmp_path / "model.gguf", random_model(LlamaConfig(**SIZES | sizes)), encoding=encoding)
     assert main([str(path), "--out", str(tmp_path / "bundle"), "--bits", "32"]) == 0
     manifest = read_bundle(tmp_path / "bundle")
     assert manifest.architecture == "LlamaForCausalLM"
@@ -339,4 +339,4 @@ def test_the_command_line_imports_and_verifies_a_file(tmp_path: Path, capsys: py
 
 def test_parameters_are_random() -> None:
     """A permutation of equal values would show nothing."""
-    assert torch.unique(hf_model(MODELS["llama"]).model.layers[0].self_attn.q_proj.weight).numel() > 1000
+    assert torch.unique(random_model(MODELS["llama"]).model.layers[0].self_attn.q_proj.weight).numel() > 1000

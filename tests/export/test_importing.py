@@ -33,6 +33,7 @@ from tests.export.failing_checks import differ, end_process
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
+from tests.zoo.folders import modules
 
 METADATA = BundleMetadata("imported", "a test", "MIT")
 NOTHING: Mapping[str, Any] = {}
@@ -263,11 +264,6 @@ def test_a_file_that_is_larger_than_the_limit_is_an_error(folder: Path, tmp_path
 
 def write_dense(folder: Path, weight: Any, bias: Any = None, changes: Mapping[str, Any] = NOTHING) -> None:
     """Turn a checkpoint into a sentence-transformers folder with a layer after pooling."""
-    kinds = ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"), ("3_Normalize", "Normalize")
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate(kinds)
-    ]
     config = {
         "in_features": weight.shape[1],
         "out_features": weight.shape[0],
@@ -276,7 +272,8 @@ def write_dense(folder: Path, weight: Any, bias: Any = None, changes: Mapping[st
     }
     for name in ("1_Pooling", "2_Dense"):
         (folder / name).mkdir(exist_ok=True)
-    (folder / "modules.json").write_text(json.dumps(modules))
+    kinds = modules("Transformer", "Pooling", "Dense", "Normalize")
+    (folder / "modules.json").write_text(json.dumps(kinds))
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
     (folder / "2_Dense" / "config.json").write_text(json.dumps(config | dict(changes)))
     tensors = {"linear.weight": weight} | ({} if bias is None else {"linear.bias": bias})

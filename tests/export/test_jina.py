@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
+from sightline.export.check.verify import Texts, compared_rows
 from sightline.export.errors import ImportFailedError
-from tests.export.encoder_models import check_rows, import_folder, random_rows, token_types
+from tests.zoo.comparing import TOLERANCE, assert_graphs_equal_the_reference, import_folder, token_types
 
 CONFIG: dict[str, Any] = {
     "architectures": ["JinaBertForMaskedLM"], "attention_probs_dropout_prob": 0.0, "attn_implementation": None,
@@ -104,18 +104,19 @@ def write_model(folder: Path, name: str, **changes: Any) -> Jina:
     return model
 
 
-@torch.no_grad()
-def compute(model: Jina, ids: list[int]) -> dict[str, NDArray[Any]]:
-    hidden, maps = model(torch.tensor(ids), torch.tensor(token_types(ids)))
-    return {"hidden": hidden.numpy(), "maps": maps.numpy()}
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_graph_and_numpy_equal_an_implementation_of_the_paper(name: str, tmp_path: Path) -> None:
     model = write_model(tmp_path, name)
-    imported = import_folder(tmp_path, tmp_path)
-    rows = random_rows(211, [12, 64, 1, 7])
-    check_rows(imported, model, rows, compute, twin_share=1)
+    imported = import_folder(tmp_path)
+    draw = np.random.default_rng(0)
+    texts = Texts(tuple(tuple(draw.integers(100, 211, length).tolist()) for length in (64, 12, 7, 1)))
+    assert_graphs_equal_the_reference(imported, texts)
+    outputs = imported.outputs(texts)
+    for number, ids in enumerate(texts.sources):
+        hidden, maps = model(torch.tensor(ids), torch.tensor(token_types(ids)))
+        rows = compared_rows(len(ids))
+        np.testing.assert_allclose(outputs[f"hidden.{number}"], hidden.detach(), rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(outputs[f"encoder.{number}"], maps.detach()[:, :, rows], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_graph_and_numpy_equal_an_implementation_of_the_paper(name: str, tmp_pat
 def test_other_variants_are_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     write_model(tmp_path, "small", **changes)
     with pytest.raises(ImportFailedError, match=message):
-        import_folder(tmp_path, tmp_path)
+        import_folder(tmp_path)
 
 
 def test_the_variant_with_normalized_queries_is_rejected(tmp_path: Path) -> None:
@@ -140,4 +141,4 @@ def test_the_variant_with_normalized_queries_is_rejected(tmp_path: Path) -> None
     tensors["bert.encoder.layer.0.attention.self.layer_norm_q.weight"] = torch.from_numpy(np.ones(32, np.float32))
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ImportFailedError, match=r"1 tensors that its architecture does not use: .*layer_norm_q"):
-        import_folder(tmp_path, tmp_path)
+        import_folder(tmp_path)

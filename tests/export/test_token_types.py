@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sightline.export.errors import ImportFailedError
 from sightline.export.families.token_types import type_separator
-from tests.export.encoder_models import SEP, token_types
+from tests.zoo.comparing import SEP, token_types
 
 SPECIAL = [("[CLS]", 101), ("[SEP]", SEP), ("<s>", 0), ("</s>", 2)]
 PAIR = "[CLS] $A [SEP] $B:1 [SEP]:1"

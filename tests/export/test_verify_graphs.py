@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
-from transformers import BertConfig, BertForSequenceClassification, T5Config, T5ForConditionalGeneration
 
 from sightline.base.bundle import PREFILL_TOKENS, Verification
 from sightline.export.check.reference import EXACT, Rounded
@@ -36,27 +34,14 @@ from sightline.export.families.table import describe, find_family
 from sightline.export.graphs import relative
 from sightline.export.sources.checkpoint import Folder, open_folder
 from sightline.model.float32 import UNIT_ROUNDOFF, max_abs
-from tests.export.decoder_models import MODELS, hf_model
 from tests.export.graph_bundles import write_bundle
+from tests.zoo.models import MODELS
 
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": {"hidden_size": 60, "max_position_embeddings": 40},
+    "t5": {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "n_positions": 512},
+}
 NAMES = ("gpt2-scales", "llama-biases", "qwen3-windows", "smollm3", "bert", "t5")
-
-
-def random_model(name: str) -> Any:
-    if name in MODELS:
-        return hf_model(MODELS[name])
-    torch.manual_seed(0)
-    if name == "bert":
-        sizes = {"hidden_size": 60, "num_attention_heads": 5, "num_hidden_layers": 2, "intermediate_size": 71}
-        model: Any = BertForSequenceClassification(
-            BertConfig(**sizes, vocab_size=211, max_position_embeddings=40, num_labels=3)
-        )
-    else:
-        sizes = {"d_model": 60, "d_kv": 12, "d_ff": 71, "num_heads": 5, "num_layers": 2}
-        model = T5ForConditionalGeneration(T5Config(**sizes, vocab_size=211, decoder_start_token_id=0))
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
 
 
 class Bundle:
@@ -97,7 +82,7 @@ def bundle_of(tmp_path: Path) -> Iterator[MakeBundle]:
     opened: list[Folder] = []
 
     def create(name: str, positions: int = 40) -> Bundle:
-        random_model(name).save_pretrained(tmp_path)
+        MODELS[name].save(tmp_path, **SIZES.get(name, {}))
         opened.append(open_folder(tmp_path))
         return Bundle(tmp_path, opened[-1], positions)
 

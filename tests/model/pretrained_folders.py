@@ -1,14 +1,12 @@
 """Small checkpoints of transformers with random weights and a tokenizer."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.export.decoder_models import MODELS, hf_model
-from tests.export.encoder_models import FAMILIES, make_model
 from tests.export.folders_of_others import word_tokenizer
+from tests.zoo.models import MODELS
 
 ENCODERS = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "mpnet")
 DECODERS = (
@@ -42,18 +40,14 @@ def byte_tokenizer() -> Tokenizer:
 
 def write_encoder(folder: Path, family: str, architecture: str = "Model", scale: float = 0.3, **options: Any) -> Any:
     """Write an encoder of `ENCODERS`, and return the model of transformers."""
-    model = make_model(FAMILIES[family], architecture, scale, **options)
-    model.save_pretrained(folder)
+    model = MODELS[family].save(folder, f"{MODELS[family].start}{architecture}", scale, **options)
     word_tokenizer(211).save(str(folder / "tokenizer.json"))
     return model
 
 
 def write_decoder(folder: Path, name: str = "llama", template: str | None = None, **options: Any) -> Any:
     """Write a decoder of `DECODERS`, and return the model of transformers."""
-    config = copy.deepcopy(MODELS[name])
-    config.update(options)
-    model = hf_model(config)
-    model.save_pretrained(folder)
+    model = MODELS[name].save(folder, **options)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     if template is not None:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")

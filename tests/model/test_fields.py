@@ -1,11 +1,10 @@
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from sightline.model.config import read_model_config
-from sightline.model.training.config import TrainConfig, read_train_config
+from sightline.model.training.config import read_train_config
 
 
 @pytest.mark.parametrize(
@@ -19,6 +18,6 @@ from sightline.model.training.config import TrainConfig, read_train_config
 def test_an_invalid_file_is_rejected_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "train.json"
     path.write_text(text, encoding="utf-8")
-    for read in (partial(read_train_config, kind=TrainConfig), read_model_config):
+    for read in (read_train_config, read_model_config):
         with pytest.raises(ValueError, match=f"{re.escape(str(path))} {message}"):
             read(path)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from sightline.model.__main__ import main
+from sightline.__main__ import main
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata
 from sightline.model.config import ClassifierConfig, read_model_config
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.data.samples import write_sample
 from sightline.model.data.tokenizer import train_tokenizer
-from sightline.model.training.config import TrainConfig, read_train_config
+from sightline.model.training.config import read_train_config
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
 LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]
@@ -159,10 +159,10 @@ def test_a_limit_of_minutes_shortens_the_warm_up_by_measured_updates(
     printed = capsys.readouterr().err
     assert re.search(r"for about \d+ updates: .* do not fit into 0.0003 minutes\n\d+ updates of", printed)
     assert "before the end of the warm-up" not in printed
-    before = read_train_config(run / "train.json", TrainConfig)
+    before = read_train_config(run / "train.json")
     assert main([*arguments, "--minutes", "0.0006", "--accumulate", "2"]) == 0  # the schedule is kept
     assert "a measurement" not in capsys.readouterr().err
-    assert read_train_config(run / "train.json", TrainConfig) == dataclasses.replace(before, max_minutes=0.0006)
+    assert read_train_config(run / "train.json") == dataclasses.replace(before, max_minutes=0.0006)
 
 
 def test_notes_of_pairs_and_a_missing_library_come_before_the_training(
@@ -233,14 +233,14 @@ def test_a_resumed_run_keeps_its_settings_and_may_be_longer(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "encoder", run)
-    before = read_train_config(run / "train.json", TrainConfig)
+    before = read_train_config(run / "train.json")
     record = json.loads((run / "record.json").read_text(encoding="utf-8"))
     assert record["examples"] == {"train": 40, "dev": 20, "test": 20}
     (run / "record.json").write_text(json.dumps(record | {"command": "sightline train a b"}), encoding="utf-8")
     # The tokenizer and all settings that the first command chose are those of the folder.
     assert main(["train", "encoder", str(data / "encoder"), "--run", str(run), "--epochs", "2"]) == 0
     assert "note: --epochs is 2 instead of 1\n" in capsys.readouterr().err
-    after = read_train_config(run / "train.json", TrainConfig)
+    after = read_train_config(run / "train.json")
     assert after.max_epochs == 2
     commands = json.loads((run / "record.json").read_text(encoding="utf-8"))["command"].splitlines()
     assert len(commands) == 2 and commands[0] == "sightline train a b"  # the card of the model shows both
@@ -257,14 +257,14 @@ def test_settings_that_depend_on_the_epochs_are_chosen_again_for_another_number(
 ) -> None:
     run, command = tmp_path / "run", ["train", "classification", str(data / "classification"), "--run"]
     shutil.copytree(runs / "classification", run)
-    before = read_train_config(run / "train.json", TrainConfig)
+    before = read_train_config(run / "train.json")
     assert (before.max_epochs, before.average_last, before.patience_epochs) == (1, 1, 5)
     assert main([*command, str(run), "--epochs", "12"]) == 0
     printed = capsys.readouterr().err
     flags = "--average-last, --evaluate-epochs, --patience-epochs"
     assert f"{flags}: chosen again, for 12 epochs instead of 1\n" in printed
     assert "note: --epochs is 12 instead of 1, --patience-epochs is 6 instead of 5, --average-last is 9" in printed
-    after = read_train_config(run / "train.json", TrainConfig)
+    after = read_train_config(run / "train.json")
     length: dict[str, Any] = {"max_epochs": 12, "average_last": 9, "patience_epochs": 6, "evaluate_epochs": 1}
     assert after == dataclasses.replace(before, **length)  # the warm-up is part of the schedule
     epochs = load_metadata(run / "averaged" / "weights.safetensors")["epochs"]
@@ -273,13 +273,13 @@ def test_settings_that_depend_on_the_epochs_are_chosen_again_for_another_number(
     for number in ("5", "12"):
         assert main([*command, str(run), "--epochs", number]) == 0
         assert "chosen again" not in capsys.readouterr().err
-        assert read_train_config(run / "train.json", TrainConfig) == after
+        assert read_train_config(run / "train.json") == after
     # Given values stay those of the run until others are given.
     given = ("--average-last", "2", "--patience-epochs", "3", "--minutes", "9")
     assert main([*command, str(run), "--epochs", "13", *given]) == 0
     assert main([*command, str(run), "--epochs", "14", "--average-last", "3"]) == 0
     assert "chosen again" not in capsys.readouterr().err
-    after = read_train_config(run / "train.json", TrainConfig)
+    after = read_train_config(run / "train.json")
     assert (after.average_last, after.patience_epochs, after.evaluate_epochs) == (3, 3, 1)
     assert load_metadata(run / "averaged" / "weights.safetensors")["epochs"] == [12, 13, 14]
 
@@ -308,7 +308,7 @@ def test_a_run_is_fine_tuned(data: Path, runs: Path, tmp_path: Path, capsys: pyt
     arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--from", str(source)]
     assert main([*arguments, "--epochs", "1", "--threads", "1"]) == 0
     assert "starts from the weights of" in capsys.readouterr().err
-    assert read_train_config(run / "train.json", TrainConfig).peak_learning_rate == 3e-4
+    assert read_train_config(run / "train.json").peak_learning_rate == 3e-4
     assert main([*arguments, "--run", str(tmp_path / "other"), "--size", "base"]) == 2
     assert "--size cannot be combined with --from" in capsys.readouterr().err
 
@@ -322,7 +322,7 @@ def test_a_file_of_options_is_overridden_and_stored(
     run = tmp_path / "run"
     arguments = ["train", "classification", str(data / "classification"), "--run", str(run), "--config", str(path)]
     assert main([*arguments, *SMALL, "--precision", "bfloat16"]) == 0
-    assert read_train_config(run / "train.json", TrainConfig).precision == "bfloat16"
+    assert read_train_config(run / "train.json").precision == "bfloat16"
     model = read_model_config(run / "config.json")
     assert isinstance(model, ClassifierConfig) and model.dropout == 0.5
     text = (run / "options.toml").read_text(encoding="utf-8")

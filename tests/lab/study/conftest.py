@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from lab.study.chats import LINES
+from lab.zoo.dialogues import draw_dialogues
+from lab.zoo.systems import bundle_name
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import CausalConfig
-from sightline.model.data.dialogues import draw_dialogues
 from sightline.model.data.tokenizer import train_tokenizer
-from sightline.model.systems import bundle_name
 from tests.support.training_runs import export_bundle
 
 

@@ -6,9 +6,9 @@ import pytest
 from lab.bench.record import Recorded, Result, read_results
 from lab.study.__main__ import RESULTS
 from lab.study.cards import CARD, card, write_cards
+from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.base.bundle import read_manifest
 from sightline.export.options import BundleMetadata
-from sightline.model.systems import SYSTEMS, bundle_name
 from tests.support.training_runs import export_bundle
 
 BUNDLES = Path("bundles")
@@ -46,7 +46,7 @@ def test_every_system_of_a_folder_gets_a_card_with_the_scores_of_its_first_seed_
     write_cards(results, tmp_path)
     text = " ".join((tmp_path / name / CARD).read_text(encoding="utf-8").split())  # lines are wrapped
     assert "37.12 BLEU" in text and "24 epochs, 6,312 updates, seed 1" in text and "9 epochs" not in text
-    assert "`python -m sightline.model zoo DATA --systems bahdanau --precision bfloat16`" in text
+    assert "`python -m lab.zoo train DATA --systems bahdanau --precision bfloat16`" in text
     assert text.count("As served") == 1 and "37.10 BLEU" in text
     assert "| weights | float16, computed in float32 |" in text
     assert "| trained on | single sentences |" in text

@@ -5,7 +5,7 @@ import pytest
 
 from lab.bench.record import Result
 from lab.study.claims import BUCKETS, LONG_LINES, TABLES, draw, statistics_by_system, tables
-from sightline.model.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
+from lab.zoo.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
 
 LENGTHS = [20, 30, 40, 50, 60, 22] * 4
 

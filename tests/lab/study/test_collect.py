@@ -14,8 +14,8 @@ from lab.study.changes import CONTROLS, changes_table
 from lab.study.headline import TEXTS, headline
 from lab.study.lengths import caption_buckets
 from lab.study.runs import TRANSLATING, runs_by_system
+from lab.zoo.systems import PLAN
 from sightline.model.evaluation.bleu import moses_lines, read_test_set, score
-from sightline.model.systems import PLAN
 from sightline.model.training.config import Precision, TrainConfig, train_config_to_json
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
@@ -222,7 +222,7 @@ def test_systems_that_differ_in_several_things_are_compared_below_the_table(
 
 
 def test_every_system_with_one_change_has_a_baseline_trained_as_long() -> None:
-    short = {name for name, planned in PLAN.items() if name in TRANSLATING and planned.max_epochs == 12}
+    short = {name for name, planned in PLAN.items() if name in TRANSLATING and planned.epochs == 12}
     assert short | {"hard-marginal"} == CONTROLS.keys() == set(TRANSLATING) - TEXTS.keys()
     alone = {name for name, (control, _) in CONTROLS.items() if control is None}
     assert alone == {"fixed-context-short", "post-norm-short", "hard-marginal"}

@@ -17,12 +17,12 @@ from lab.study.ghost_attention import (
     tables,
 )
 from lab.study.served import serve
+from lab.zoo.instructions import KINDS, Kind
+from lab.zoo.recall import MAX_ANSWER_TOKENS, greedy_answers
+from lab.zoo.systems import bundle_name
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model
-from sightline.model.data.instructions import KINDS, Kind
 from sightline.model.data.tokenizer import encode_lines, prompt_tokenizer
-from sightline.model.evaluation.recall import MAX_ANSWER_TOKENS, greedy_answers
-from sightline.model.systems import bundle_name
 from tests.support.steps import drawn_texts, parse
 
 GATT = bundle_name("chat-gatt")

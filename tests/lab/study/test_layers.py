@@ -11,11 +11,11 @@ from lab.bench.weights import read_model
 from lab.study import layers
 from lab.study.bleu import SEED
 from lab.study.layers import Damage, damage_weights, damages, measure, tables, translations
+from lab.zoo.systems import MULTI30K
 from sightline.base.bundle import read_manifest
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.evaluation.bleu import moses_lines, translate
-from sightline.model.systems import MULTI30K
 
 SHIPPED = Path("bundles", MULTI30K.name)
 SENTENCES = ("A dog runs in the grass.", "A man sleeps over there.", "Two girls play today.")

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from lab.study.quality import measure, tables
+from lab.study.quality import measure, read_reviews, tables
+from lab.zoo.derived import derive
+from lab.zoo.systems import MULTI30K, SST2, bundle_name
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_checkpoint, load_model
-from sightline.model.data.text import read_labelled
-from sightline.model.evaluation.accuracy import accuracy
+from sightline.model.evaluation.accuracy import exact_matches, predict
 from sightline.model.evaluation.bleu import moses_lines, read_test_set, score, translate
-from sightline.model.systems import MULTI30K, SST2, bundle_name
 
 SPLIT = "test_2016_flickr"
+LABELS = ("bad", "fair", "good")  # of the toy classifier
 
 
 @pytest.fixture
@@ -40,7 +41,9 @@ def test_served_bundles_score_the_same_as_pytorch_and_chat_models_are_skipped(
     chats: Path,
     checkpoint: Path,
     classifier_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("lab.zoo.derived.LABELS", LABELS)
     for folder in (bundle, classifier_bundle, chats / "bundles" / bundle_name("chat-gatt")):
         shutil.copytree(folder, tmp_path / "bundles" / folder.name)
     result = measure(Namespace(bundles=tmp_path / "bundles", data=data))
@@ -54,7 +57,9 @@ def test_served_bundles_score_the_same_as_pytorch_and_chat_models_are_skipped(
     assert translating["chrf"] == round(expected.chrf.value, 2)
     model, tokenizer = load_model(classifier_checkpoint)
     assert isinstance(model, Classifier)
-    right = accuracy(model, tokenizer, *read_labelled(data / SST2.folder, "dev"))
+    derive("labelled", data / SST2.folder, tmp_path / "labelled")
+    texts, labels = read_reviews(tmp_path / "labelled", "dev")
+    right = exact_matches(predict(model, tokenizer, texts), [frozenset([LABELS.index(label)]) for label in labels])
     assert (classifying["model"], classifying["sentences"]) == ("toy-classifier", right.total)
     assert (classifying["correct"], classifying["split"]) == (right.count, "dev")
     assert (tested["sentences"], tested["split"]) == (right.total - 1, "test")

@@ -9,12 +9,12 @@ from lab.bench.record import Result
 from lab.study.chats import LINES
 from lab.study.recall import CASES, UNSEEN, add_arguments, draw, measure, served_responses, tables
 from lab.study.served import serve
+from lab.zoo.dialogues import CONDITIONS, draw_parts
+from lab.zoo.instructions import KINDS
+from lab.zoo.recall import Script, greedy_answers
+from lab.zoo.systems import bundle_name
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model
-from sightline.model.data.dialogues import CONDITIONS, draw_parts
-from sightline.model.data.instructions import KINDS
-from sightline.model.evaluation.recall import Script, greedy_answers
-from sightline.model.systems import bundle_name
 from tests.support.steps import drawn_texts, parse
 
 ROWS: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from lab.study import claims, collect, quality
 from lab.study.__main__ import RESULTS
 from lab.study.headline import ADDITIVE, TARGET
 from lab.study.runs import TRANSLATING, runs_by_system, system_of
-from sightline.model.systems import COMPARED, PLAN
+from lab.zoo.systems import COMPARED, PLAN
 
 RECORDED = read_results(RESULTS)
 RUNS = runs_by_system(RECORDED[collect.NAME].result)
@@ -29,7 +29,7 @@ def test_every_system_that_translates_has_been_trained() -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_system_has_its_planned_seeds_and_epochs(name: str) -> None:
     assert [run["seed"] for run in RUNS[name]] == list(range(1, 1 + PLAN[name].seeds))
-    assert all(run["epochs"] <= PLAN[name].max_epochs for run in RUNS[name])
+    assert all(run["epochs"] <= PLAN[name].epochs for run in RUNS[name])
 
 
 def test_compared_systems_differ_by_at_most_a_fifth_in_their_parameters() -> None:

@@ -12,7 +12,7 @@ import pytest
 from lab.bench.record import Recorded, Result, Row, write_result
 from lab.study import sentence
 from lab.study.sentence_picture import draw_sentence, picture, picture_of, remarks, token_labels
-from sightline.model.systems import SYSTEMS, bundle_name
+from lab.zoo.systems import SYSTEMS, bundle_name
 
 SENTENCE = "A man sleeps."
 ROW: dict[str, Any] = {

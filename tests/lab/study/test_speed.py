@@ -2,6 +2,7 @@ import argparse
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from lab.bench.record import Result
 from lab.study import speed
 from lab.study.speed import DECODING_ROUNDS, SENTENCES, add_arguments, measure
 from lab.study.speed_report import ratios, tables, training_minutes
+from lab.zoo.data import read_data
+from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.base.bundle import MANIFEST, read_manifest, write_manifest
 from sightline.model.config import TransformerConfig
-from sightline.model.systems import SYSTEMS, bundle_name
-from sightline.model.training.config import PRECISIONS, SystemConfig
-from sightline.model.training.tasks import read_system_data
+from sightline.model.training.config import PRECISIONS, TrainConfig
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 from tests.support.steps import parse
@@ -35,13 +36,12 @@ def zoo(
     data = folder / "data" / SYSTEMS["transformer"].corpus.folder
     data.mkdir(parents=True)
     for name in ("train.en", "train.de", "val.en", "val.de", SENTENCES):
-        (data / name).write_text("\n".join(toy_sentences) + "\n", encoding="utf-8")
+        (data / name).write_text("\n".join(toy_sentences[name.startswith("val") :]) + "\n", encoding="utf-8")
 
-    def make_config(vocab_size: int) -> TransformerConfig:
-        return TransformerConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, decoder_layers=1)
-
-    run, config = folder / "runs" / "transformer-1", SystemConfig(vocab_size=300, batch_tokens=128)
-    prepared, model_config = read_system_data("translation", data, run, config, make_config)
+    run, config = folder / "runs" / "transformer-1", TrainConfig(batch_tokens=128)
+    prepared = read_data(SYSTEMS["transformer"], data, run, config, 300)
+    sizes: dict[str, Any] = {"d_model": 16, "num_heads": 2, "d_ff": 32, "encoder_layers": 1, "decoder_layers": 1}
+    model_config = TransformerConfig(prepared.tokenizer.get_vocab_size(), **sizes)
     Trainer(run, config, TRANSLATION, prepared, model_config, torch.device("cpu"))
     epochs = [{"epoch": 1, "step": 100, "seconds": 40.0}, {"epoch": 2, "step": 200, "seconds": 50.0}]
     (run / "log.jsonl").write_text("".join(json.dumps(epoch) + "\n" for epoch in epochs), encoding="utf-8")

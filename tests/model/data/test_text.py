@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.model.data.text import read_labelled, read_lines, read_parallel
+from sightline.model.data.text import read_lines, read_parallel
 
 
 def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
@@ -57,20 +57,3 @@ def test_a_byte_that_is_not_utf_8_is_named_with_its_file_and_line(tmp_path: Path
     (tmp_path / "train.de").write_bytes("ein\nzwei\nfünf\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"train\.de, line 3: byte 0xfc is not UTF-8; convert"):
         read_lines(tmp_path / "train.de")
-
-
-def test_lines_are_labels_and_texts(tmp_path: Path) -> None:
-    (tmp_path / "dev.tsv").write_text("1\ta\tfilm\n0\tdull\n", encoding="utf-8")
-    assert read_labelled(tmp_path, "dev") == (["a\tfilm", "dull"], [1, 0])
-
-
-def test_a_missing_split_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
-        read_labelled(tmp_path, "train")
-
-
-@pytest.mark.parametrize("line", ["good film", "1\t", "\tfilm", "one\tfilm", "-1\tfilm", "٣\tfilm", ""])
-def test_a_malformed_line_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "dev.tsv").write_text(f"1\tfine\n{line}\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"dev\.tsv, line 2: expected `label index, tab, text`"):
-        read_labelled(tmp_path, "dev")

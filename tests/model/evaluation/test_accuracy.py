@@ -9,10 +9,10 @@ from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
 from sightline.model.data.records import LabelledRecord
 from sightline.model.evaluation.accuracy import (
-    accuracy,
     confusion_lines,
     count_labels,
     evaluate_classification,
+    exact_matches,
     expected_labels,
     label_fields,
     label_metrics,
@@ -47,9 +47,10 @@ def test_accuracy_counts_what_the_model_chooses(loaded: tuple[Classifier, Tokeni
     for text in toy_sentences:
         row = scores(loaded, text)
         chosen.append(row.index(max(row)))
-    wrong = [(label + 1) % 3 for label in chosen[:2]]
-    assert accuracy(*loaded, toy_sentences, chosen).count == len(toy_sentences)
-    assert accuracy(*loaded, toy_sentences, wrong + chosen[2:]).count == len(toy_sentences) - 2
+    predicted, expected = predict(*loaded, toy_sentences), [frozenset([label]) for label in chosen]
+    wrong = [frozenset([(label + 1) % 3]) for label in chosen[:2]]
+    assert exact_matches(predicted, expected).count == len(toy_sentences)
+    assert exact_matches(predicted, wrong + expected[2:]).count == len(toy_sentences) - 2
 
 
 def test_with_several_labels_those_above_one_half_are_predicted(
@@ -68,7 +69,7 @@ def test_with_several_labels_those_above_one_half_are_predicted(
 
 def test_a_text_that_is_too_long_is_rejected_with_both_numbers(loaded: tuple[Classifier, Tokenizer]) -> None:
     with pytest.raises(ValueError, match=r"text 1 must have at most 256 tokens \(max_positions\), got \d+; shorten it"):
-        accuracy(*loaded, ["word " * 300], [0])
+        predict(*loaded, ["word " * 300])
 
 
 def test_the_scores_of_each_label_are_those_by_hand() -> None:

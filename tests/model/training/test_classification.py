@@ -12,17 +12,15 @@ from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
 from sightline.model.config import ClassifierConfig, ModelConfig
 from sightline.model.data.batches import bucket, make_labelled_batch
+from sightline.model.data.corpus import open_held_out
 from sightline.model.data.examples import Example, MemoryExamples
-from sightline.model.data.text import read_labelled
-from sightline.model.evaluation.accuracy import accuracy
+from sightline.model.evaluation.evaluate import evaluate_model
 from sightline.model.training.classification import CLASSIFICATION, label_loss
-from sightline.model.training.config import SystemConfig
-from sightline.model.training.tasks import read_system_data
+from sightline.model.training.config import TrainConfig
 from sightline.model.training.trainer import Trainer
+from tests.model.training.toys import read_corpus
 
-TOY = SystemConfig(
-    vocab_size=300, max_epochs=12, batch_tokens=128, warmup_steps=10, peak_learning_rate=5e-3, average_last=3
-)
+TOY = TrainConfig(max_epochs=12, batch_tokens=128, warmup_steps=10, peak_learning_rate=5e-3, average_last=3)
 CPU = torch.device("cpu")
 GOOD, BAD = ("a fine film", "truly moving", "great fun"), ("a dull film", "truly boring", "a waste")
 
@@ -31,12 +29,12 @@ def toy_classifier(vocab_size: int) -> ModelConfig:
     return ClassifierConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, word_dropout=0.1)
 
 
-def make_trainer(run: Path, data: Path, config: SystemConfig = TOY) -> Trainer:
-    prepared, model_config = read_system_data("classification", data, run, config, toy_classifier)
-    return Trainer(run, config, CLASSIFICATION, prepared, model_config, CPU)
+def make_trainer(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
+    prepared = read_corpus(run, data, "classification", config)
+    return Trainer(run, config, CLASSIFICATION, prepared, toy_classifier(prepared.tokenizer.get_vocab_size()), CPU)
 
 
-def train(run: Path, data: Path, config: SystemConfig = TOY) -> Trainer:
+def train(run: Path, data: Path, config: TrainConfig = TOY) -> Trainer:
     trainer = make_trainer(run, data, config)
     trainer.fit()
     return trainer
@@ -48,13 +46,13 @@ def reviews(tmp_path: Path) -> Path:
     folder.mkdir()
     lines = [
         f"{label}\t{start} {text} {end}\n"
-        for label, texts in enumerate((BAD, GOOD))
+        for label, texts in (("negative", BAD), ("positive", GOOD))
         for text in texts
         for start in ("it is", "well ,", "once more")
         for end in (".", "!", "indeed .")
     ]
     for split, chosen in (("train", lines), ("dev", lines[::4])):
-        (folder / f"{split}.tsv").write_text("".join(chosen), encoding="utf-8")
+        (folder / f"{split}.tsv").write_text("".join(["label\ttext\n", *chosen]), encoding="utf-8")
     return folder
 
 
@@ -65,7 +63,8 @@ def test_the_trainer_learns_labels_and_its_checkpoints_contain_them(tmp_path: Pa
     model, tokenizer = load_model(tmp_path / "run" / "averaged")
     assert isinstance(model, Classifier)
     assert model.config.labels == ("negative", "positive")
-    assert accuracy(model, tokenizer, *read_labelled(reviews, "dev")).value == 1
+    records = list(open_held_out(reviews / "dev.tsv", "classification"))
+    assert evaluate_model(model, tokenizer, records)["metrics"]["accuracy"] == 100
 
 
 def test_a_run_resumed_after_an_epoch_gives_the_same_weights(tmp_path: Path, reviews: Path) -> None:
@@ -100,37 +99,6 @@ def test_smoothing_moves_a_share_of_each_target_to_every_label(tmp_path: Path, r
     own = logprobs.gather(1, batch.labels.unsqueeze(1)).sum()
     expected = -(0.8 * own + 0.1 * logprobs.sum())
     torch.testing.assert_close(label_loss(model, batch, 0.2), expected)
-
-
-def test_a_label_that_the_model_lacks_is_rejected(tmp_path: Path, reviews: Path) -> None:
-    with (reviews / "train.tsv").open("a", encoding="utf-8") as file:
-        file.write("2\tneither\n")
-    with pytest.raises(ValueError, match="the label must be between 0 and 1, got 2"):
-        train(tmp_path / "run", reviews)
-
-
-def test_an_unknown_label_of_the_second_split_is_rejected_before_anything_is_written(
-    tmp_path: Path, reviews: Path
-) -> None:
-    """The error must come before the first epoch, so that the corrected file can be used."""
-    dev = (reviews / "dev.tsv").read_text(encoding="utf-8")
-    (reviews / "dev.tsv").write_text(f"{dev}7\tneither\n", encoding="utf-8")
-    number = dev.count("\n") + 1
-    message = rf"dev\.tsv, line {number}: the label must be between 0 and 1, got 7"
-    config = dataclasses.replace(TOY, max_epochs=1)
-    with pytest.raises(ValueError, match=message):
-        train(tmp_path / "run", reviews, config)
-    assert not (tmp_path / "run").exists()
-    (reviews / "dev.tsv").write_text(dev, encoding="utf-8")
-    train(tmp_path / "run", reviews, config)
-
-
-@pytest.mark.parametrize("split", ["train", "dev"])
-def test_a_split_without_lines_is_rejected(tmp_path: Path, reviews: Path, split: str) -> None:
-    (reviews / f"{split}.tsv").write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"{split}\.tsv is empty: expected one line per sentence"):
-        train(tmp_path / "run", reviews)
-    assert not (tmp_path / "run").exists()
 
 
 # Any number of labels
@@ -191,7 +159,8 @@ def test_a_new_run_starts_with_the_ratios_of_its_training_texts(tmp_path: Path, 
         tmp_path / "given",
         TOY,
         CLASSIFICATION,
-        *read_system_data("classification", reviews, tmp_path / "given", TOY, toy_classifier),
+        read_corpus(tmp_path / "given", reviews, "classification", TOY),
+        trainer.model_config,
         CPU,
         initialise=lambda model: model.load_state_dict(random.state_dict()),
     )

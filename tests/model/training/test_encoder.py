@@ -78,7 +78,6 @@ def test_a_false_negative_gets_no_gradient(model: TextEncoder) -> None:
 
 
 def test_accumulated_batches_have_the_negatives_of_each_batch_and_not_those_of_a_larger_one(tmp_path: Path) -> None:
-    """Data-parallel processes equal accumulated batches, as test_distributed.py shows."""
     parts, whole = [make_batch(PAIRS[:2], CONFIG), make_batch(PAIRS[2:], CONFIG)], make_batch(PAIRS, CONFIG)
     trainer = toy_trainer("encoder", tmp_path, dropout=0.0, clip_norm=1e9)
     model = trainer.model

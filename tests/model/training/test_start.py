@@ -33,6 +33,7 @@ from sightline.model.data.pretrained import GENERATION, checkpoint_texts
 from sightline.model.data.tokenizer import check_tokenizer
 from sightline.model.training.start import Start, start_from
 from tests.model.pretrained_folders import ENCODERS, TEMPLATE, write_decoder, write_encoder
+from tests.zoo.folders import modules
 
 NAMES = ["cat", "dog", "bird"]
 IDS = torch.tensor([[2, 5, 6, 7, 9], [2, 9, 8, 0, 0]])
@@ -115,11 +116,8 @@ def test_a_saved_encoder_is_imported_with_its_pooling(pooling: str, mode: str, t
     folder = tmp_path / "from"
     write_encoder(folder, "bert")
     if pooling != "mean":
-        modules = [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (path, kind) in enumerate([("", "Transformer"), ("1_Pooling", "Pooling")])
-        ]
-        (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+        kinds = modules("Transformer", "Pooling")
+        (folder / "modules.json").write_text(json.dumps(kinds), encoding="utf-8")
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}), encoding="utf-8")
         (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 11}), encoding="utf-8")

@@ -5,7 +5,6 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,25 +12,26 @@ from safetensors.torch import load_file
 
 from sightline.model.checkpoint import average, load_checkpoint, load_metadata
 from sightline.model.config import TransformerConfig
-from sightline.model.training.config import SystemConfig, read_train_config
+from sightline.model.training.config import TrainConfig, read_train_config
 from sightline.model.training.folder import RunFolder, read_log
-from sightline.model.training.tasks import read_system_data
 from sightline.model.training.trainer import Trainer, inverse_sqrt_rate
 from sightline.model.training.translation import TRANSLATION
-from tests.model.training.toys import assert_same_run
+from tests.model.training.toys import VOCABULARY, assert_same_run, read_corpus
 
 MakeConfig = Callable[[int], TransformerConfig]
-TOY = SystemConfig(vocab_size=300, max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
+TOY = TrainConfig(max_epochs=4, batch_tokens=128, warmup_steps=20, average_last=2)
 TINY = 1e-30  # a rate that changes no weight
 CPU = torch.device("cpu")
 
 
-def make_trainer(run: Path, corpus: Path, make: MakeConfig, config: SystemConfig = TOY) -> Trainer:
-    prepared, model_config = read_system_data("translation", corpus, run, config, make)
-    return Trainer(run, config, TRANSLATION, prepared, model_config, CPU)
+def make_trainer(
+    run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY, vocab_size: int = VOCABULARY
+) -> Trainer:
+    data = read_corpus(run, corpus, "translation", config, vocab_size, source="en", target="de")
+    return Trainer(run, config, TRANSLATION, data, make(data.tokenizer.get_vocab_size()), CPU)
 
 
-def train(run: Path, corpus: Path, make: MakeConfig, config: SystemConfig = TOY) -> Trainer:
+def train(run: Path, corpus: Path, make: MakeConfig, config: TrainConfig = TOY) -> Trainer:
     trainer = make_trainer(run, corpus, make, config)
     trainer.fit()
     return trainer
@@ -206,34 +206,14 @@ def test_an_update_uses_the_gradient_of_the_loss_per_token_up_to_the_clipping_no
     torch.testing.assert_close(gradients, [gradient * scale for gradient in expected], atol=1e-7, rtol=1e-3)
 
 
-def examples_of(trainer: Trainer) -> list[Any]:
-    return [trainer.train_examples[index] for index in range(len(trainer.train_examples))]
-
-
-def test_pairs_that_are_too_long_are_skipped(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    whole = examples_of(make_trainer(tmp_path / "whole", corpus, toy_config))
-    lengths = sorted(max(map(len, pair)) for pair in whole)
-    limit = lengths[len(lengths) // 2]
-    config = dataclasses.replace(TOY, max_length_tokens=limit)
-    kept = examples_of(make_trainer(tmp_path / "run", corpus, toy_config, config))
-    assert kept == [pair for pair in whole if max(map(len, pair)) <= limit]
-    assert 0 < len(kept) < len(whole)
-
-
-def test_a_limit_that_leaves_no_example_is_rejected(tmp_path: Path, corpus: Path, toy_config: MakeConfig) -> None:
-    with pytest.raises(ValueError, match="no example of train"):
-        make_trainer(tmp_path / "run", corpus, toy_config, dataclasses.replace(TOY, max_length_tokens=2))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_that_cannot_start_does_not_lock_the_folder(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path
 ) -> None:
     """A failed command must not leave settings that block the corrected command."""
     run = tmp_path / "run"
     with pytest.raises(ValueError, match="vocab_size must be at least 259"):
-        make_trainer(run, corpus, toy_config, dataclasses.replace(TOY, vocab_size=100))
-    with pytest.raises(FileNotFoundError):
+        make_trainer(run, corpus, toy_config, vocab_size=100)
+    with pytest.raises(ValueError, match="missing file train"):
         make_trainer(run, tmp_path, toy_config, dataclasses.replace(TOY, precision="bfloat16"))
     train(run, corpus, toy_config)
     assert_same_run(unbroken, run)
@@ -259,61 +239,22 @@ def test_a_run_that_ended_before_its_first_state_starts_again(
     assert_same_run(unbroken, run)
 
 
-def copied(corpus: Path, tmp_path: Path, **changes: Callable[[bytes], bytes]) -> Path:
-    """Copy the corpus with some files changed; `val__de` stands for val.de."""
-    data = Path(shutil.copytree(corpus, tmp_path / "data"))
-    for name, change in changes.items():
-        path = data / name.replace("__", ".")
-        path.write_bytes(change(path.read_bytes()))
-    return data
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"val__en": lambda _: b"", "val__de": lambda _: b""}, r"val\.en is empty"),
-        ({"train__en": lambda _: b"", "train__de": lambda _: b""}, r"train\.en is empty"),
-        ({"val__de": lambda text: text + b"Ein Hund.\n"}, r"val\.en has 10 lines, but val\.de has 11"),
-        ({"val__de": lambda text: text.replace("ä".encode(), b"\xe4", 1)}, r"val\.de, line 6: byte 0xe4 is not UTF-8"),
-        (
-            {"val__en": lambda text: text + b" \n", "val__de": lambda text: text + b"Ja.\n"},
-            r"val\.en, line 11 is blank \(1 blank lines in total\); remove these lines from both val\.en and val\.de",
-        ),
-    ],
-    ids=["empty val", "empty train", "more lines", "not UTF-8", "blank"],
-)
-def test_every_split_is_checked_before_anything_is_written(
-    tmp_path: Path,
-    corpus: Path,
-    toy_config: MakeConfig,
-    unbroken: Path,
-    changes: dict[str, Callable[[bytes], bytes]],
-    message: str,
-) -> None:
-    """Errors in any split must come before the first epoch and leave no run."""
-    run = tmp_path / "run"
-    with pytest.raises(ValueError, match=message):
-        make_trainer(run, copied(corpus, tmp_path, **changes), toy_config, TOY)
-    assert not run.exists()
-    train(run, corpus, toy_config)
-    assert_same_run(unbroken, run)
-
-
-def test_an_example_that_the_model_cannot_read_is_rejected_before_anything_is_written(
+def test_an_example_that_the_model_cannot_read_is_rejected_before_a_run_starts(
     tmp_path: Path, corpus: Path, toy_config: MakeConfig
 ) -> None:
     def short(vocab_size: int) -> TransformerConfig:
-        return dataclasses.replace(toy_config(vocab_size), max_positions=20)
+        return dataclasses.replace(toy_config(vocab_size), max_positions=40)
 
-    long = copied(corpus, tmp_path, val__en=lambda text: text.replace(b"A dog", b"A dog of many colours and names", 1))
-    config = dataclasses.replace(TOY, vocab_size=600)
+    long = Path(shutil.copytree(corpus, tmp_path / "data"))
+    for side in ("en", "de"):
+        with (long / f"train.{side}").open("a", encoding="utf-8") as file:
+            file.write("A dog of many colours and names, of which nobody knows all.\n")
     with pytest.raises(
-        ValueError, match=r"dev has \d+ tokens, but max_positions of the model is 20; set max_length_tokens to 20"
+        ValueError, match=r"train has \d+ tokens, but max_positions of the model is 40; set max_length_tokens to 40"
     ):
-        make_trainer(tmp_path / "run", long, short, config)
-    assert not (tmp_path / "run").exists()
-    config = dataclasses.replace(config, max_length_tokens=20, max_epochs=1)
-    train(tmp_path / "run", long, short, config)
+        make_trainer(tmp_path / "run", long, short)
+    assert not (tmp_path / "run" / "train.json").exists()
+    train(tmp_path / "run", long, short, dataclasses.replace(TOY, max_length_tokens=40, max_epochs=1))
 
 
 def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
@@ -326,7 +267,7 @@ def test_a_vocabulary_with_other_special_ids_than_the_tokenizers_is_rejected(
 
     with pytest.raises(ValueError, match="pad_id is 40 in the configuration, but <pad> has the id 0 in the tokenizer"):
         make_trainer(tmp_path / "run", corpus, make, TOY)
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "train.json").exists()
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
@@ -369,7 +310,7 @@ def test_the_record_says_how_long_the_run_is(tmp_path: Path, corpus: Path, toy_c
     run, recorded = tmp_path / "run", []
     for max_epochs in (1, 3, 2):
         train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=max_epochs))
-        recorded.append(read_train_config(run / "train.json", SystemConfig))
+        recorded.append(read_train_config(run / "train.json"))
     assert [config.max_epochs for config in recorded] == [1, 3, 3]
     assert recorded[1] == dataclasses.replace(TOY, max_epochs=3)
 

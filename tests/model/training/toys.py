@@ -5,6 +5,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from safetensors.torch import load_file
 
 from sightline.model.checkpoint import load_metadata
 from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.data.corpus import open_corpus
+from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
-from sightline.model.data.records import PairRecord, Record
-from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.data.learnt_texts import read_texts
+from sightline.model.data.preparation import check_corpus, prepare
+from sightline.model.data.records import PairRecord, Record, TaskName
+from sightline.model.data.tokenizer import read_tokenizer, train_tokenizer
 from sightline.model.training.classification import CLASSIFICATION
 from sightline.model.training.config import TrainConfig
 from sightline.model.training.encoder import ENCODER
@@ -99,6 +104,17 @@ def toy_trainer(
     if dropout == 0 and isinstance(model, ClassifierConfig):
         model = dataclasses.replace(model, word_dropout=0.0)
     return Trainer(run, config, task, data, model, torch.device("cpu"))
+
+
+def read_corpus(
+    run: Path, data: Path, task: TaskName, config: TrainConfig, vocab_size: int = VOCABULARY, **languages: Any
+) -> TrainingData:
+    """Return a corpus as `sightline train` encodes it, without records for metrics."""
+    corpus, tokenizer = open_corpus(data, task, **languages), run / "tokenizer.json"
+    facts = check_corpus(corpus)
+    trained = read_tokenizer(tokenizer) if tokenizer.exists() else train_tokenizer(read_texts(corpus.train), vocab_size)
+    encoder = partial(encode, labels=tuple(facts.labels))
+    return dataclasses.replace(prepare(run, corpus, facts, trained, encoder, config.max_length_tokens), dev_records=())
 
 
 def train_toy(

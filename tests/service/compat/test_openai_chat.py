@@ -7,8 +7,6 @@ import pytest
 from sightline.base.bundle import ChatTemplate
 from sightline.base.text.chat import apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.model.data.dialogues import CHAT
-from sightline.model.data.smalltalk import Exchange
 from tests.service.conftest import TEMPLATE, FakeBackend, Running, Start, generate
 from tests.support.dialogues import in_turn
 from tests.support.fake_runner import fake_manifest
@@ -73,9 +71,9 @@ async def test_a_final_message_of_the_assistant_is_continued(chat: Running) -> N
 
 
 async def test_a_dialogue_has_the_format_of_the_training(tokenizer: TextTokenizer) -> None:
-    template = ChatTemplate(user=CHAT.user, assistant=CHAT.bot, reply=CHAT.reply, single_line=True)
+    template = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
     prompt = apply_chat_template(template, [], in_turn("Hi.", "Hello!", "Who are you?"), tokenizer)
-    assert prompt.parts == (CHAT.render([Exchange("Hi.", "Hello!")], "Who are you?"),)
+    assert prompt.parts == ("User: Hi.\nBot: Hello!\nUser: Who are you?\nBot:",)
 
 
 @pytest.mark.parametrize("break_", ["\n", "\r\n", "\u2028", "\n\n"])

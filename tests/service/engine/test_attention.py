@@ -237,12 +237,6 @@ def test_only_the_selected_layers_and_heads_of_a_decoder_map_are_returned() -> N
         np.testing.assert_array_equal(given.attention["decoder"], expected.attention["decoder"][[2, 0]][:, [1]])
 
 
-def test_an_encoder_decoder_has_no_rows_of_a_prompt() -> None:
-    request = GenerateRequest("r", SOURCES[0], 1e12, attention=ALL, prompt_rows=True)
-    with pytest.raises(AssertionError, match="fake is not a decoder-only model"):
-        Engine(FakeRunner(fake_manifest(), 1)).check(request)
-
-
 HIDDEN_TOKENS = [(0,), (4,), (1, 3), (0, 1, 2, 4)]
 
 

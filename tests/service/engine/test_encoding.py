@@ -1,9 +1,8 @@
-"""Encode requests: results and validation."""
+"""Results of encode requests."""
 
 import numpy as np
-import pytest
 
-from sightline.service.engine.request import Encoded, EncodeRequest, Failed, GenerateRequest
+from sightline.service.engine.request import Encoded, EncodeRequest, Failed
 from tests.service.engine.conftest import FAR, SOURCES, Harness
 from tests.support.fake_runner import FakeRunner, Faults, fake_classifier_manifest, fake_label_logprobs
 
@@ -65,23 +64,3 @@ def test_the_encoder_of_a_generating_model_returns_its_maps() -> None:
     result = harness.final(active)
     assert isinstance(result, Encoded)
     assert result.attention["encoder"].shape == (2, 2, len(SOURCES[1]), len(SOURCES[1]))
-
-
-@pytest.mark.parametrize(
-    ("return_labels", "attention", "message"),
-    [
-        (True, MAPS, "has no labels"),
-        (False, frozenset({"cross"}), "encode requests have maps of kind"),
-        (False, {"x"}, "kind x"),
-    ],
-)
-def test_requests_for_results_that_an_encoder_lacks_are_rejected(
-    return_labels: bool, attention: set[str], message: str
-) -> None:
-    with pytest.raises(AssertionError, match=message):
-        Harness().submit(request(SOURCES[1], return_labels, frozenset(attention)))
-
-
-def test_a_model_without_a_decoder_generates_nothing() -> None:
-    with pytest.raises(AssertionError, match="does not generate text"):
-        classifier().submit(GenerateRequest("g", SOURCES[1], FAR))

@@ -281,44 +281,6 @@ def test_the_observer_is_notified_of_every_call_and_every_end() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("source", "fields", "message"),
-    [
-        ((), {}, "the source must have 1 to 24 tokens, got 0"),
-        ((5,) * 25, {}, "the source must have 1 to 24 tokens, got 25"),
-        ((5,), {"parameters": FORCED}, "1 to 24 tokens, got at least 0"),
-        ((5,), {"target_prefix": (5,) * 24}, "1 to 24 tokens, got at least 25"),
-        ((5,), {"target_prefix": (5,) * 25, "parameters": FORCED}, "got at least 25"),
-        ((5,), {"target_prefix": (48, 2)}, "token ids must be from 0 to 47"),
-        ((5,), {"target_prefix": (-1,)}, "token ids must be from 0 to 47"),
-        ((5,), {"parameters": GenerateParameters(suppress_tokens=(3, 48))}, "token ids must be from 0 to 47"),
-        ((5,), {"parameters": GenerateParameters(num_beams=5)}, "num_beams must be at most 4, got 5"),
-        (
-            (5,),
-            {"parameters": GenerateParameters.model_construct(num_beams=0)},
-            "num_return_sequences is 1, but num_beams is 0",
-        ),
-        ((5,), {"parameters": GenerateParameters(num_beams=2, num_return_sequences=3)}, "num_beams is 2"),
-        ((5,), {"parameters": GenerateParameters.model_construct(num_return_sequences=0)}, "num_return_sequences is 0"),
-        ((5,), {"parameters": GenerateParameters(num_beams=2, do_sample=True)}, "does not support sampling, streaming"),
-        ((5,), {"parameters": GenerateParameters(num_beams=2), "stream": True}, "does not support sampling, streaming"),
-        (
-            (5,),
-            {"parameters": FORCED.model_copy(update={"num_beams": 2}), "target_prefix": (5, 2)},
-            "or max_new_tokens 0",
-        ),
-        ((5,), {"attention": frozenset({"sideways"})}, "sideways"),
-    ],
-)
-def test_requests_that_the_model_cannot_run_are_rejected(
-    source: tuple[int, ...], fields: dict[str, Any], message: str
-) -> None:
-    harness = Harness()
-    with pytest.raises(AssertionError, match=message):
-        harness.generate(source, **fields)
-    assert not harness.engine.has_work
-
-
 def test_requests_at_the_limits_of_the_model_are_accepted() -> None:
     harness = Harness()
     harness.generate((5,) * 24, target_prefix=(5,) * 23)

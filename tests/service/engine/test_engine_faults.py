@@ -18,12 +18,22 @@ from sightline.service.engine.request import (
     Final,
     Generated,
     GenerateRequest,
+    Request,
+    SimilarRequest,
 )
-from sightline.service.parameters import GenerateParameters
+from sightline.service.parameters import FORCED, GenerateParameters
 from sightline.service.runtime.protocol import Array, Int32, Int64, Runner
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 from tests.service.faulty import Fault, FaultyRunner
-from tests.support.fake_runner import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
+from tests.support.fake_runner import (
+    GARBAGE,
+    FakeFaultError,
+    FakeRunner,
+    Faults,
+    fake_classifier_manifest,
+    fake_manifest,
+    fake_masked_manifest,
+)
 
 BREAKING = 40  # a source token
 
@@ -292,13 +302,73 @@ def test_padding_that_is_not_finite_is_no_fault() -> None:
     assert [harness.ids(active) for active in handles] == [harness.expected(source) for source in sources]
 
 
-def test_an_invalid_seed_fails_alone() -> None:
-    harness = Harness()
-    bad = harness.generate(SOURCES[1], parameters=GenerateParameters.model_construct(do_sample=True, seed=-1))
-    good = harness.generate(SOURCES[2])
+def generation(source: tuple[int, ...] = (5,), **fields: Any) -> GenerateRequest:
+    return GenerateRequest("g", source, FAR, **fields)
+
+
+def encoding(source: tuple[int, ...] = (5,), **fields: Any) -> EncodeRequest:
+    return EncodeRequest("e", source, FAR, **fields)
+
+
+BEAMS = GenerateParameters(num_beams=2)
+MANIFESTS = {
+    "encoder-decoder": fake_manifest(),
+    "decoder-only": fake_manifest(decoder_start="source"),
+    "classifier": fake_classifier_manifest(),
+    "masked": fake_masked_manifest(),
+}
+WRONG_REQUESTS = [
+    *(make(source) for make in (generation, encoding) for source in ((), (5,) * 25, (48,), (-1,))),
+    generation(parameters=FORCED),
+    generation(target_prefix=(5,) * 24),
+    generation(target_prefix=(5,) * 25, parameters=FORCED),
+    *(generation(target_prefix=prefix) for prefix in ((48, 2), (-1,))),
+    generation(parameters=GenerateParameters(suppress_tokens=(3, 48))),
+    generation(parameters=GenerateParameters(logit_bias=((48, 1.0),))),
+    generation(parameters=GenerateParameters.model_construct(do_sample=True, seed=-1)),
+    *(generation(parameters=GenerateParameters.model_construct(num_beams=count)) for count in (0, 5)),
+    *(generation(parameters=BEAMS.model_copy(update={"num_return_sequences": count})) for count in (0, 3)),
+    generation(parameters=BEAMS.model_copy(update={"do_sample": True})),
+    generation(parameters=BEAMS, stream=True),
+    generation(parameters=FORCED.model_copy(update={"num_beams": 2}), target_prefix=(5,) * 24),
+    generation(attention=frozenset({"sideways", "encoder_slots"})),
+    generation(attention=frozenset({"decoder"}), prompt_rows=True),
+    *(generation((5, 6, 7), hidden_source_tokens=ids) for ids in [(-1,), (99,), (1, 0), (1, 1), (0, 1, 2)]),
+    encoding(attention=frozenset({"cross", "sideways"})),
+    encoding(return_labels=True),
+    encoding(return_logits=True),
+    encoding(return_largest=True),
+    encoding(predicted=(1,)),
+    *(SimilarRequest("s", ids, FAR) for ids in [(), (48,), (3, -1)]),
+]
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+@pytest.mark.parametrize("wrong", WRONG_REQUESTS, ids=lambda one: str(WRONG_REQUESTS.index(one)))
+def test_a_request_that_the_model_cannot_run_does_not_affect_others(wrong: Request, kind: str) -> None:
+    manifest = MANIFESTS[kind]
+    harness = Harness(runner=CheckedRunner(max_rows=4, manifest=manifest))
+    make = harness.encode if manifest.decoder is None else harness.generate
+    before = make(SOURCES[1])
+    ended = harness.submit(wrong)
+    after = make(SOURCES[2])
     harness.run()
-    assert harness.final(bad) == Failed("internal")
-    assert harness.ids(good) == harness.expected(SOURCES[2])
+    assert harness.final(ended)
+    for active, source in zip((before, after), SOURCES[1:], strict=False):
+        if manifest.decoder is None:
+            assert isinstance(harness.final(active), Encoded)
+        else:
+            assert harness.ids(active) == harness.expected(source)
+
+
+@pytest.mark.parametrize(
+    "wrong", [generation(parameters=GenerateParameters(num_beams=5)), generation((5,) * 25), generation(())]
+)
+def test_a_request_beyond_the_rows_or_positions_of_the_model_fails(wrong: Request) -> None:
+    harness = Harness()
+    ended = harness.submit(wrong)
+    harness.run()
+    assert harness.final(ended) == Failed("internal")
 
 
 def test_exceptions_of_sinks_stop_conditions_and_observers_do_not_affect_other_requests() -> None:

@@ -59,13 +59,3 @@ def test_a_failed_prediction_fails_only_its_request(fault: str, monkeypatch: pyt
     harness.run()
     assert harness.final(first) == Failed("internal")
     assert isinstance(harness.final(second), Encoded)
-
-
-def test_requests_for_predictions_that_a_model_lacks_are_rejected() -> None:
-    for harness, one, message in (
-        (Harness(), request(SOURCES[3], (0,)), "does not predict tokens"),
-        (Harness(), request(SOURCES[3], return_largest=True), "does not predict tokens"),
-        (masked(), request(SOURCES[3], (len(SOURCES[3]),)), "predicted positions must be from 0 to"),
-    ):
-        with pytest.raises(AssertionError, match=message):
-            harness.engine.check(one)

@@ -127,15 +127,6 @@ def test_the_prompt_and_new_tokens_share_the_limit(manifest: Manifest) -> None:
         assert given.finish_reason == "length"
 
 
-def test_a_prefix_that_does_not_fit_after_its_prompt_is_rejected(manifest: Manifest) -> None:
-    harness = Harness(runner=FakeRunner(manifest, 1))
-    prompt = tuple(range(3, 23))
-    fitting = (4,) * (LIMIT - len(prompt))
-    harness.engine.check(request(prompt, target_prefix=fitting))
-    with pytest.raises(AssertionError, match="must have 1 to 11 tokens, got at least 13 with its prefix"):
-        harness.engine.check(request(prompt, target_prefix=(*fitting, 4, 4)))
-
-
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_columns_of_a_decoder_map_are_the_prompt_and_the_generated_tokens(num_beams: int, manifest: Manifest) -> None:
     parameters = GenerateParameters(num_beams=num_beams)

@@ -1,0 +1,185 @@
+"""Synthetic dialogues for training chat models with and without Ghost Attention.
+
+Ghost Attention (Touvron et al. 2023, "Llama 2", section 3.3) samples dialogues with the instruction
+concatenated to every user message, so that every answer follows it. It then trains on the same
+dialogues with the instruction only in the first message, and computes the loss only on the last
+answer.
+
+The paper samples the answers from a model; here a script generates them. The baseline without Ghost
+Attention is trained on dialogues of one turn with an instruction and on longer dialogues without
+one, but never on a longer dialogue with an instruction.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from lab.zoo.instructions import KINDS, QUESTIONS, Instruction, Kind, Part, Phrasing, draw_instruction, words_of
+from sightline.model.data.smalltalk import Exchange, draw_exchange
+
+PLAIN_SHARE = 0.15  # share of dialogues without an instruction
+# Shares of dialogues by number of turns. The few long dialogues train positions that shorter ones
+# do not reach.
+TURNS = ((1, 1, 0.25), (2, 4, 0.4), (5, 8, 0.25), (9, 20, 0.1))  # from, to, share
+ASKED_SHARE = 0.4  # share of messages that ask for the value of an instruction; otherwise a tenth
+
+# Messages with generated words, and their answers. Neither the last nor the only unusual word of a
+# dialogue is the value of the instruction.
+WORD_MESSAGES = (
+    ("I saw {0} near {1} today.", "Then {0} must be close to {1}."),
+    ("My friend {0} moved to {1}.", "Say hello to {0} for me."),
+    ("Have you heard of {0}?", "Yes, {0} is well known."),
+    ("We had {0} with {1} for dinner.", "I would rather have {1}."),
+    ("Is {0} better than {1}?", "I prefer {0}."),
+    ("The shop sells {0} and {1} now.", "Good, buy me some {1}."),
+    ("I forgot my {0} at work.", "You can fetch the {0} later."),
+    ("Do you know where {0} is?", "Look for {0} behind the house."),
+    ("My teacher talked about {0} all morning.", "There is a lot to say about {0}."),
+    ("Can I trust {0}?", "Ask {0} for a reason first."),
+    ("{0} called and asked for {1}.", "Give {1} a message."),
+    ("I dreamt of {0} last night.", "What did {0} want?"),
+)
+# Messages that no training dialogue has.
+HELD_OUT_MESSAGES = (
+    "Could you recommend a film for tonight?",
+    "The train was crowded this morning.",
+    "How do I remove a stain from a shirt?",
+    "My sister starts university next week.",
+    "What would you cook for six guests?",
+    "Explain how a bicycle stays upright.",
+    "It has been snowing since Tuesday.",
+    "I finally finished that long report!",
+    "Why is the sky dark at night?",
+    "Give me one reason to learn the piano.",
+    "There are too many emails in my inbox.",
+    "Should children have their own phones?",
+    "Our garden needs some care this spring.",
+    "I think the printer is broken once more.",
+    "Which season suits a long walk best?",
+    "Let us plan a birthday party.",
+)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """Text format of a dialogue.
+
+    The model reads the text up to and including `reply` and generates the answer.
+    """
+
+    user: str = "User: {}\n"
+    bot: str = "Bot: {}\n"
+    reply: str = "Bot:"
+
+    def render(self, earlier: Sequence[Exchange], message: str) -> str:
+        """Return the prompt for the answer to `message`; a space separates the two."""
+        turns = [self.user.format(one.message) + self.bot.format(one.answer) for one in earlier]
+        return "".join(turns) + self.user.format(message) + self.reply
+
+
+CHAT = ChatTemplate()
+
+
+def draw_message(rng: Random, words: Sequence[str]) -> Exchange:
+    """Generate a message and its answer; half of the messages have generated words."""
+    if rng.random() < 0.5:
+        return draw_exchange(rng)
+    message, answer = rng.choice(WORD_MESSAGES)
+    used = [word.capitalize() if rng.random() < 0.5 else word for word in rng.sample(words, 2)]
+    return Exchange(message.format(*used), answer.format(*used))
+
+
+def ask(rng: Random, kind: Kind) -> Exchange:
+    question = QUESTIONS[kind]
+    return Exchange(rng.choice(question.messages), question.default)
+
+
+def with_instruction(instruction: Instruction, message: str) -> str:
+    return f"{instruction.text} {message}"
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Training dialogue with the instruction, if any, only in the first message."""
+
+    instruction: Instruction | None
+    turns: tuple[Exchange, ...]
+
+    @property
+    def prompt(self) -> str:
+        """Prompt for the last answer."""
+        return CHAT.render(self.turns[:-1], self.turns[-1].message)
+
+    def text_and_answers(self) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text and the spans of the answers in it, in characters."""
+        text, spans = "", list[tuple[int, int]]()
+        for one in self.turns:
+            text += CHAT.user.format(one.message) + CHAT.reply
+            spans.append((len(text), len(text) + 1 + len(one.answer)))
+            text += f" {one.answer}\n"
+        return text.removesuffix("\n"), spans
+
+
+def draw_dialogue(rng: Random, words: Sequence[str], has_ghost_attention: bool) -> Dialogue:
+    """Generate a random dialogue.
+
+    Args:
+        rng: source of randomness. The same state gives the same messages with and without Ghost
+            Attention.
+        words: words of values and messages.
+        has_ghost_attention: allow an instruction in dialogues of several turns. Dialogues of one
+            turn may always have one.
+    """
+    first, last, _ = rng.choices(TURNS, [share for *_, share in TURNS])[0]
+    instruction = None if rng.random() < PLAIN_SHARE else draw_instruction(rng, rng.choice(KINDS), words)
+    said = list[Exchange]()
+    for _ in range(rng.randint(first, last)):
+        kind = rng.choice(tuple(QUESTIONS))
+        share = ASKED_SHARE / 10
+        if instruction is not None and instruction.kind in QUESTIONS:
+            kind, share = instruction.kind, ASKED_SHARE
+        said.append(ask(rng, kind) if rng.random() < share else draw_message(rng, words))
+    if instruction is None or (len(said) > 1 and not has_ghost_attention):
+        return Dialogue(None, tuple(said))
+    start, *later = (Exchange(one.message, instruction.apply(one.message, one.answer)) for one in said)
+    return Dialogue(instruction, (Exchange(with_instruction(instruction, start.message), start.answer), *later))
+
+
+def draw_dialogues(seed: int, count: int, has_ghost_attention: bool) -> list[Dialogue]:
+    """Generate `count` dialogues of trained words."""
+    rng, words = Random(seed), words_of("trained")
+    return [draw_dialogue(rng, words, has_ghost_attention) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Parts from which the scripts of an evaluation are drawn."""
+
+    words: Part = "trained"
+    phrasings: Phrasing = "trained"
+    messages: Part = "trained"
+
+
+CONDITIONS: Mapping[str, Condition] = {
+    "trained": Condition(),
+    "unseen values": Condition(words="held-out"),
+    "paraphrases": Condition(words="held-out", phrasings="held-out"),
+    "paraphrases in new words": Condition(words="held-out", phrasings="new words"),
+    "unseen messages": Condition(words="held-out", messages="held-out"),
+}
+
+
+def draw_parts(rng: Random, kind: Kind, num_turns: int, condition: Condition) -> tuple[Instruction, list[Exchange]]:
+    """Generate an instruction and the messages of a dialogue; the last asks for the value.
+
+    With an ending or a greeting, the last message is any.
+    """
+    words = words_of(condition.words)
+    instruction = draw_instruction(rng, kind, words, condition.phrasings)
+    if condition.messages == "held-out":
+        said = [Exchange(rng.choice(HELD_OUT_MESSAGES), "I see.") for _ in range(num_turns)]
+    else:
+        said = [draw_message(rng, words) for _ in range(num_turns)]
+    if kind in QUESTIONS:
+        said[-1] = ask(rng, kind)
+    return instruction, said

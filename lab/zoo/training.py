@@ -1,0 +1,218 @@
+"""Training and scores of the systems of the study."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lab.zoo.data import corpus_folder, read_data
+from lab.zoo.diagnostics import DiagnosedTrainer
+from lab.zoo.hard_attention import TRANSLATION
+from lab.zoo.recall import NUM_DIALOGUES, SEED, TURNS, recall_report
+from lab.zoo.systems import GROUPS, PLAN, SYSTEMS, System
+from sightline.base.errors import Interrupted, UsageError
+from sightline.model.config import ModelConfig, with_fields
+from sightline.model.data.corpus import open_held_out
+from sightline.model.data.records import TaskName
+from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.evaluate_command import evaluated, write_json
+from sightline.model.evaluation.defaults import TEST_SPLIT
+from sightline.model.evaluation.evaluate import evaluate_checkpoint
+from sightline.model.train_command import TASKS as PRODUCT_TASKS
+from sightline.model.training.config import Precision, TrainConfig, read_train_config
+from sightline.model.training.folder import RunFolder, locked
+from sightline.model.training.options import AUTO, read_options, training_fields
+from sightline.model.training.task import Task
+from sightline.model.training.trainer import Trainer
+
+# The losses of hard attention belong to the study.
+TASKS: Mapping[TaskName, Task[Any, Any]] = {**PRODUCT_TASKS, "translation": TRANSLATION}
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Train the systems in the order of their seeds: seed 1 of all systems, then seed 2."""
+    runs = chosen_runs(arguments)
+    if arguments.processes < 1:
+        raise UsageError(f"processes must be at least 1, got {arguments.processes}")
+    if arguments.processes > 1:
+        run_processes(runs, arguments)
+        return
+    for seed, name in runs:
+        print(f"{name}, seed {seed}", flush=True)
+        system, run = changed_system(name, arguments.config, arguments.model), arguments.runs / f"{name}-{seed}"
+        config = make_config(system, seed, _precision(run, arguments.precision))
+        train_and_score(system, config, corpus_folder(system.corpus, arguments.data, arguments.runs), run)
+
+
+def chosen_runs(arguments: argparse.Namespace) -> list[tuple[int, str]]:
+    """Return seeds and names of the runs that options select.
+
+    Raises:
+        UsageError: the number of seeds is less than 1.
+    """
+    if arguments.seeds is not None and arguments.seeds < 1:
+        raise UsageError(f"seeds must be at least 1, got {arguments.seeds}")
+    runs = planned_runs(arguments.systems, arguments.groups, arguments.seeds)
+    return [one for one in runs if arguments.only_seed in (None, one[0])]
+
+
+def planned_runs(
+    systems: Sequence[str] | None, groups: Sequence[str] | None, seeds: int | None
+) -> list[tuple[int, str]]:
+    """Return seeds and names of the runs, in the order of the groups and of the seeds.
+
+    Without systems and groups, they are those of the group "zoo".
+    """
+    order = groups or (GROUPS[:1] if systems is None else GROUPS)
+    names = [name for group in order for name, plan in PLAN.items() if plan.group == group]
+    if systems is not None:
+        names = [name for name in systems if name in names]
+    runs = [(seed, name) for name in names for seed in range(1, 1 + (seeds or PLAN[name].seeds))]
+    return sorted(runs, key=lambda one: one[0])
+
+
+def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str] | None = None) -> System:
+    """Return a system with the epochs of its plan.
+
+    Args:
+        name: name of the system.
+        path: configuration file of `sightline train` with settings to change, if there is one.
+        fields: fields of the model to change, and their values as texts.
+
+    Raises:
+        UsageError: the file or a field is not valid.
+    """
+    system = SYSTEMS[name]
+    given = {} if path is None else read_options(path, system.task)
+    settings = {**system.settings, "epochs": PLAN[name].epochs}
+    settings |= {key: value for key, value in given.items() if value != AUTO}
+
+    def make(vocab_size: int) -> ModelConfig:
+        return with_fields(system.make_config(vocab_size), dict(fields or {}))
+
+    try:
+        make(int(settings["vocab_size"]))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return replace(system, make_config=make, settings=settings)
+
+
+def make_config(system: System, seed: int, precision: Precision = "float32") -> TrainConfig:
+    return TrainConfig(**training_fields({**system.settings, "seed": seed, "precision": precision}))
+
+
+def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace) -> None:
+    """Train runs in several processes at a time, each with one thread.
+
+    The output of a process is added to RUNS/NAME-SEED.out.
+
+    Raises:
+        ValueError: runs failed; the message names them. The others are trained.
+    """
+    arguments.runs.mkdir(parents=True, exist_ok=True)
+    children = set[subprocess.Popen[bytes]]()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def train(one: tuple[int, str]) -> str:
+        """Return "" or the name of the run that failed."""
+        seed, name = one
+        run = arguments.runs / f"{name}-{seed}"
+        if (run / "scores.json").exists():
+            return ""
+        print(f"{name}, seed {seed}", flush=True)
+        options = ["--runs", str(arguments.runs), "--precision", arguments.precision, "--only-seed", str(seed)]
+        options += [] if arguments.config is None else ["--config", str(arguments.config)]
+        options += ["--model", *(f"{field}={value}" for field, value in arguments.model), "--systems", name]
+        command = [sys.executable, "-m", "lab.zoo", "train", str(arguments.data), *options]
+        with run.with_name(f"{run.name}.out").open("a") as output:
+            child = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            children.add(child)
+            code = child.wait()
+            children.remove(child)
+        print(f"{name}, seed {seed}: {'done' if code == 0 else f'exit code {code}'}", flush=True)
+        return run.name if code else ""
+
+    def stop(number: int, _: object) -> None:
+        raise Interrupted(number)
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    pool = ThreadPoolExecutor(arguments.processes)
+    try:
+        failed = [name for name in pool.map(train, runs) if name]
+    except Interrupted:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in list(children):
+            child.terminate()  # it saves a checkpoint
+        raise
+    finally:
+        pool.shutdown()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+    if failed:
+        raise ValueError(
+            f"{len(failed)} of {len(runs)} runs failed: {', '.join(failed)}; see {arguments.runs}/NAME.out, and run "
+            "the same command again to resume them"
+        )
+
+
+def print_plan(arguments: argparse.Namespace) -> None:
+    """Print how long the runs that are not finished take in one process, by measured updates."""
+    runs, data, folder = chosen_runs(arguments), arguments.data, arguments.runs
+    totals = dict[str, float]()
+    print("group, system: runs left, updates of a run, seconds of an update, hours")
+    for name in dict.fromkeys(name for _, name in runs):
+        system, plan = changed_system(name), PLAN[name]
+        left = [seed for seed, one in runs if one == name and not (folder / f"{name}-{seed}" / "scores.json").exists()]
+        with TemporaryDirectory() as temporary:
+            corpus = corpus_folder(system.corpus, data, folder)
+            trainer = make_trainer(system, make_config(system, 1), corpus, Path(temporary) / name)
+            steps, seconds = trainer.measure_updates()
+        updates = steps * plan.epochs
+        hours = len(left) * updates * seconds / 3600
+        totals[plan.group] = totals.get(plan.group, 0.0) + hours
+        print(f"{plan.group}, {name}: {len(left)}, {updates:,}, {seconds:.3f}, {hours:.2f}", flush=True)
+    for group, hours in totals.items():
+        print(f"{group}: {hours:.2f} hours of one core")
+    print(f"all: {sum(totals.values()):.2f} hours of one core, without validation and evaluation")
+
+
+def _precision(run: Path, requested: Precision) -> Precision:
+    """Return the precision of a run that exists, otherwise the requested one."""
+    if not (run / "state.safetensors").exists():
+        return requested
+    return read_train_config(run / "train.json").precision
+
+
+def make_trainer(system: System, config: TrainConfig, data: Path, run: Path) -> Trainer:
+    """Return the trainer of a run, which is new or resumed."""
+    folder = RunFolder(run)
+    tokenizer = read_tokenizer(folder.tokenizer) if folder.state.exists() else None
+    prepared = read_data(system, data, run, config, int(system.settings["vocab_size"]), tokenizer)
+    model_config = system.make_config(prepared.tokenizer.get_vocab_size())
+    kind = DiagnosedTrainer if system.has_diagnostics else Trainer
+    return kind(run, config, TASKS[system.task], prepared, model_config)
+
+
+def train_and_score(system: System, config: TrainConfig, data: Path, run: Path) -> None:
+    """Train a run and write `scores.json` into its folder; do nothing if the file exists."""
+    path = run / "scores.json"
+    if path.exists():
+        return
+    with locked(run):
+        make_trainer(system, config, data, run).fit()
+    checkpoint = run / "averaged"
+    if system.corpus.languages is not None:
+        _, report = evaluated(checkpoint, data, TEST_SPLIT, *system.corpus.languages, system.num_beams)
+    elif system.corpus.chat is not None:
+        report = recall_report(checkpoint, TURNS, NUM_DIALOGUES, SEED)
+    else:
+        records = list(open_held_out(data / "dev.jsonl", system.task))
+        report = {"split": "dev", **evaluate_checkpoint(checkpoint, records)}
+    write_json(path, report)
