@@ -38,7 +38,7 @@ from sightline.service.app import create_app
 from sightline.service.errors import ERRORS
 from sightline.service.http.docs import type_of
 from sightline.service.metrics import Metrics
-from sightline.service.settings import Settings, env_name
+from sightline.service.settings import SETTINGS, Settings, env_name
 from tests.export.chat_templates import CHAT_MODELS, SPECIAL
 
 WIDTH = 100
@@ -185,7 +185,7 @@ def _chat_of(repository: str, *, is_imported: bool) -> str:
 def settings_table() -> str:
     rows = (
         (f"`{env_name(name)}`<br>`{flag_name(name)}`", code_of(field.default), field.description or "")
-        for name, field in Settings.model_fields.items()
+        for name, field in SETTINGS.items()
     )
     return table(("variable and flag", "default", "description"), rows)
 
@@ -193,9 +193,9 @@ def settings_table() -> str:
 def limits_table() -> str:
     rows = []
     for limit in LIMITS:
-        field = Settings.model_fields.get(limit.source)
+        field = SETTINGS.get(limit.source)
         source = limit.source if field is None else f"`{env_name(limit.source)}`"
-        value = limit.value if field is None else code_of(field.default)
+        value = limit.value if field is None else limit.value or code_of(field.default)
         error = "" if limit.code is None else f"{ERRORS[limit.code].status} `{limit.code}`"
         rows.append((limit.text, source, value, error, f"`{limit.label}`" if limit.label else ""))
     return table(("limit", "setting", "default", "error", "label"), rows)

@@ -18,23 +18,27 @@ class LimitRow:
     source: str  # name of its setting, or where else it comes from
     code: ErrorCode | None  # None: there is no error, as the text says
     label: Limit | None = None  # in `sightline_limit_reached_total`
-    value: str = ""  # for one that is no setting
+    value: str = ""  # for one that is no setting, or follows from it
 
 
+OF_BODIES = "16 MiB, or one body if that is larger"
 LIMITS = (
     LimitRow("open connections", "max_connections", "overloaded", "connections"),
     LimitRow(
         "open connections of an IPv4 address, or an IPv6 network of 64 bits",
-        "max_connections_per_address",
+        "max_connections",
         "overloaded",
         "connections_per_address",
+        value="half of it",
     ),
     LimitRow("file descriptors of the process", "`ulimit -n`", "overloaded", "descriptors", "32 stay in reserve"),
     LimitRow("head of a request; trailers of a body", "fixed", "headers_too_large", value=f"{MAX_HEAD_BYTES} bytes"),
-    LimitRow("seconds to send the head of a request", "header_timeout_s", "client_too_slow"),
+    LimitRow("seconds to send the head of a request", "client_timeout_s", "client_too_slow"),
     LimitRow("body after decompression", "max_body_bytes", "body_too_large"),
-    LimitRow("seconds to send the body", "body_timeout_s", "client_too_slow"),
-    LimitRow("bodies that arrive at the same time, together", "max_waiting_bytes", "overloaded", "body_bytes"),
+    LimitRow("seconds to send the body", "client_timeout_s", "client_too_slow"),
+    LimitRow(
+        "bodies that arrive at the same time, together", "max_body_bytes", "overloaded", "body_bytes", value=OF_BODIES
+    ),
     LimitRow("fields of a form", "fixed", "invalid_parameter", value=str(MAX_FORM_FIELDS)),
     LimitRow(
         "pipelined requests of a connection, which then closes after their responses",
@@ -57,8 +61,14 @@ LIMITS = (
         "overloaded",
         "waiting_sequences",
     ),
-    LimitRow("bodies that the calls of a model hold", "max_waiting_bytes", "overloaded", "waiting_bytes"),
-    LimitRow("source tokens of a model's calls", "max_waiting_tokens", "overloaded", "waiting_tokens"),
+    LimitRow("bodies that the calls of a model hold", "max_body_bytes", "overloaded", "waiting_bytes", value=OF_BODIES),
+    LimitRow(
+        "source tokens of a model's calls",
+        "max_waiting_sequences",
+        "overloaded",
+        "waiting_tokens",
+        value="256 times the number",
+    ),
     LimitRow("seconds that a call is expected to wait", "queue_timeout_s", "overloaded", "queue_time"),
     LimitRow(
         "seconds until the deadline, if the call is expected to take longer",
@@ -68,19 +78,28 @@ LIMITS = (
     ),
     LimitRow("seconds of a call, or `X-Request-Timeout-Ms`", "request_timeout_s", "deadline_exceeded"),
     LimitRow(
-        "responses until their clients have read them, together", "max_response_bytes", "overloaded", "response_bytes"
+        "responses until their clients have read them, together",
+        "memory_bytes",
+        "overloaded",
+        "response_bytes",
+        value="an eighth, from 32 MiB to 1 GiB",
     ),
     LimitRow(
         "numbers in the vectors or attention maps of a response", "fixed", "response_too_large", value=str(MAX_NUMBERS)
     ),
     LimitRow("text of a call that tokenizes", "fixed", "response_too_large", value=f"{MAX_TEXT_BYTES} bytes"),
     LimitRow("ids of a call that detokenizes", "fixed", "response_too_large", value=str(MAX_IDS)),
-    LimitRow("seconds without a byte read by the client, whose connection then closes", "write_timeout_s", None),
+    LimitRow("seconds without a byte read by the client, whose connection then closes", "client_timeout_s", None),
     LimitRow("rows that a model decodes at once; other sequences wait", "max_rows", None),
-    LimitRow("decoder state of all models, from which their rows follow", "max_state_bytes", None),
-    LimitRow("prefix caches of all models; the oldest prefixes leave", "max_prefix_cache_bytes", None),
-    LimitRow("tokens of an encoder batch; other sequences wait", "max_batch_tokens", None),
-    LimitRow("seconds of a stage of the load of a model, which then fails", "load_timeout_s", None),
+    LimitRow("decoder state of all models, from which their rows follow", "memory_bytes", None, value="half of it"),
+    LimitRow(
+        "prefix caches of all models; the oldest prefixes leave",
+        "memory_bytes",
+        None,
+        value="an eighth, at most 1 GiB",
+    ),
+    LimitRow("tokens of an encoder batch; other sequences wait", "fixed", None, value="1024"),
+    LimitRow("seconds of a stage of the load of a model, which then fails", "fixed", None, value="600"),
     LimitRow("seconds of a drain", "drain_s", "draining"),
     LimitRow("seconds of running calls after the drain", "shutdown_timeout_s", "draining"),
 )

@@ -37,7 +37,7 @@ from sightline.service.http.application import Application
 from sightline.service.http.dispatch import CallLog, Dispatcher
 from sightline.service.inference.changes import NoPeers
 from sightline.service.inference.lazy import reload
-from sightline.service.inference.service import Backend, ServedModel, Service, prefix_cache_bytes, state_bytes
+from sightline.service.inference.service import Backend, ServedModel, Service
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, ModelMetrics
 from sightline.service.runtime.protocol import RuntimeUnavailableError
@@ -85,7 +85,7 @@ def create_app(
         on_ready: called when the models are loaded.
     """
     service = Service(settings, Metrics(__version__), NoPeers())
-    service.metrics.set_limits(settings.limits | {"max_response_bytes": service.response_memory.limit})
+    service.metrics.set_limits(settings.limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -200,18 +200,17 @@ def log_ready(service: Service) -> None:
             "max_rows": model.max_rows,
         }
         logger.info("ready", extra={"fields": fields, "text": _ready_text(model, width)})
-    state, prefixes = state_bytes(service.settings), prefix_cache_bytes(service.settings)
-    responses, resident = service.response_memory.limit, resident_bytes()
+    settings, resident = service.settings, resident_bytes()
     failed = f"; {len(service.failed_models)} failed to load" if service.failed_models else ""
     on_use = f"; {len(lazy)} more {'is' if len(lazy) == 1 else 'are'} loaded on first use" if lazy else ""
     on_prefixes = ""
     if any(manifest.has_prefix_states for manifest in service.manifests):
-        on_prefixes = f", {size_text(prefixes)} for prefixes of prompts"
+        on_prefixes = f", {size_text(settings.max_prefix_cache_bytes)} for prefixes of prompts"
     text = (
         f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{on_use}{failed}; "
         f"default: {service.default_model or 'none'}; "
-        f"memory: {size_text(resident)} now, up to {size_text(state)} more for decoder state{on_prefixes} "
-        f"and {size_text(responses)} for responses"
+        f"memory: {size_text(resident)} now, up to {size_text(settings.max_state_bytes)} more for decoder "
+        f"state{on_prefixes} and {size_text(settings.max_response_bytes)} for responses"
     )
     summary = {
         "models": list(models),
@@ -219,9 +218,9 @@ def log_ready(service: Service) -> None:
         "failed_models": service.failed_models,
         "default_model": service.default_model,
         "resident_bytes": resident,
-        "max_state_bytes": state,
-        "max_prefix_cache_bytes": prefixes,
-        "max_response_bytes": responses,
+        "max_state_bytes": settings.max_state_bytes,
+        "max_prefix_cache_bytes": settings.max_prefix_cache_bytes,
+        "max_response_bytes": settings.max_response_bytes,
     }
     logger.info("serving", extra={"fields": summary, "text": text})
 

@@ -72,7 +72,7 @@ ERRORS: Mapping[ErrorCode, ErrorKind] = MappingProxyType(
         "client_too_slow": ErrorKind(
             408,
             _INVALID,
-            "The request did not arrive in time; send faster (SIGHTLINE_HEADER_TIMEOUT_S, SIGHTLINE_BODY_TIMEOUT_S).",
+            "The request did not arrive in time; send faster (SIGHTLINE_CLIENT_TIMEOUT_S).",
         ),
         "body_too_large": ErrorKind(
             413, _INVALID, "The body is too large; send less at once (SIGHTLINE_MAX_BODY_BYTES)."

@@ -52,14 +52,7 @@ PYDANTIC_WORDS = (
 JSON_VALUES = {str: "a string", list: "a list", dict: "an object", NoneType: "null"}
 JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
 
-# JSON Schema of a null, for rules that depend on several fields.
-NULL: dict[str, Any] = {"type": "null"}
-
-
-def object_schema(*required: str, **properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of an object; `required` are the names of required properties."""
-    schema: dict[str, Any] = {"properties": properties}
-    return schema | ({"required": list(required)} if required else {})
+NULL: dict[str, Any] = {"type": "null"}  # JSON Schema
 
 
 def list_schema(items: dict[str, Any]) -> dict[str, Any]:

@@ -45,8 +45,6 @@ from sightline.service.inference.service import (
     LoadedModel,
     ServedModel,
     default_models,
-    prefix_cache_bytes,
-    state_bytes,
 )
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.device import DeviceRunner
@@ -191,10 +189,10 @@ def load_bundles(
     plan = plan or ThreadPlan(usable_threads())
     repository = BundleRepository(settings, provider, tokenizers, observer_of, plan)
     if not settings.max_rows:
-        bundles = _with_enough_memory(bundles, state_bytes(settings), on_failure)
+        bundles = _with_enough_memory(bundles, settings.max_state_bytes, on_failure)
     # Bundles that are lazy by their manifest are many, and few of them are used.
     counted = [one for one in bundles.values() if not one.lazy] or list(bundles.values())
-    max_rows = settings.max_rows or rows_within(state_bytes(settings), map(row_bytes, counted), provider)
+    max_rows = settings.max_rows or rows_within(settings.max_state_bytes, map(row_bytes, counted), provider)
     settings = settings.model_copy(
         update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, counted)}
     )
@@ -258,7 +256,7 @@ class BundleRepository:
         if not found:
             raise BundleError(f"no bundle in {self._settings.bundles} is named {name}")
         ((folder, manifest),) = found.items()
-        limit = state_bytes(self._settings)
+        limit = self._settings.max_state_bytes
         if not self._settings.max_rows:
             _with_enough_memory(found, limit, raise_failure)
         max_rows = self._settings.max_rows or rows_within(
@@ -298,8 +296,7 @@ def _attempt(folder: Path, settings: Settings, load: Callable[[], Result]) -> Re
         return error
     except TimeoutError:
         return BundleError(
-            f"{folder} did not load within {settings.load_timeout_s:g} seconds; remove it, or set "
-            "SIGHTLINE_LOAD_TIMEOUT_S to more"
+            f"{folder} did not load within {settings.load_timeout_s:g} seconds; remove it, or put it on a faster disk"
         )
     except BaseException as error:  # also panics of libraries, which are not subclasses of Exception
         reason = BundleError(f"{folder} cannot be served: {type(error).__name__}: {error}")
@@ -320,7 +317,7 @@ def _with_enough_memory(
         reason = BundleError(
             f"{folder} needs {row:,} bytes of decoder state for each sequence of {manifest.limits.max_target_tokens} "
             f"tokens, and at least {MAX_BEAMS} sequences, which are {MAX_BEAMS * row:,} bytes, but "
-            f"{num_bytes:,} bytes are allowed; set SIGHTLINE_MAX_STATE_BYTES to more or SIGHTLINE_MAX_ROWS to less, or "
+            f"{num_bytes:,} bytes are allowed; set SIGHTLINE_MEMORY_BYTES to more or SIGHTLINE_MAX_ROWS to less, or "
             "import the model again with a lower --max-tokens"
         )
         on_failure(folder, reason)
@@ -329,7 +326,7 @@ def _with_enough_memory(
 
 def _prefix_cache_share(settings: Settings, manifests: Iterable[Manifest]) -> int:
     """Return the bytes of the prefix cache of each model that can have one."""
-    return prefix_cache_bytes(settings) // max(1, sum(manifest.has_prefix_states for manifest in manifests))
+    return settings.max_prefix_cache_bytes // max(1, sum(manifest.has_prefix_states for manifest in manifests))
 
 
 def _open_bundle(
@@ -403,11 +400,8 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
     if manifest.rows is not None:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
-        raise BundleError(
-            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `sightline half` "
-            "writes one"
-        )
-    prefix_bytes = prefix_cache_bytes(settings)
+        raise BundleError(f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `sightline half` writes one")
+    prefix_bytes = settings.max_prefix_cache_bytes
     return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows, prefix_cache_bytes=prefix_bytes)
 
 

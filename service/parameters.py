@@ -8,7 +8,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     WithJsonSchema,
@@ -24,7 +23,6 @@ from sightline.service.fields import (
     RequestBody,
     TextOrTexts,
     field_error,
-    object_schema,
 )
 
 MAX_SEED = 2**53 - 1  # largest integer that every JSON reader keeps exact
@@ -276,13 +274,6 @@ MODEL_DEFAULTS = tuple(
 )
 
 
-def complete_parameters_schema(schema: dict[str, Any]) -> None:
-    """Add rules between parameters to the JSON Schema."""
-    schema["anyOf"] = METHODS
-    if "split_sentences" in schema["properties"]:
-        schema["allOf"] = [{"anyOf": [WITHOUT_SENTENCES, WITH_SENTENCES]}]
-
-
 class TextParameters(RequestBody):
     """Generation parameters that decide the text."""
 
@@ -318,8 +309,6 @@ class TextParameters(RequestBody):
     source_language: Language | None = None
     target_language: Language | None = None
     hidden_source_tokens: HiddenSourceTokens = ()
-
-    model_config = ConfigDict(json_schema_extra=complete_parameters_schema)
 
     @property
     def num_new_tokens(self) -> int:
@@ -415,8 +404,7 @@ def complete_parameters(
 
 
 def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:
-    """Check the rules between parameters that hold for every model. `METHODS` has them as JSON
-    Schema, as far as JSON Schema can express them.
+    """Check the rules between parameters that hold for every model.
 
     Raises:
         ApiError: `invalid_parameter` or `unsupported_parameter`.
@@ -454,37 +442,3 @@ def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream
             f"got {len(prefix.texts)}."
         )
         raise ApiError("invalid_parameter", message, field="target_prefix")
-
-
-AT_MOST_ONE: dict[str, Any] = {"maximum": 1}
-
-
-def _neutral(*names: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON Schema of parameters that have their default values."""
-    defaults = {name: getattr(NEUTRAL, name) for name in names}
-    # FastAPI leaves out a key whose value is None.
-    return {name: NULL if default is None else {"const": default} for name, default in defaults.items()}
-
-
-# JSON Schema of the three decoding methods: greedy, sampling, beam search. A model can sample or
-# use beam search by default, so the parameters of these methods do not require `do_sample` or
-# `num_beams`, but exclude other values of them.
-METHODS: list[Any] = [
-    object_schema(
-        do_sample={"const": False},
-        num_beams=AT_MOST_ONE,
-        num_return_sequences=AT_MOST_ONE,
-        **_neutral(*SAMPLING_PARAMETERS, *BEAM_PARAMETERS),
-    ),
-    object_schema(do_sample={"const": True}, num_beams=AT_MOST_ONE, **_neutral(*BEAM_PARAMETERS)),
-    object_schema(
-        do_sample={"const": False},
-        num_beams={"minimum": 2},
-        num_return_sequences={"maximum": MAX_BEAMS},
-        **_neutral(*SAMPLING_PARAMETERS),
-    ),
-]
-
-# JSON Schema of parameters that do not split texts into sentences, and of those that may.
-WITHOUT_SENTENCES = object_schema(split_sentences={"const": False})
-WITH_SENTENCES = object_schema(target_prefix=NULL, hidden_source_tokens={"maxItems": 0})

@@ -206,7 +206,7 @@ class Replica:
     """Deployment whose replicas hold all bundles."""
 
     def __init__(self, settings: Settings, targets: Path | None = None) -> None:
-        configure_logging(settings.log_level, log_format=settings.log_format)
+        configure_logging(settings.log_level)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         cores = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
         if settings.provider != "cuda":

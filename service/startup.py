@@ -23,6 +23,5 @@ def check_settings(settings: Settings) -> Sequence[Key]:
     """
     if settings.quota_storage_url is not None:
         open_limiter(settings.quota_storage_url)
-    if settings.otlp_endpoint is not None:
-        check_traces(settings.otlp_endpoint)
+    check_traces()
     return () if settings.keys is None else read_keys(settings.keys)

@@ -4,6 +4,7 @@ A call has one span of the server and one for each of its phases. Spans are crea
 that every call records, so that a service without a collector does nothing for them.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -28,6 +29,8 @@ PARAMETERS = {
     "seed": "seed",
     "num_return_sequences": "choice.count",
 }
+# OpenTelemetry's variables with the URL of a collector.
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 SHUTDOWN_TIMEOUT_S = 2.0  # time in which the last spans must be sent
 
 
@@ -38,32 +41,23 @@ class TracesError(Exception):
 class Traces:
     """Creates the spans of calls and sends them to a collector, in a thread of its own.
 
-    Standard variables of OpenTelemetry add to the settings: `OTEL_SERVICE_NAME`,
-    `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_HEADERS` and others of the exporter and the
-    batches.
+    OpenTelemetry reads its settings from variables of the environment: `OTEL_TRACES_SAMPLER`,
+    `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_EXPORTER_OTLP_HEADERS` and others of the
+    exporter and the batches.
     """
 
-    def __init__(self, endpoint: str, sampling: float) -> None:
-        """Start to send spans.
-
-        Args:
-            endpoint: URL of the collector, without the path of its signal.
-            sampling: fraction of the calls that are traced, unless the client has decided it.
-        """
+    def __init__(self) -> None:
+        """Start to send spans."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         own = Resource.create({"service.name": "sightline", "service.version": __version__})
-        self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(sampling)),
-            resource=own.merge(OTELResourceDetector().detect()),
-            shutdown_on_exit=False,
-        )
-        self._exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+        resource = own.merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._exporter = OTLPSpanExporter()
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("sightline", __version__)
         self._propagator = TraceContextTextMapPropagator()
@@ -123,16 +117,24 @@ class Traces:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
-def check_traces(endpoint: str) -> None:
-    """Check that spans can be sent to a collector.
+def traces_endpoint() -> str | None:
+    """Return the URL of the collector from OpenTelemetry's variables; None if there is none."""
+    return next((url for name in ENDPOINTS if (url := os.environ.get(name))), None)
+
+
+def check_traces() -> None:
+    """Check that spans can be sent to the collector, if there is one.
 
     Raises:
         TracesError: the URL is not valid, or the extra is not installed.
     """
+    endpoint = traces_endpoint()
+    if endpoint is None:
+        return
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
-        raise TracesError("the endpoint of traces must be a URL that begins with http:// or https://")
+        raise TracesError(f"{ENDPOINTS[1]} must be a URL that begins with http:// or https://")
     if find_spec("opentelemetry.sdk") is None or find_spec("opentelemetry.exporter") is None:
-        raise TracesError("traces need the extra 'traces'; install it")
+        raise TracesError(f"{ENDPOINTS[1]} is set, but traces need the extra 'traces'; install it, or unset this")
 
 
 def traceresponse(span: "Span") -> bytes:

@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sightline.base.bundle import AlignmentStep
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
-from sightline.service.api.types import ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
-from sightline.service.fields import NULL, RequestBody, field_error, object_schema
+from sightline.service.api.types import ONE_TARGET, Inputs, ModelName, check_targets
+from sightline.service.fields import NULL, RequestBody, field_error
 from sightline.service.inference.align import AlignResult, align
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.languages import generating_model
@@ -48,9 +48,7 @@ class AlignBody(RequestBody):
     target_language: Language | None = None
     parameters: Annotated[
         GenerateParameters, Field(description="Generation parameters; not allowed together with `targets`.")
-    ] = Field(
-        default=NEUTRAL, json_schema_extra=object_schema(**ONE_TARGET, source_language=NULL, target_language=NULL)
-    )
+    ] = Field(default=NEUTRAL, json_schema_extra={"properties": {**ONE_TARGET, **dict.fromkeys(LANGUAGE_FIELDS, NULL)}})
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -58,10 +56,6 @@ class AlignBody(RequestBody):
                 {"inputs": "A dog runs."},
                 {"inputs": "A dog runs.", "targets": "Ein Hund rennt.", "layer": -1},
                 {"inputs": ["A dog runs.", "A cat."], "parameters": {"num_beams": 4}},
-            ],
-            "allOf": [
-                {"anyOf": [object_schema(targets=NULL), *SAME_FORM]},
-                {"anyOf": [object_schema(targets=NULL), object_schema(parameters=NULL)]},
             ],
         }
     )

@@ -7,9 +7,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sightline.service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
 from sightline.service.api.messages import Messages, check_dialogue, prompt_of
-from sightline.service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, SAME_FORM, Inputs, ModelName, check_targets
+from sightline.service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, Inputs, ModelName, check_targets
 from sightline.service.errors import ApiError
-from sightline.service.fields import NULL, TEXTS_OR_PAIRS_SCHEMA, Texts, TextsOrPairs, field_error, object_schema
+from sightline.service.fields import Texts, TextsOrPairs, field_error
 from sightline.service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.languages import generating_model
@@ -47,7 +47,7 @@ class AttentionBody(AttentionSelection):
     parameters: Annotated[
         GenerateParameters,
         Field(description=f"Generation parameters; together with `targets` only {', '.join(TARGET_PARAMETERS)}."),
-    ] = Field(default=NEUTRAL, json_schema_extra=object_schema(**ONE_TARGET))
+    ] = Field(default=NEUTRAL, json_schema_extra={"properties": ONE_TARGET})
 
     draw: View | None = Field(
         default=None,
@@ -68,26 +68,6 @@ class AttentionBody(AttentionSelection):
                     "messages": [{"role": "user", "content": "Hello!"}],
                     "layers": [-1],
                     "prompt_rows": True,
-                },
-            ],
-            "allOf": [
-                {
-                    "anyOf": [
-                        object_schema("inputs", inputs=TEXTS_OR_PAIRS_SCHEMA, messages=NULL),
-                        object_schema(
-                            "messages",
-                            inputs=NULL,
-                            messages={"type": "array"},
-                            targets={"anyOf": [{"type": "string"}, NULL]},
-                        ),
-                    ]
-                },
-                {"anyOf": [object_schema(targets=NULL), object_schema(inputs=NULL), *SAME_FORM]},
-                {
-                    "anyOf": [
-                        object_schema(targets=NULL),
-                        object_schema(parameters=object_schema(**dict.fromkeys(GENERATING_PARAMETERS, NULL))),
-                    ]
                 },
             ],
         }

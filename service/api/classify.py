@@ -13,7 +13,7 @@ from sightline.service.api.types import (
     MultiLabel,
     Truncate,
 )
-from sightline.service.fields import NULL, TEXTS_SCHEMA, RequestBody, TextsOrPairs, field_error, object_schema
+from sightline.service.fields import RequestBody, TextsOrPairs, field_error
 from sightline.service.inference.classify import ClassifyResult, classify
 from sightline.service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
 from sightline.service.parameters import ReturnAttention
@@ -49,15 +49,6 @@ class ClassifyBody(RequestBody):
 
     model_config = ConfigDict(
         json_schema_extra={
-            "anyOf": [
-                object_schema(candidate_labels=NULL, hypothesis_template=NULL, multi_label=NULL),
-                object_schema(
-                    "candidate_labels",
-                    candidate_labels={"type": "array"},
-                    inputs=TEXTS_SCHEMA,
-                    return_attention={"enum": [None, False]},
-                ),
-            ],
             "examples": [
                 {"model": "sst2-sentiment", "inputs": ["a stirring , funny film .", "a long string of cliches ."]},
                 {

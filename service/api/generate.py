@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
-from sightline.service.api.types import BLANKS_ONLY_IF_PASSED, INPUTS, ModelName
+from sightline.service.api.types import INPUTS, ModelName
 from sightline.service.errors import ApiError
-from sightline.service.fields import OnEmpty, RequestBody, TextsWithBlanks, object_schema
+from sightline.service.fields import OnEmpty, RequestBody, TextsWithBlanks
 from sightline.service.inference.generate import (
     DoubtfulResult,
     GenerateResult,
@@ -19,7 +19,7 @@ from sightline.service.inference.generate import (
 from sightline.service.inference.languages import generating_model
 from sightline.service.inference.sentences import generate_by_sentence, sentence_warnings
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
-from sightline.service.parameters import AT_MOST_ONE, NEUTRAL, GenerateParameters, given_parameters
+from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 
 DONE = b"data: [DONE]\n\n"
 NO_WARNINGS: Mapping[int, GenerateWarning] = {}
@@ -64,18 +64,6 @@ class GenerateBody(RequestBody):
                     "inputs": "A dog runs. A man sleeps.\nTwo children are playing.",
                     "parameters": {"split_sentences": True},
                 },
-            ],
-            "allOf": [
-                {
-                    "anyOf": [
-                        object_schema(stream={"const": False}),
-                        object_schema(
-                            parameters=object_schema(num_beams=AT_MOST_ONE, split_sentences={"const": False}),
-                            on_empty={"const": "error"},
-                        ),
-                    ]
-                },
-                BLANKS_ONLY_IF_PASSED,
             ],
         }
     )

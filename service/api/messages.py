@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, PlainValidator, WithJsonSchema
 
 from sightline.base.text.chat import Prompt, Turn, apply_chat_template
 from sightline.service.errors import ERRORS, ApiError
-from sightline.service.fields import NOT_BLANK, RequestBody, field_error, must_equal, object_schema
+from sightline.service.fields import RequestBody, field_error, must_equal
 from sightline.service.inference.service import ServedModel
 
 MAX_MESSAGES = 1024
@@ -54,18 +54,6 @@ class Message(RequestBody):
     function_call: Annotated[Any, must_equal({})] = None
     audio: Annotated[Any, must_equal({})] = None
     annotations: Annotated[Any, must_equal([])] = None
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                object_schema(role={"const": "assistant"}),
-                object_schema(content={"type": "string", "pattern": NOT_BLANK}),
-                object_schema(
-                    content={"type": "array", "contains": object_schema("text", text={"pattern": NOT_BLANK})}
-                ),
-            ]
-        }
-    )
 
     @property
     def is_system(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
-from sightline.service.api.types import SAME_FORM, Inputs, ModelName, check_targets
+from sightline.service.api.types import Inputs, ModelName, check_targets
 from sightline.service.fields import RequestBody
 from sightline.service.inference.languages import generating_model
 from sightline.service.inference.score import ScoreResult, score
@@ -29,7 +29,6 @@ class ScoreBody(RequestBody):
                 {"inputs": "A dog runs.", "targets": "Ein Hund rennt."},
                 {"inputs": ["A dog.", "A cat."], "targets": ["Ein Hund.", "Ein Hund."], "top_logprobs": 3},
             ],
-            "anyOf": SAME_FORM,
         }
     )
 

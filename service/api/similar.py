@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, StrictInt, model_validator
 
 from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from sightline.service.api.types import ModelName
-from sightline.service.fields import NULL, RequestBody, Texts, Word, field_error, object_schema
+from sightline.service.fields import RequestBody, Texts, Word, field_error
 from sightline.service.inference.similar import SimilarResult, similar
 from sightline.service.inference.tokens import Side
 
@@ -23,10 +23,6 @@ class SimilarBody(RequestBody):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [{"token": "dog"}, {"analogy": ["boy", "boys", "dog"], "top_k": 3}],
-            "anyOf": [
-                object_schema("token", token={"type": "string"}, analogy=NULL),
-                object_schema("analogy", token=NULL, analogy={"type": "array"}),
-            ],
         }
     )
 

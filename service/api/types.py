@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from sightline.service.fields import MAX_INPUTS, TEXTS_SCHEMA, Text, TextOrTexts, Texts, field_error, object_schema
-from sightline.service.parameters import AT_MOST_ONE
+from sightline.service.fields import MAX_INPUTS, Text, TextOrTexts, Texts, field_error
 
 INPUTS = "A text, or a list of texts; SIGHTLINE_MAX_INPUTS can limit their number further."
 INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."
@@ -57,21 +56,13 @@ MultiLabel = Annotated[
     Field(description="Give each label a probability of its own; false, the default: the scores of an input sum to 1."),
 ]
 
-# JSON Schema of `inputs` and `targets` that are both strings or both lists.
-SAME_FORM: list[Any] = [object_schema(inputs={"type": kind}, targets={"type": kind}) for kind in ("string", "array")]
-
 # JSON Schema of generation parameters that give one target for each input, see
 # `check_one_sequence`.
 ONE_TARGET: dict[str, Any] = {
-    "num_return_sequences": AT_MOST_ONE,
+    "num_return_sequences": {"maximum": 1},
     "top_logprobs": {"maximum": 0},
     "return_attention": {"const": False},
     "split_sentences": {"const": False},
-}
-
-# JSON Schema of `inputs` that may be blank only with `on_empty: pass`.
-BLANKS_ONLY_IF_PASSED: dict[str, Any] = {
-    "anyOf": [object_schema("on_empty", on_empty={"const": "pass"}), object_schema(inputs=TEXTS_SCHEMA)]
 }
 
 

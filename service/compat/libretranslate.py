@@ -10,7 +10,7 @@ from sightline.base.text.languages import find_language, language_name
 from sightline.service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
 from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.errors import ApiError
-from sightline.service.fields import TEXTS_SCHEMA, OnEmpty, RequestBody, TextsWithBlanks, must_equal, object_schema
+from sightline.service.fields import OnEmpty, RequestBody, TextsWithBlanks, must_equal
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.languages import fitting_translators, language_pairs
 from sightline.service.inference.sentences import generate_by_sentence
@@ -38,7 +38,6 @@ class TranslateBody(RequestBody):
                 {"q": "A dog runs.", "source": "en", "target": "de", "format": "text", "api_key": ""},
                 {"q": ["A dog runs.", "A man sleeps."], "source": "auto", "target": "de", "alternatives": 3},
             ],
-            "anyOf": [object_schema("on_empty", on_empty={"const": "pass"}), object_schema(q=TEXTS_SCHEMA)],
         }
     )
 

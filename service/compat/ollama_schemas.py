@@ -7,15 +7,7 @@ from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
 from sightline.service.compat.common import Ignored
-from sightline.service.fields import (
-    MAX_ID,
-    NOT_BLANK,
-    RequestBody,
-    TextsWithoutIds,
-    field_error,
-    must_equal,
-    object_schema,
-)
+from sightline.service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
 from sightline.service.inference.results import Numbers
 from sightline.service.parameters import (
     MAX_TEMPERATURE,
@@ -35,11 +27,6 @@ from sightline.service.parameters import (
 Capability = Literal["completion", "embedding"]
 RequiredModel = Annotated[
     str, Field(min_length=1, max_length=128, description="Name of the model; the tag `:latest` may follow it.")
-]
-# JSON Schema of `top_logprobs`, which needs `logprobs`.
-NEEDS_LOGPROBS: list[Any] = [
-    object_schema("logprobs", logprobs={"const": True}),
-    object_schema(top_logprobs={"maximum": 0}),
 ]
 
 
@@ -139,7 +126,6 @@ class PromptBody(DecodingBody):
                     "options": {"temperature": 0.8, "top_k": 40, "seed": 7, "num_predict": 16},
                 },
             ],
-            "anyOf": NEEDS_LOGPROBS,
         }
     )
 
@@ -157,7 +143,6 @@ class DialogueBody(DecodingBody):
                     "stream": False,
                 }
             ],
-            "anyOf": NEEDS_LOGPROBS,
         }
     )
 

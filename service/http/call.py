@@ -229,7 +229,7 @@ async def _receive(call: HttpCall) -> bytes:
     if not (announced.isdigit() and int(announced) > limit):
         has_arrived = exchange is not None and exchange.is_complete
         try:
-            async with contextlib.nullcontext() if has_arrived else asyncio.timeout(settings.body_timeout_s):
+            async with contextlib.nullcontext() if has_arrived else asyncio.timeout(settings.client_timeout_s):
                 is_complete = False
                 while not is_complete and len(body) <= limit:
                     message = await call.receive()
@@ -241,7 +241,7 @@ async def _receive(call: HttpCall) -> bytes:
                     body += message.get("body", b"")
                     is_complete = not message.get("more_body", False)
         except TimeoutError:
-            text = f"The body did not arrive within {settings.body_timeout_s:g} s (SIGHTLINE_BODY_TIMEOUT_S)."
+            text = f"The body did not arrive within {settings.client_timeout_s:g} s (SIGHTLINE_CLIENT_TIMEOUT_S)."
             raise ApiError("client_too_slow", text) from None
         if len(body) <= limit:
             return body

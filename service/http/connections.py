@@ -59,7 +59,7 @@ class ConnectionLimits:
             message = (
                 f"{'This address' if network == address else f'The network {network}'} has "
                 f"{self._max_per_address} open connections, which is the limit "
-                "(SIGHTLINE_MAX_CONNECTIONS_PER_ADDRESS). Reuse them."
+                "(half of SIGHTLINE_MAX_CONNECTIONS). Reuse them."
             )
             raise self._error("connections_per_address", message)
         if descriptors_after(descriptor) < DESCRIPTOR_RESERVE:

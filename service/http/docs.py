@@ -159,7 +159,7 @@ def _rows(schema: dict[str, Any], schemas: dict[str, Any], prefix: str = "") -> 
     Alternatives of an object can repeat a row.
     """
     schema = _resolve(schema, schemas)
-    for kind in schema.get("anyOf", ()) if "properties" not in schema else ():
+    for kind in schema.get("anyOf", ()):
         yield from _rows(kind, schemas, prefix)
     if "items" in schema:
         yield from _rows(schema["items"], schemas, f"{prefix}[]")

@@ -141,7 +141,7 @@ def _form_schema(body_type: type[BaseModel]) -> dict[str, Any]:
         kinds = field.pop("anyOf", [field])
         field.pop("default", None)
         schema["properties"][name] = field | next(kind for kind in kinds if kind["type"] not in ("null", "array"))
-    names = ("type", "properties", "required", "additionalProperties", "anyOf")
+    names = ("type", "properties", "required", "additionalProperties")
     return {name: schema[name] for name in names if name in schema}
 
 

@@ -239,7 +239,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_rejected:
             return
         if self._read_timer is None:
-            self._read_timer = self.loop.call_later(self._settings.body_timeout_s, self._on_late_body)
+            self._read_timer = self.loop.call_later(self._settings.client_timeout_s, self._on_late_body)
         if self._exchange.rejection is None and not self.cycle.response_complete:
             self._bodies.count(self._exchange)
 
@@ -321,7 +321,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._bodies.count(exchange)
 
     def _arm_head_timer(self) -> None:
-        self._read_timer = self.loop.call_later(self._settings.header_timeout_s, self._on_late_head)
+        self._read_timer = self.loop.call_later(self._settings.client_timeout_s, self._on_late_head)
 
     def _on_late_head(self) -> None:
         self._read_timer = None
@@ -434,7 +434,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm_write_timer()
 
     def _arm_write_timer(self) -> None:
-        self._write_timer = self.loop.call_later(self._settings.write_timeout_s / READER_CHECKS, self._check_reader)
+        self._write_timer = self.loop.call_later(self._settings.client_timeout_s / READER_CHECKS, self._check_reader)
 
     def _check_reader(self) -> None:
         """Cut off a client that has read nothing for `write_timeout_s`."""
@@ -443,7 +443,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if unread < self._unread:
             self._last_progress = self.loop.time()
         self._unread = unread
-        if self.loop.time() - self._last_progress >= self._settings.write_timeout_s:
+        if self.loop.time() - self._last_progress >= self._settings.client_timeout_s:
             self._lost_code = "client_too_slow"
             self.transport.abort()
         elif unread > 0:

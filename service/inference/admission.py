@@ -134,7 +134,7 @@ class AdmissionController:
             raise queue_full(
                 "waiting_bytes",
                 f"{self.num_bytes} bytes of request bodies are held{own}, and {new.num_bytes} more exceed the limit of "
-                f"{self._max_bytes} (SIGHTLINE_MAX_WAITING_BYTES)",
+                f"{self._max_bytes} (16 MiB, or SIGHTLINE_MAX_BODY_BYTES if it is more)",
             )
         speed = self.throughput.units_per_s
         if speed is None or not units:
@@ -194,7 +194,7 @@ class AdmissionController:
             raise queue_full(
                 "waiting_tokens",
                 f"{self.num_tokens} source tokens are held{own}, and {tokens} more exceed the limit of "
-                f"{self._max_tokens} (SIGHTLINE_MAX_WAITING_TOKENS)",
+                f"{self._max_tokens} (256 times SIGHTLINE_MAX_WAITING_SEQUENCES)",
             )
         self.num_tokens += tokens
         reservation.num_tokens += tokens
@@ -288,7 +288,7 @@ class ResponseReservation:
         if not fits:
             message = (
                 f"The responses in progress leave too little memory for {num_bytes} more bytes; all responses "
-                f"together may hold {self.memory.limit} bytes (SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
+                f"together may hold {self.memory.limit} bytes (an eighth of SIGHTLINE_MEMORY_BYTES). Retry later."
             )
             raise ApiError("overloaded", message, limit="response_bytes")
 

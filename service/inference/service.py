@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from sightline.base.bundle import GenerationDefaults, Manifest, Task
-from sightline.base.machine import usable_memory
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.engine.engine import Engine
@@ -22,7 +21,7 @@ from sightline.service.metrics import Metrics, Texts
 from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
 from sightline.service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
 from sightline.service.settings import Settings
-from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces
+from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
 
@@ -198,23 +197,6 @@ def models_by_task(manifests: Iterable[Manifest]) -> dict[DefaultTask | None, li
     return names
 
 
-def response_bytes(memory: int) -> int:
-    """Return the default of `max_response_bytes` for a process with `memory` bytes available."""
-    return min(max(memory // 8, 32 << 20), 1 << 30)
-
-
-def prefix_cache_bytes(settings: Settings) -> int:
-    """Return the maximum size of the prefix caches of all models together in bytes."""
-    if settings.max_prefix_cache_bytes is None:
-        return min(usable_memory() // 8, 1 << 30)
-    return settings.max_prefix_cache_bytes
-
-
-def state_bytes(settings: Settings) -> int:
-    """Return the maximum size of the decoder states of all models together in bytes."""
-    return settings.max_state_bytes or usable_memory() // 2
-
-
 class Service:
     """State that all calls share. It is used only on the event loop's thread."""
 
@@ -224,14 +206,12 @@ class Service:
         metrics.process_gauges["workers"].set_function(lambda: self.unavailable_code is None and not self.is_retiring)
         self.peers = peers
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
-        self.traces = (
-            None if settings.otlp_endpoint is None else Traces(settings.otlp_endpoint, settings.trace_sampling)
-        )
+        self.traces = Traces() if traces_endpoint() else None
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
         self.held_sequences: Counter[str] = Counter()  # in progress, by label of a key that has a quota
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
-        self.response_memory = ResponseMemory(settings.max_response_bytes or response_bytes(usable_memory()))
+        self.response_memory = ResponseMemory(settings.max_response_bytes)
         self.unavailable_code: ErrorCode | None = "loading"  # None while calls are served
         # Reported by the health checks although calls are served: until all workers are ready, and
         # in the drain window.
@@ -250,10 +230,7 @@ class Service:
 
     def attach(self, backend: Backend) -> None:
         """Start to serve the models of a backend."""
-        state, prefixes = state_bytes(self.settings), prefix_cache_bytes(self.settings)
-        self.metrics.set_limits(
-            {"max_rows": backend.max_rows, "max_state_bytes": state, "max_prefix_cache_bytes": prefixes}
-        )
+        self.metrics.set_limits({"max_rows": backend.max_rows})
         self.worker, self.repository = backend.worker, backend.repository
         for loaded in backend.loaded.values():
             self.attach_model(loaded)

@@ -23,7 +23,7 @@ DEADLINE_SLACK_S = 0.5
 MAP_ERRORS: Mapping[FailureCode, str] = {
     "overloaded": (
         "The responses in progress leave too little memory for the attention maps of this call "
-        "(SIGHTLINE_MAX_RESPONSE_BYTES). Retry later."
+        "(an eighth of SIGHTLINE_MEMORY_BYTES). Retry later."
     ),
     "response_too_large": (
         f"The attention maps have more than {MAX_NUMBERS} numbers, the maximum of a response. Select fewer kinds, "

@@ -20,13 +20,12 @@ from typing import Any, Literal, NoReturn
 from prometheus_client.core import GaugeMetricFamily
 
 from sightline.base.bundle import BundleError, Manifest
-from sightline.base.machine import available_memory, usable_memory, usable_threads
+from sightline.base.machine import available_memory, usable_threads
 from sightline.service.discovery import find_bundles
 from sightline.service.errors import ApiError
 from sightline.service.http.connections import network_of
-from sightline.service.inference.service import prefix_cache_bytes, response_bytes, state_bytes
 from sightline.service.keys import Quota
-from sightline.service.metrics import FAILED_WORKERS, PREFIX, Texts, merge, texts_of, without_gauges
+from sightline.service.metrics import FAILED_WORKERS, PREFIX, SHARED_SETTINGS, Texts, merge, texts_of, without_gauges
 from sightline.service.quotas import Grant, QuotaStore
 from sightline.service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
 from sightline.service.server import (
@@ -96,13 +95,8 @@ def share_of(settings: Settings, num_workers: int) -> Settings:
     def share(name: str, limit: int) -> int:
         return max(-(-limit // num_workers), min(limit, MIN_SHARE.get(name, 0)))
 
-    shares = {name: share(name, getattr(settings, name)) for name in ("max_waiting_sequences", "max_waiting_tokens")}
-    shares["max_waiting_bytes"] = max(share("", settings.max_waiting_bytes), settings.max_body_bytes)
-    shares["max_state_bytes"] = share("", state_bytes(settings))
-    shares["max_prefix_cache_bytes"] = share("", prefix_cache_bytes(settings))
-    shares["max_response_bytes"] = share("", settings.max_response_bytes or response_bytes(usable_memory()))
-    if settings.max_rows:
-        shares["max_rows"] = share("max_rows", settings.max_rows)
+    shares = {name: share(name, getattr(settings, name)) for name in SHARED_SETTINGS}
+    shares["max_waiting_bytes"] = max(shares["max_waiting_bytes"], settings.max_body_bytes)
     return settings.model_copy(update=shares)
 
 

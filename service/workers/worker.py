@@ -211,7 +211,7 @@ def run_worker(
         control: socket of the channel to the supervisor.
         handover: socket over which the supervisor sends connections.
     """
-    configure_logging(settings.log_level, log_format=settings.log_format, worker=number)
+    configure_logging(settings.log_level, worker=number)
     server = WorkerServer(settings, plan, Handover(handover), control)
     try:
         server.run()

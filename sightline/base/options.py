@@ -91,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Options], names: Col
     """Add options to a parser: all with the texts of the help, or only those with some names."""
     target: Any = parser
     usage = ["%(prog)s"]
-    for name, field in kind.model_fields.items():
+    for name, field in fields_of(kind).items():
         if names is not None and name not in names:
             continue
         shown, flag = _shown(field), flag_name(name)
@@ -133,7 +133,7 @@ def read_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> dict[st
 
 def given_flags(kind: type[Options], values: Mapping[str, Any]) -> Given:
     """Return the values that the flags of a class have."""
-    fields = {name: field for name, field in kind.model_fields.items() if values.get(name) is not None}
+    fields = {name: field for name, field in fields_of(kind).items() if values.get(name) is not None}
     return {name: (_name_of(name, field), values[name]) for name, field in fields.items()}
 
 
@@ -143,7 +143,7 @@ def given_variables(kind: type[Options], environment: Mapping[str, str]) -> Give
     Raises:
         UsageError: no option belongs to a variable with the prefix of the class.
     """
-    names = {env_name(kind, name): name for name in kind.model_fields}
+    names = {env_name(kind, name): name for name in fields_of(kind)}
     for variable in sorted(environment):
         if variable.upper().startswith(kind.prefix) and variable not in names:
             raise UsageError(f"unknown setting: {variable}{did_you_mean(variable, names)}")
@@ -170,7 +170,7 @@ def given_keys(kind: type[Options], values: Mapping[str, Any], path: Path) -> Gi
     Raises:
         UsageError: a key is unknown.
     """
-    names = {key_of(name): name for name in kind.model_fields}
+    names = {key_of(name): name for name in fields_of(kind)}
     for key in values.keys() - names.keys():
         hint = did_you_mean(key, names) or f"; the keys are {', '.join(names)}"
         raise UsageError(f"{path}: unknown key {key}{hint}")
@@ -181,7 +181,7 @@ def given_keys(kind: type[Options], values: Mapping[str, Any], path: Path) -> Gi
 def to_toml(kind: type[Options], values: Mapping[str, Any]) -> str:
     """Return a TOML file with all options, of which those without a value have their defaults."""
     lines = []
-    for name, field in kind.model_fields.items():
+    for name, field in fields_of(kind).items():
         text, default = describe(field)
         words = allowed(field)
         comment = f"{text[0].upper()}{text[1:]}{f' ({words})' if words else ''}. Default: {default}."
@@ -208,7 +208,10 @@ def check(kind: type[AnyOptions], *sources: Given) -> AnyOptions:
     except ValidationError as error:
         problems: dict[str, str] = {}
         for part in error.errors():
-            name = str(part["loc"][0]) if part["loc"] else ""
+            if part["type"] == "default_factory_not_called":
+                continue  # its default follows from an option that is wrong
+            # An error of the whole may begin with the name of an option.
+            name = str(part["loc"][0]) if part["loc"] else part["msg"].removeprefix("Value error, ").partition(":")[0]
             problems.setdefault(name, problem(kind, part, given.get(name, (name, None))[0]))
         raise UsageError("; ".join(problems.values())) from None
 
@@ -217,6 +220,8 @@ def problem(kind: type[Options], error: ErrorDetails, name: str) -> str:
     """Return the message of a wrong value: the option, the allowed values, and the value."""
     if "error" in error.get("ctx", {}):  # of our own validators
         text = str(error["ctx"]["error"])
+        if not error["loc"]:
+            return name + text[len(text.partition(":")[0]) :]
         return f"{name} {text}" if text.startswith("must ") else f"{name}: {text}" if name else text
     field, value = kind.model_fields[str(error["loc"][0])], error["input"]
     words = allowed(field) or error["msg"].removeprefix("Input should be ")
@@ -255,6 +260,11 @@ def describe(field: FieldInfo) -> tuple[str, str]:
 def key_of(name: str) -> str:
     """Return the name of an option in a file; a field has `_` at its end if Python has the name."""
     return name.rstrip("_")
+
+
+def fields_of(kind: type[Options]) -> dict[str, FieldInfo]:
+    """Return the options of a class; fields without a description are not for users."""
+    return {name: field for name, field in kind.model_fields.items() if field.description}
 
 
 def flag_name(name: str) -> str:
@@ -308,7 +318,7 @@ def _metavar(name: str, field: FieldInfo) -> str:
     if all(_choices_of(*part) for part in _parts(field)):
         return f"{{{','.join(_choices(field))}}}"
     unit = next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
-    return unit or ("N" if next(_parts(field))[0] in (int, float) else name.upper())
+    return unit or ("N" if next(_parts(field))[0] in (int, float) else name.rpartition("_")[2].upper())
 
 
 def _help(name: str, field: FieldInfo) -> str:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from sightline.base.bundle import BundleError, Manifest, MapKind
 from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
-from sightline.base.options import Options, Shown, parse_with
+from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.extras import install_command
@@ -24,7 +24,7 @@ from sightline.service.inference.attention import AttentionOutput, attention
 from sightline.service.inference.call import Call
 from sightline.service.inference.picture import View, draw, selection_to_draw
 from sightline.service.parameters import AttentionSelection
-from sightline.service.settings import Settings, add_flags, make_settings
+from sightline.service.settings import Settings, make_settings
 
 MAX_PIXELS = 50_000_000  # of a PNG; drawing takes four bytes for each, several times
 SUFFIXES = (".svg", ".png")
@@ -83,7 +83,7 @@ class DrawOptions(Options):
 def run(parser: Parser, words: Sequence[str]) -> int:
     """Draw a picture and return the exit code."""
     flags = ("bundles", "provider")
-    add_flags(parser, flags)
+    add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, DrawOptions, flags)
     import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
     try:

@@ -8,10 +8,10 @@ from annotated_types import Ge
 from pydantic import model_validator
 
 from sightline.base.errors import EXIT_FAILED, EXIT_USAGE
-from sightline.base.options import Options, Shown, flag_name, parse_with
+from sightline.base.options import Options, Shown, add_options, flag_name, parse_with
 from sightline.base.parser import Parser
 from sightline.service.keys import KeysError, Quota, Role, add_key, read_keys, remove_key
-from sightline.service.settings import SettingsError, add_flags, make_settings
+from sightline.service.settings import Settings, SettingsError, make_settings
 
 Limit = Annotated[int | None, Ge(1)]
 
@@ -53,7 +53,7 @@ class KeysOptions(Options):
 
 def run(parser: Parser, words: Sequence[str]) -> int:
     """Run `sightline keys add`, `list` or `remove`, and return the exit code."""
-    add_flags(parser, ["keys"])
+    add_options(parser, Settings, ["keys"])
     options, texts = parse_with(parser, words, KeysOptions, ["keys"])
     label = options.label or ""
     try:

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
-from sightline.base.options import Options, Shown, parse, parse_with
+from sightline.base.options import Options, Shown, add_options, parse, parse_with
 from sightline.base.parser import Parser
 from sightline.service.discovery import find_bundles
-from sightline.service.settings import SettingsError, add_flags, make_settings
+from sightline.service.settings import Settings, SettingsError, make_settings
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
 
 def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the bundles of a folder as a table or as JSON, and return the exit code."""
-    add_flags(parser, ["bundles"])
+    add_options(parser, Settings, ["bundles"])
     options, texts = parse_with(parser, arguments, ListOptions, ["bundles"])
     problems: list[str] = []
 

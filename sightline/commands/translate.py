@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
 from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, exit_status
-from sightline.base.options import Options, Shown, parse_with
+from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.base.text.sentences import split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
@@ -29,7 +29,7 @@ from sightline.service.inference.generate import check_parameters, generate
 from sightline.service.inference.sentences import generate_by_sentence
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
-from sightline.service.settings import Settings, add_flags, make_settings
+from sightline.service.settings import Settings, make_settings
 
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
@@ -84,7 +84,7 @@ class Source:
 def run(parser: Parser, words: Sequence[str]) -> int:
     """Translate a file and return the exit code."""
     flags = ("bundles", "provider", "threads")
-    add_flags(parser, flags)
+    add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, TranslateOptions, flags)
     file, out = options.file, options.out
     import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it

@@ -91,7 +91,7 @@ MISTAKES = [
     ("--endpoint encoed", "--endpoint must be one of generate, encode, got 'encoed' (did you mean encode?)"),
     ("--timeout-s nan", "--timeout-s must be a number greater than 0, got 'nan'"),
     ("--share 2", "--share must be a number greater than 0 and at most 1, got '2'"),
-    ("--epochs 0", "--epochs must be a whole number, at least 1 or auto, got '0'"),
+    ("--epochs 0", "--epochs must be a whole number, at least 1, or auto, got '0'"),
     ("--page false", "--page takes no value, got false; use --page or --no-page"),
     ("--no-page=true", "--no-page takes no value, got true; use --page or --no-page"),
     ("--languages en", "--languages: expected 2 arguments"),

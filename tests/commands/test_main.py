@@ -99,6 +99,25 @@ def test_a_wrong_command_or_option_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("serve --prt 3", "--port"),
+        ("serve --prt=3", "--port"),
+        ("translate x --splt-sentences", "--split-sentences"),
+        ("models get a/b --bit 8", "--bits"),
+        ("serve --nothing-like-it", None),
+    ],
+)
+def test_an_unknown_option_names_the_most_similar_one(
+    arguments: str, option: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments.split())
+    errors = capsys.readouterr().err
+    assert f" (did you mean {option}?); see" in errors if option else "did you mean" not in errors
+
+
+@pytest.mark.parametrize(
     ("command", "module", "library", "environment", "extras"),
     [
         ("train classification x --run y", "torch", "PyTorch", ".venv", "train"),

@@ -14,6 +14,19 @@ INVALID = (400, 422)  # statuses of values that are not allowed: OpenAI's API an
 TIMEOUT, LENGTH = "X-Request-Timeout-Ms", "Inference-Header-Content-Length"
 # Messages of errors for bodies that are valid in JSON Schema.
 BEYOND_JSON_SCHEMA = (
+    # Rules between fields: the document only has rules of single fields.
+    r"cannot be combined with",
+    r"cannot be streamed: set",
+    r"has no effect with ",
+    r"has an effect only with",
+    r"(must be absent|must have no pairs of texts) with candidate_labels",
+    r"is required, unless messages are given",
+    r"must be one string for messages",
+    r"inputs and targets must be both one string",
+    r"Give one of token and analogy",
+    r"Give the texts either here, or as bytes after the JSON",
+    r"needs (a temperature of 0|logprobs: true|stream: true)",
+    r"is empty or contains only whitespace",
     # The tasks and limits depend on the model.
     r"cannot do the task",
     r"No model of this service can do the task",

@@ -290,7 +290,7 @@ CAUSES: Mapping[ErrorCode, Cause] = {
     "forbidden": Cause(headers={"x-api-key": "sl-alice"}, settings={"keys": KEYS}, models=["fake"]),
     "not_found": Cause(),
     "model_not_found": Cause(models=["nobody"], settings={"model_control": "explicit"}),
-    "client_too_slow": Cause(content=lambda body: never_whole(), settings={"body_timeout_s": 0.02}),
+    "client_too_slow": Cause(content=lambda body: never_whole(), settings={"client_timeout_s": 0.02}),
     "body_too_large": Cause(content=lambda body: body.ljust(10_001), settings={"max_body_bytes": 10_000}),
     "unsupported_media_type": Cause(headers={"content-type": "text/csv"}),
     "misdirected_request": Cause(headers={"host": "evil.example"}, settings={"allowed_hosts": "test"}),
@@ -404,7 +404,7 @@ HEADS: Mapping[ErrorCode, bytes] = {
 @pytest.mark.parametrize("code", HEADS)
 def test_an_invalid_head_is_a_native_error_on_every_route(serve: Serve, code: ErrorCode) -> None:
     assert HEADS.keys() == set(HEAD_ERRORS)
-    with serve(header_timeout_s=0.01 if code == "client_too_slow" else 30) as wire:
+    with serve(client_timeout_s=0.01 if code == "client_too_slow" else 30) as wire:
         for operation in operations():
             with wire.connect() as connection:
                 connection.sendall(f"{operation.method} {operation.path} HTTP/1.1\r\n".encode() + HEADS[code])
@@ -445,8 +445,9 @@ async def test_no_text_of_a_body_is_in_a_log_metric_trace_or_error(
         return SpanExportResult.SUCCESS
 
     monkeypatch.setattr(OTLPSpanExporter, "export", export)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     cause = Cause(
-        settings={"model_control": "explicit", "keys": KEYS, "otlp_endpoint": "http://127.0.0.1:9"},
+        settings={"model_control": "explicit", "keys": KEYS},
         headers={"x-api-key": "sl-boss"},
         change=partial(each_text_as, f"{MARKER} {MASK}"),
     )

@@ -94,7 +94,7 @@ async def test_client_too_slow(start: Start) -> None:
         await asyncio.sleep(0.2)
         yield b':"x"}'
 
-    async with start(body_timeout_s=0.05) as running:
+    async with start(client_timeout_s=0.05) as running:
         headers = {"content-type": "application/json"}
         check(await running.client.post("/v1/generate", content=never_whole(), headers=headers), "client_too_slow")
 

@@ -77,15 +77,15 @@ def add_another(folder: Path, name: str, **changes: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("setting", "memory", "share"),
-    [(None, 8000, 500), (None, 1 << 40, 1 << 29), (0, 8000, 0), (5001, 8000, 2500)],
+    [({}, 8000, 500), ({}, 1 << 40, 1 << 29), ({"prefix_cache": False}, 8000, 0), ({"memory_bytes": 80}, 8000, 5)],
 )
 def test_models_that_can_have_a_prefix_cache_share_its_memory(
-    setting: int | None, memory: int, share: int, monkeypatch: pytest.MonkeyPatch
+    setting: dict[str, Any], memory: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sightline.service.inference.service.usable_memory", lambda: memory)
+    monkeypatch.setattr("sightline.service.settings.usable_memory", lambda: memory)
     causal = fake_manifest(decoder_start="source")
     manifests = [causal, fake_manifest(), causal]
-    assert _prefix_cache_share(Settings(max_prefix_cache_bytes=setting), manifests) == share
+    assert _prefix_cache_share(Settings(**setting), manifests) == share
 
 
 def test_every_bundle_of_the_folder_is_served_by_its_name(folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(fol
     row = row_bytes(read_manifest(folder / "toy"))
     message = (
         f"{folder}/toy needs {row:,} bytes of decoder state for each sequence of 256 tokens, and at least 8 "
-        f"sequences, which are {8 * row:,} bytes, but 1,000 bytes are allowed; set SIGHTLINE_MAX_STATE_BYTES to "
+        f"sequences, which are {8 * row:,} bytes, but 1,000 bytes are allowed; set SIGHTLINE_MEMORY_BYTES to "
         "more or SIGHTLINE_MAX_ROWS to less, or import the model again with a lower --max-tokens"
     )
     with pytest.raises(BundleError, match=re.escape(message)):
@@ -244,14 +244,14 @@ def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
 
 
 def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
     added = add_another(folder, "lazy")
     manifest = read_manifest(added)
-    monkeypatch.setattr(loading, "state_bytes", lambda _: 16 * row_bytes(manifest))
-    assert load_backend(Settings(bundles=folder, threads=1), observer_of).max_rows == 8
+    settings = Settings(bundles=folder, threads=1, max_state_bytes=16 * row_bytes(manifest))
+    assert load_backend(settings, observer_of).max_rows == 8
     write_manifest(added, manifest.model_copy(update={"lazy": True}))
-    backend = load_backend(Settings(bundles=folder, threads=1), observer_of)
+    backend = load_backend(settings, observer_of)
     assert backend.max_rows == 16
     assert (list(backend.loaded), list(backend.lazy)) == (["toy"], ["lazy"])
     backend.repository.load("lazy", 0)
@@ -550,7 +550,7 @@ def test_a_bundle_that_does_not_load_in_time_is_left_out(folder: Path, monkeypat
         release.set()
     assert list(backend.loaded) == ["toy"]
     assert backend.failed == {
-        "endless": f"{folder}/endless did not load within 1 seconds; remove it, or set SIGHTLINE_LOAD_TIMEOUT_S to more"
+        "endless": f"{folder}/endless did not load within 1 seconds; remove it, or put it on a faster disk"
     }
 
 

@@ -363,7 +363,7 @@ def test_a_bundle_that_fails_to_load_is_named_and_the_others_are_served_unless_l
         port = next(line for line in lines if line["message"] == "listening")["port"]
         assert ask(port, "/health/ready") == {"status": "ready", "failed_models": ["broken"]}
         assert ask(port, "/v1/encode", {"inputs": "A man sleeps."})["model"] == "toy"
-    with process(*settings, "--strict-loading", "true") as running:
+    with process(*settings, "--strict-loading") as running:
         output, _ = running.communicate(timeout=120)
         assert running.returncode == 3
         (problem,) = [line["message"] for line in map(json.loads, output.splitlines()) if line["level"] == "error"]

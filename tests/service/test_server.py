@@ -95,7 +95,7 @@ def test_requests_that_do_not_finish_in_time_get_the_error_draining(serve: Serve
 
 def test_idle_connections_and_stalled_uploads_do_not_delay_the_shutdown(serve: Serve) -> None:
     with (
-        serve(drain_s=0, body_timeout_s=0.3, shutdown_timeout_s=60) as wire,
+        serve(drain_s=0, client_timeout_s=0.3, shutdown_timeout_s=60) as wire,
         contextlib.ExitStack() as opened,
     ):
         idle = wire.http()
@@ -118,7 +118,7 @@ def test_an_upload_that_outlasts_the_shutdown_timeout_gets_the_error_draining(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "RESPONSE_S", 1)
-    with serve(drain_s=0, shutdown_timeout_s=0.1, body_timeout_s=60) as wire, wire.connect() as stalled:
+    with serve(drain_s=0, shutdown_timeout_s=0.1, client_timeout_s=60) as wire, wire.connect() as stalled:
         stalled.sendall(
             b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
         )
@@ -135,7 +135,7 @@ def test_responses_cut_by_the_shutdown_are_one_log_line_each_without_a_traceback
 ) -> None:
     monkeypatch.setattr(server, "RESPONSE_S", 1)
     caplog.set_level(logging.INFO)
-    with serve(drain_s=0, shutdown_timeout_s=0.1, write_timeout_s=60) as wire, large_response(wire) as client:
+    with serve(drain_s=0, shutdown_timeout_s=0.1, client_timeout_s=60) as wire, large_response(wire) as client:
         wait_until(lambda: bool(wire.backend.runners[0].num_steps))
         wire.wait_idle()
         time.sleep(0.3)  # until all buffers on the way are full

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sightline.service.settings import Settings, SettingsError, env_name, flag_name, read_settings
+from sightline.service.settings import REPLACED, SETTINGS, Settings, SettingsError, env_name, flag_name, read_settings
 
 
 def test_the_defaults_serve_the_folder_bundles_on_the_loopback() -> None:
@@ -56,10 +56,36 @@ def test_contradictory_settings_are_rejected_with_both_values() -> None:
         SettingsError, match=r"SIGHTLINE_QUEUE_TIMEOUT_S \(60\) exceeds SIGHTLINE_REQUEST_TIMEOUT_S \(30\)"
     ):
         read_settings(["--queue-timeout-s", "60"], {})
-    with pytest.raises(
-        SettingsError, match=r"SIGHTLINE_MAX_BODY_BYTES \(100\) exceeds SIGHTLINE_MAX_WAITING_BYTES \(10\)"
+
+
+def test_limits_follow_from_settings() -> None:
+    settings = Settings(memory_bytes=1 << 30, max_body_bytes=1 << 25, max_waiting_sequences=10, max_connections=7)
+    assert (settings.max_state_bytes, settings.max_prefix_cache_bytes) == (1 << 29, 1 << 27)
+    assert (settings.max_waiting_bytes, settings.max_waiting_tokens) == (1 << 25, 2560)
+    assert settings.max_connections_per_address == 4
+    assert Settings(prefix_cache=False).max_prefix_cache_bytes == 0
+    assert Settings(memory_bytes=1 << 40).max_prefix_cache_bytes == 1 << 30
+    for memory, responses in ((1 << 30, 128 << 20), (64 << 20, 32 << 20), (1 << 40, 1 << 30)):
+        assert Settings(memory_bytes=memory).max_response_bytes == responses
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_setting_of_an_earlier_version_is_rejected_with_what_replaces_it(name: str) -> None:
+    assert name not in SETTINGS
+    for name_of, flags, environment in (
+        (env_name, [], {env_name(name): "1"}),
+        (flag_name, [flag_name(name), "1"], {}),
+        (flag_name, [f"{flag_name(name)}=1"], {}),
     ):
-        read_settings(["--max-body-bytes", "100", "--max-waiting-bytes", "10"], {})
+        with pytest.raises(SettingsError) as error:
+            read_settings(flags, environment)
+        text = REPLACED[name].format_map({one: name_of(one) for one in SETTINGS})
+        assert str(error.value) == f"{name_of(name)} {text}"
+
+
+def test_an_invalid_setting_is_named_once() -> None:
+    with pytest.raises(SettingsError, match=r"^SIGHTLINE_MEMORY_BYTES must be a whole number, at least 0, got '-1'$"):
+        read_settings([], {"SIGHTLINE_MEMORY_BYTES": "-1"})
 
 
 def test_settings_cannot_be_changed() -> None:
@@ -71,11 +97,36 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         read_settings(["--help"], {})
     text = capsys.readouterr().out
-    for name, field in Settings.model_fields.items():
+    for name, field in SETTINGS.items():
         assert flag_name(name) in text
         assert field.description
 
 
+def test_a_switch_has_a_negative_form_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_settings(["--page", "--no-prefix-cache"], {"SIGHTLINE_PAGE": "false"}).page
+    assert not read_settings(["--no-page"], {}).page and not read_settings([], {"SIGHTLINE_PAGE": "false"}).page
+    for arguments in (["--page", "false"], ["--page=false"], ["--strict-loading", "--page", "true", "--port", "1"]):
+        with pytest.raises(SystemExit):
+            read_settings(arguments, {})
+        assert "error: --page takes no value, got " in capsys.readouterr().err
+
+
+def test_help_shows_kinds_and_units_of_values(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        read_settings(["--help"], {})
+    text = capsys.readouterr().out
+    for shown in (
+        "--page, --no-page",
+        "--client-timeout-s SECONDS",
+        "--memory-bytes BYTES",
+        "--bundles FOLDER",
+        "--max-rows N",
+        "--provider {auto,cpu,cuda}",
+    ):
+        assert shown in text
+    assert "VALUE" not in text
+
+
 def test_a_value_that_is_not_allowed_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"^SIGHTLINE_PORT \(--port\) must be a valid integer, got 'abc'$"):
+    with pytest.raises(SettingsError, match=r"^--port must be a whole number from 0 to 65535, got 'abc'$"):
         read_settings(["--port", "abc"], {})

@@ -30,7 +30,6 @@ BODY = {"inputs": "a secret dog", "parameters": {"max_new_tokens": 5}}
 class Collector:
     """A collector, and the spans that it has received."""
 
-    endpoint: str
     spans: list[Any] = field(default_factory=list)
     resources: list[dict[str, str]] = field(default_factory=list)
     data: bytes = b""
@@ -47,7 +46,7 @@ class Collector:
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             assert (self.path, self.headers["content-type"]) == ("/v1/traces", "application/x-protobuf")
@@ -60,7 +59,8 @@ def collector() -> Iterator[Collector]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        received = Collector(f"http://127.0.0.1:{server.server_port}")
+        received = Collector()
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield received
         server.shutdown()
@@ -80,7 +80,7 @@ async def test_a_call_is_a_span_with_a_child_for_each_phase_and_without_its_text
     caplog.set_level(logging.INFO, logs.access_logger.name)
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.name=translations,deployment.environment.name=test")
     before = time.time_ns()
-    async with start(otlp_endpoint=collector.endpoint) as running:
+    async with start() as running:
         response = await running.post("/v1/generate", BODY, traceparent=SAMPLED, **{"x-request-id": "r1"})
         assert (await running.client.get("/health/ready")).headers.get("traceresponse") is None
     server = collector.named("POST /v1/generate")
@@ -126,7 +126,7 @@ async def test_prompts_errors_and_streams_are_traced(
     sizes = {"vocabulary": len(backend.tokenizer), "max_source_tokens": 64, "max_target_tokens": 128}
     backend.manifests = (fake_manifest("fake", **sizes, decoder_start="source"),)
     keys = Path("tests/data/keys.json")
-    async with start(backend, otlp_endpoint=collector.endpoint, keys=keys) as running:
+    async with start(backend, keys=keys) as running:
         running.client.headers["x-api-key"] = "sl-alice"
         sampled = {"max_new_tokens": 5, "do_sample": True, "temperature": 0.5, "seed": 3, "stop": ["a secret"]}
         await running.post("/v1/generate", {**BODY, "stream": True, "parameters": sampled})
@@ -158,7 +158,7 @@ async def test_prompts_errors_and_streams_are_traced(
 def test_a_call_whose_client_leaves_before_the_response_is_traced(
     serve: Serve, make_backend: MakeBackend, collector: Collector
 ) -> None:
-    with serve(make_backend(step_s=0.02), otlp_endpoint=collector.endpoint) as wire:
+    with serve(make_backend(step_s=0.02)) as wire:
         connection = wire.http()
         body = {"inputs": "a secret dog", "parameters": {"min_new_tokens": 60, "max_new_tokens": 60}}
         headers = {"Content-Type": "application/json", "traceparent": SAMPLED}
@@ -177,10 +177,17 @@ def test_a_call_whose_client_leaves_before_the_response_is_traced(
 @pytest.mark.parametrize(
     ("sampling", "parent", "is_sent"), [(0, None, False), (0, SAMPLED, True), (1, NOT_SAMPLED, False)]
 )
-async def test_the_client_decides_if_its_calls_are_traced_and_the_setting_for_others(
-    start: Start, collector: Collector, sampling: float, parent: str | None, is_sent: bool
+async def test_the_client_decides_if_its_calls_are_traced_and_the_sampler_for_others(
+    start: Start,
+    collector: Collector,
+    monkeypatch: pytest.MonkeyPatch,
+    sampling: int,
+    parent: str | None,
+    is_sent: bool,
 ) -> None:
-    async with start(otlp_endpoint=collector.endpoint, trace_sampling=sampling) as running:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", str(sampling))
+    async with start() as running:
         headers = {} if parent is None else {"traceparent": parent}
         response = await running.post("/v1/generate", BODY, **headers)
         assert bool(int(response.headers["traceresponse"][-2:], 16) & 1) is is_sent
@@ -191,7 +198,8 @@ async def test_a_collector_that_is_away_disturbs_neither_calls_nor_the_end(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sightline.service.inference.service.SHUTDOWN_TIMEOUT_S", 0.2)
-    async with start(otlp_endpoint="http://127.0.0.1:9") as running:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    async with start() as running:
         assert (await running.post("/v1/generate", BODY)).status_code == 200
         (sender,) = {thread for thread in threading.enumerate() if thread.name == "OtelBatchSpanRecordProcessor"}
         ended = time.monotonic()
@@ -215,12 +223,15 @@ async def test_without_a_collector_there_is_no_trace_and_the_durations_are_in_a_
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "grpc://collector:4317", "http://"])
-def test_an_endpoint_must_be_a_url(endpoint: str) -> None:
+def test_an_endpoint_must_be_a_url(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
     with pytest.raises(TracesError, match="must be a URL that begins with http:// or https://"):
-        check_traces(endpoint)
+        check_traces()
 
 
 def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "find_spec", lambda name: None)
+    check_traces()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318")
     with pytest.raises(TracesError, match="traces need the extra 'traces'; install it"):
-        check_traces("http://127.0.0.1:4318")
+        check_traces()

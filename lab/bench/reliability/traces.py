@@ -1,10 +1,12 @@
 """Measure the CPU time of calls that are traced, over that of calls without a collector."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest import mock
 
 from lab.bench.load import GENERATE, bodies_of, measure_load
 from lab.bench.options import Options
@@ -22,11 +24,11 @@ def run(options: Options) -> Result:
     with _collector() as endpoint, contextlib.ExitStack() as stack:
         servers: dict[str, RunningServer] = {}
         for name, sampling in SAMPLING.items():
-            traced: dict[str, str | float] = (
-                {} if sampling is None else {"otlp_endpoint": endpoint, "trace_sampling": sampling}
-            )
-            served = serving(options.bundles, log_level="info", default_model=options.default_model, **traced)
-            servers[name] = server = stack.enter_context(served)
+            sampler = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG": str(sampling)}
+            traced = {} if sampling is None else {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, **sampler}
+            with mock.patch.dict(os.environ, traced):
+                served = serving(options.bundles, log_level="info", default_model=options.default_model)
+                servers[name] = server = stack.enter_context(served)
             measure_load(server.url, replace(load, duration_s=options.seconds / 2))
             server.process.suspend()
         for _ in range(options.rounds):

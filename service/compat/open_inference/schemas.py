@@ -12,13 +12,11 @@ from sightline.service.api.types import PromptName, Truncate
 from sightline.service.fields import (
     MAX_ID,
     MAX_INPUTS,
-    NULL,
     RequestBody,
     Text,
     described_as,
     field_error,
     must_equal,
-    object_schema,
 )
 from sightline.service.inference.encode import Pooling
 from sightline.service.inference.tag import OUTSIDE
@@ -179,19 +177,6 @@ class InferInput(RequestBody):
     )
     data: Annotated[list[Any], Field(max_length=MAX_INPUTS), described_as(Rows)] | None = Field(
         default=None, description="The texts, flat or one list for each; absent if the tensor is binary."
-    )
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "anyOf": [
-                object_schema("data", data={"type": "array"}, parameters=object_schema(binary_data_size=NULL)),
-                object_schema(
-                    "parameters",
-                    data=NULL,
-                    parameters=object_schema("binary_data_size", binary_data_size={"type": "integer"}),
-                ),
-            ]
-        }
     )
 
     @model_validator(mode="after")

@@ -9,8 +9,8 @@ from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
 from sightline.service.compat.common import Ignored
-from sightline.service.compat.openai.schemas import DEPENDENCIES, CompletionUsage, DecodingBody
-from sightline.service.fields import NULL, field_error, must_equal, object_schema
+from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
+from sightline.service.fields import field_error, must_equal
 from sightline.service.parameters import NumNewTokens, TopLogprobs
 
 
@@ -55,10 +55,6 @@ class ChatBody(DecodingBody):
                     "top_logprobs": 2,
                 },
                 {"messages": [{"role": "user", "content": "Hello!"}], "stream": True},
-            ],
-            "allOf": [
-                *DEPENDENCIES,
-                {"anyOf": [object_schema("logprobs", logprobs={"const": True}), object_schema(top_logprobs=NULL)]},
             ],
         }
     )

@@ -8,29 +8,24 @@ from typing import Annotated, Any, Literal, NotRequired, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
-from sightline.base.bundle import MAX_BEAMS
 from sightline.service.api.types import ModelName
 from sightline.service.compat.common import Ignored, parameters_by_temperature
 from sightline.service.errors import ApiError
 from sightline.service.fields import (
     MAX_ID,
     MAX_INPUTS,
-    NULL,
     RequestBody,
     TextOrTexts,
     TextsOrIds,
     TextsWithoutIds,
     field_error,
     must_equal,
-    object_schema,
 )
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import GenerateWarning
 from sightline.service.inference.results import Numbers
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import (
-    AT_MOST_ONE,
-    BEAM_PARAMETERS,
     DEFAULT_LENGTH,
     MAX_TEMPERATURE,
     MAX_TOP_K,
@@ -62,36 +57,6 @@ class StreamOptions(RequestBody):
     )
     continuous_usage_stats: bool | None = Field(default=None, description="Include the usage so far in each event.")
     include_obfuscation: Annotated[Any, must_equal(False)] = None
-
-
-NOT_SAMPLED: dict[str, Any] = {"maximum": 0}
-WITHOUT_BEAMS = {name: {"enum": [getattr(NEUTRAL, name), None]} for name in BEAM_PARAMETERS}
-NOT_TRUE: dict[str, Any] = {"enum": [False, None]}
-# JSON Schema of the dependencies between fields. A model can sample or use beam search by default,
-# so the fields of these methods do not require `temperature` or `num_beams`, but exclude other
-# values of them.
-DEPENDENCIES: list[Any] = [
-    {
-        "anyOf": [
-            object_schema(temperature=NOT_SAMPLED, num_beams=AT_MOST_ONE, n=AT_MOST_ONE, **WITHOUT_BEAMS),
-            object_schema(temperature={"exclusiveMinimum": 0}, num_beams=AT_MOST_ONE, **WITHOUT_BEAMS),
-            object_schema(
-                temperature=NOT_SAMPLED,
-                num_beams={"minimum": 2},
-                n={"maximum": MAX_BEAMS},
-                stream=NOT_TRUE,
-            ),
-        ]
-    },
-    {
-        "anyOf": [
-            object_schema("temperature", temperature={"type": "number"}),
-            object_schema(top_p={"minimum": 1}, top_k={"maximum": 0}),
-            object_schema(num_beams=AT_MOST_ONE),
-        ]
-    },
-    {"anyOf": [object_schema("stream", stream={"const": True}), object_schema(stream_options=NULL)]},
-]
 
 
 class DecodingBody(RequestBody):
@@ -187,7 +152,6 @@ class CompletionBody(DecodingBody):
                 {"prompt": "A dog runs.", "stream": True, "stream_options": {"include_usage": True}},
                 {"prompt": "A dog runs.", "max_tokens": 8, "ignore_eos": True, "stop": None, "user": "somebody"},
             ],
-            "allOf": [*DEPENDENCIES, {"anyOf": [object_schema(echo=NOT_TRUE), object_schema(logprobs=NULL)]}],
         }
     )
 

@@ -3,7 +3,6 @@
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,7 @@ from lab.zoo.__main__ import main
 from lab.zoo.export import metadata_of
 from sightline.base.bundle import ChatTemplate, Languages, read_manifest
 from sightline.export.errors import VerificationError
-from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, Exported, export_checkpoint
-from sightline.export.sources.checkpoint import Kind
 from tests.export.conftest import no_child as no_child
 from tests.export.test_export_main import sentences_path as sentences_path
 from tests.export.test_export_main import short_reader as short_reader
@@ -62,10 +59,10 @@ def test_a_rejected_system_does_not_prevent_the_export_of_others(
         shutil.copytree(short_reader, runs / f"{name}-1" / "averaged")
         (runs / f"{name}-1" / "scores.json").write_text("{}", encoding="utf-8")
 
-    def reject_two(checkpoint: Path, out: Path, label: BundleMetadata, *options: Any, kind: Kind) -> Exported:
-        if label.name != "multi30k-en-de-linformer":
+    def reject_two(described: Export) -> Exported:
+        if described.metadata.name != "multi30k-en-de-linformer":
             raise VerificationError("too far off")
-        return export_checkpoint(Export(checkpoint, out, label, *options, kind=kind))
+        return export_checkpoint(described)
 
     monkeypatch.setattr(export, "export_checkpoint", reject_two)
     assert main(["export", str(runs), "--out", str(out), "--sentences", str(sentences_path)]) == 1

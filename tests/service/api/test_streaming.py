@@ -209,7 +209,7 @@ def test_a_client_that_disconnects_from_the_queue_needs_no_step(serve: Serve, ma
 def test_a_client_that_stops_reading_is_disconnected_and_affects_no_other(
     serve: Serve, make_backend: MakeBackend
 ) -> None:
-    with serve(make_backend(), write_timeout_s=0.2) as wire:
+    with serve(make_backend(), client_timeout_s=0.2) as wire:
         stuck = wire.connect()
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         # Pipelined responses of half a megabyte each fill every buffer on the way.
@@ -261,7 +261,7 @@ def assert_is_whole(response: bytes) -> None:
 
 
 def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, make_backend: MakeBackend) -> None:
-    with serve(make_backend(), write_timeout_s=30) as wire, large_response(wire) as client:
+    with serve(make_backend(), client_timeout_s=30) as wire, large_response(wire) as client:
         service = wire.server._service
         admission = service.models["fake"].admission
         wait_until(lambda: wire.backend.runners[0].num_steps >= 60)
@@ -274,7 +274,7 @@ def test_a_large_response_keeps_its_reservation_until_it_is_read(serve: Serve, m
 
 def test_a_slow_reader_gets_a_large_response_completely(serve: Serve, make_backend: MakeBackend) -> None:
     """Regression: the timeout of one piece applied to the whole response."""
-    with serve(make_backend(), write_timeout_s=0.6) as wire, large_response(wire) as client:
+    with serve(make_backend(), client_timeout_s=0.6) as wire, large_response(wire) as client:
         response, started = b"", time.monotonic()
         while data := client.recv(20_000):
             response += data
@@ -301,7 +301,7 @@ def test_a_client_that_reads_nothing_is_disconnected_after_the_timeout(
     line had no error code.
     """
     caplog.set_level(logging.INFO, logs.access_logger.name)
-    with serve(make_backend(), write_timeout_s=1) as wire, large_response(wire) as client:
+    with serve(make_backend(), client_timeout_s=1) as wire, large_response(wire) as client:
         assert client.recv(1).startswith(b"H")  # the response has begun
         started = time.monotonic()
         wait_until(lambda: not wire.server.server_state.connections)
@@ -315,7 +315,7 @@ def test_a_client_that_leaves_a_large_response_unread_is_logged_as_disconnected(
     serve: Serve, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logs.access_logger.name)
-    with serve(make_backend(), write_timeout_s=30) as wire:
+    with serve(make_backend(), client_timeout_s=30) as wire:
         with large_response(wire) as client:
             client.recv(1)
         line = logged_call(caplog)
@@ -343,7 +343,7 @@ def test_bytes_in_kernel_buffers_count_as_unread(serve: Serve, make_backend: Mak
     """Regression: the buffer of the server shrinks in steps of at least 100 kB, which looked like
     no progress.
     """
-    with serve(make_backend(), write_timeout_s=0.5) as wire, large_response(wire) as client:
+    with serve(make_backend(), client_timeout_s=0.5) as wire, large_response(wire) as client:
         response, end = b"", time.monotonic() + 2.5
         while time.monotonic() < end:  # 50 kB a second
             response += client.recv(1000)

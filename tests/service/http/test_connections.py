@@ -59,7 +59,11 @@ def count(wire: Wire, connection: socket.socket, limit: Limit) -> float:
 @pytest.mark.parametrize(
     ("settings", "limit", "message"),
     [
-        ({"max_connections": 3}, "connections", "has 3 open connections, which is the limit"),
+        (
+            {"max_connections": 3, "max_connections_per_address": 9},
+            "connections",
+            "has 3 open connections, which is the limit",
+        ),
         ({"max_connections_per_address": 3}, "connections_per_address", "This address has 3 open connections"),
     ],
 )

@@ -91,7 +91,7 @@ async def test_browsers_must_not_guess_the_type_of_any_response(start: Start) ->
 async def test_the_documentation_runs_only_its_own_script_and_is_in_no_frame(
     start: Start, frames: str | None, ancestors: str
 ) -> None:
-    async with start(frame_ancestors=frames) as running:
+    async with start(cors_origins=frames) as running:
         response = await running.client.get("/docs")
         policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
         for tag in ("script", "style"):

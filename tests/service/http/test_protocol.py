@@ -23,7 +23,7 @@ from sightline.service.http.protocol import MAX_PIPELINED, GuardedProtocol
 from sightline.service.settings import Settings
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 
-QUICK = {"header_timeout_s": 0.2, "body_timeout_s": 0.2, "keep_alive_s": 1}
+QUICK = {"client_timeout_s": 0.2, "keep_alive_s": 1}
 POST = b"POST /v1/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 BODY = b'{"inputs":"x"}'
 
@@ -470,7 +470,7 @@ def test_the_last_response_before_the_limit_announces_the_end_of_the_connection(
 
 def test_endless_trailers_end_the_connection(serve: Serve) -> None:
     """Regression: trailers were kept as headers until the body timeout."""
-    with serve(body_timeout_s=600) as wire:
+    with serve(client_timeout_s=600) as wire:
         trailers = b"a:b\r\n" * 100_000
         exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + trailers)
         assert wire.get("/health/live")[0] == 200
@@ -480,12 +480,12 @@ def test_an_endless_trailer_ends_the_connection(serve: Serve) -> None:
     """Regression: the parser reports only complete headers, so an endless one was kept and copied
     with each received piece.
     """
-    with serve(body_timeout_s=600) as wire:
+    with serve(client_timeout_s=600) as wire:
         exchange(wire, POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nX-A: " + b"b" * 1_000_000)
 
 
 def test_an_error_after_an_early_response_sends_no_second_response(serve: Serve) -> None:
-    with serve(body_timeout_s=30) as wire:
+    with serve(client_timeout_s=30) as wire:
         head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n"
         with wire.connect() as connection:
             connection.sendall(head)
@@ -517,10 +517,10 @@ class Clock:
             await asyncio.sleep(0)  # runs the timers that are due
 
 
-def made_protocol(transport: Mock, write_timeout_s: float) -> GuardedProtocol:
+def made_protocol(transport: Mock, client_timeout_s: float) -> GuardedProtocol:
     config = uvicorn.Config(Mock())
     config.load()
-    settings = Settings(header_timeout_s=9, body_timeout_s=9, write_timeout_s=write_timeout_s)
+    settings = Settings(client_timeout_s=client_timeout_s)
     protocol = GuardedProtocol(
         config, ServerState(), {}, settings=settings, connections=Mock(), bodies=Mock(), on_rejection=Mock()
     )
@@ -536,7 +536,7 @@ async def test_writing_after_a_pause_does_not_hide_progress_of_the_reader(monkey
     transport, clock = Mock(), Clock(monkeypatch)
     transport.is_closing.return_value = False
     monkeypatch.setattr(http_protocol, "num_unread", lambda transport: 90)
-    protocol = made_protocol(transport, write_timeout_s=0.1)
+    protocol = made_protocol(transport, client_timeout_s=0.1)
     for _ in range(6):
         protocol.pause_writing()
         await clock.sleep(0.05)
@@ -557,7 +557,7 @@ async def test_a_closed_connection_waits_for_an_active_reader(monkeypatch: pytes
     cut_after: list[float] = []
     transport.abort.side_effect = lambda: cut_after.append(clock.now)
     monkeypatch.setattr(http_protocol, "num_unread", lambda transport: 90 - min(reads_s, clock.now) / 0.005)
-    protocol = made_protocol(transport, write_timeout_s=0.1)
+    protocol = made_protocol(transport, client_timeout_s=0.1)
     protocol.timeout_keep_alive_handler()
     await clock.sleep(reads_s + 0.3)
     (seconds,) = cut_after

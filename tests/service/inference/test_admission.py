@@ -13,7 +13,6 @@ from sightline.service.inference.admission import (
     ResponseReservation,
 )
 from sightline.service.inference.generate import expected_work
-from sightline.service.inference.service import response_bytes
 from sightline.service.parameters import FORCED, GenerateParameters
 
 
@@ -39,7 +38,7 @@ def test_sequences_beyond_the_limit_are_rejected_and_not_counted() -> None:
 def test_bytes_beyond_the_limit_are_rejected() -> None:
     admission = controller(max_bytes=100)
     admission.reserve(1, 60)
-    message = r"60 bytes of request bodies are held, and 60 more exceed the limit of 100 \(SIGHTLINE_MAX_WAITING_BYTES"
+    message = r"60 bytes of request bodies are held, and 60 more exceed the limit of 100 \(16 MiB, or"
     with pytest.raises(ApiError, match=message) as rejected:
         admission.reserve(1, 60)
     assert rejected.value.limit == "waiting_bytes"
@@ -49,7 +48,7 @@ def test_tokens_beyond_the_limit_are_rejected_and_released_at_the_end() -> None:
     admission = controller(max_tokens=50)
     admission.add_tokens(admission.reserve(1, 1), 40)
     reservation = admission.reserve(1, 1)
-    message = r"40 source tokens are held, and 20 more exceed the limit of 50 \(SIGHTLINE_MAX_WAITING_TOKENS"
+    message = r"40 source tokens are held, and 20 more exceed the limit of 50 \(256 times SIGHTLINE_MAX_WAITING"
     with pytest.raises(ApiError, match=message) as rejected:
         admission.add_tokens(reservation, 20)
     assert rejected.value.limit == "waiting_tokens"
@@ -263,12 +262,6 @@ def test_growth_and_releases_in_several_threads_leave_nothing_reserved() -> None
         reservation.release()
     thread.join()
     assert memory.num_bytes == 0
-
-
-def test_the_limit_is_an_eighth_of_the_memory_within_bounds() -> None:
-    assert response_bytes(1 << 30) == 128 << 20
-    assert response_bytes(64 << 20) == 32 << 20
-    assert response_bytes(1 << 40) == 1 << 30
 
 
 # The rate of rejections

@@ -99,7 +99,7 @@ async def test_a_large_call_is_still_subject_to_the_queue_and_its_token_limit(
         await until(lambda: running.backend.num_busy == 1)
         response = await running.post("/v1/encode", {"inputs": ["a dog x"] * 256})
         assert response.status_code == 429
-        assert "SIGHTLINE_MAX_WAITING_TOKENS" in error_text(response)
+        assert "256 times SIGHTLINE_MAX_WAITING_SEQUENCES" in error_text(response)
         running.app.state.service.models["fake"].admission._max_sequences = 255  # a slice of 128 and the first call
         response = await running.post("/v1/encode", {"inputs": ["x"] * 256})
         assert response.status_code == 429

@@ -84,7 +84,7 @@ async def test_responses_that_do_not_fit_together_are_rejected_and_fit_one_after
         await until(lambda: running.backend.num_busy == 1)
         rejected = await running.post("/v1/attention", FORCED)
         assert (rejected.status_code, rejected.json()["error"]["code"]) == (429, "overloaded")
-        assert "SIGHTLINE_MAX_RESPONSE_BYTES" in rejected.text
+        assert "an eighth of SIGHTLINE_MEMORY_BYTES" in rejected.text
         assert rejected.headers["retry-after"]
         small = asyncio.ensure_future(running.post("/v1/generate", {"inputs": "x"}))
         await until(lambda: running.backend.num_busy == 2)

@@ -364,13 +364,10 @@ async def test_translate_keeps_lines_and_spacing(start: Start, translating: Tran
         assert response.json()["alternatives"][0] == list(dict.fromkeys(joined))[1:]
 
 
-async def test_openapi_describes_the_parameter_and_its_rules(start: Start) -> None:
+async def test_openapi_describes_the_parameter(start: Start) -> None:
     async with start() as running:
         schemas = (await running.client.get("/openapi.json")).json()["components"]["schemas"]
-    parameters = schemas["GenerateParameters"]
-    field = parameters["properties"]["split_sentences"]
+    field = schemas["GenerateParameters"]["properties"]["split_sentences"]
     assert (field["type"], field["default"]) == ("boolean", False)
     assert field["description"].startswith("Translate each sentence of the inputs, and join the translations")
-    assert "split_sentences" in str(parameters["allOf"])
-    assert "split_sentences" in str(schemas["GenerateBody"]["allOf"])
     assert "split_sentences" not in schemas["InferParameters"]["properties"]

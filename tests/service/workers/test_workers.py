@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from sightline.service.inference.service import prefix_cache_bytes, state_bytes
 from sightline.service.keys import Quota, add_key
 from sightline.service.metrics import SHARED_SETTINGS
 from sightline.service.settings import Settings, SettingsError, make_settings
@@ -140,7 +139,7 @@ def test_a_bundle_that_only_one_worker_can_load_is_loaded_by_none(two: WorkerSer
 
 
 def test_limits_of_connections_hold_for_all_workers_together(run: Run) -> None:
-    with run(max_connections=3) as service, contextlib.ExitStack() as stack:
+    with run(max_connections=5) as service, contextlib.ExitStack() as stack:
         service.wait_ready()
         for _ in range(3):
             one = stack.enter_context(contextlib.closing(service.connect()))
@@ -318,10 +317,10 @@ def test_a_worker_has_more_threads_while_the_others_are_idle_and_the_same_bits(r
 def test_the_share_of_a_worker_is_large_enough_for_its_largest_call() -> None:
     settings = Settings(max_rows=8, max_waiting_sequences=100, max_waiting_bytes=1 << 20, max_response_bytes=9)
     share = share_of(settings, 3)
-    assert share.max_prefix_cache_bytes == -(-prefix_cache_bytes(settings) // 3)
+    assert share.max_prefix_cache_bytes == -(-settings.max_prefix_cache_bytes // 3)
     assert (share.max_waiting_sequences, share.max_waiting_bytes, share.max_response_bytes) == (34, 1 << 20, 3)
     assert share.max_rows == 8  # a search with the largest number of beams
-    assert share.max_state_bytes == -(-state_bytes(settings) // 3)
+    assert share.max_state_bytes == -(-settings.max_state_bytes // 3)
     assert (share.max_connections, share.max_inputs) == (settings.max_connections, settings.max_inputs)
 
 
