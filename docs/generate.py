@@ -26,19 +26,19 @@ from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base import bundle
 from sightline.base.bundle import Manifest
+from sightline.base.errors import EXIT_STATUSES
+from sightline.base.options import allowed, describe, flag_name, key_of
 from sightline.base.text.jinja import ChatTemplateError
-from sightline.commands.parser import EXIT_STATUSES
 from sightline.export.configurations import check_configuration
 from sightline.export.families.table import FAMILIES_BY_KIND
 from sightline.export.sources.chat_template import convert
 from sightline.model.data import pretrained
-from sightline.model.data.records import TASK_NAMES
 from sightline.model.training.options import OPTIONS
 from sightline.service.app import create_app
 from sightline.service.errors import ERRORS
 from sightline.service.http.docs import type_of
 from sightline.service.metrics import Metrics
-from sightline.service.settings import SETTINGS, Settings, env_name, flag_name
+from sightline.service.settings import SETTINGS, Settings, env_name
 from tests.export.chat_templates import CHAT_MODELS, SPECIAL
 
 WIDTH = 100
@@ -123,17 +123,16 @@ def command_sections() -> str:
 
 def training_table() -> str:
     """Return the options of `sightline train TASK`."""
-    rows = [
-        (
-            f"`{option.name}`<br>`{option.flag}`",
-            "all" if option.tasks == TASK_NAMES else ", ".join(option.tasks),
-            option.allowed,
-            option.shown_default,
-            option.text,
-        )
-        for option in OPTIONS
-    ]
-    return table(("key and flag", "tasks", "values", "default", "description"), rows)
+    rows: dict[tuple[str, ...], list[str]] = {}  # the tasks of each row
+    for task, kind in OPTIONS.items():
+        for name, field in kind.model_fields.items():
+            text, default = describe(field)
+            row = (f"`{key_of(name)}`<br>`{flag_name(name)}`", allowed(field), default, text)
+            rows.setdefault(row, []).append(task)
+    return table(
+        ("key and flag", "tasks", "values", "default", "description"),
+        ((row[0], "all" if len(tasks) == len(OPTIONS) else ", ".join(tasks), *row[1:]) for row, tasks in rows.items()),
+    )
 
 
 def training_families_table() -> str:

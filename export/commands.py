@@ -3,7 +3,6 @@
 PyTorch is imported only by what needs it: exports of recurrent models, and measuring BLEU.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,14 +35,24 @@ from sightline.export.options import (
     FLOAT32_BITS,
     MAX_LOSS,
     MIN_PAIRS,
+    AlignOptions,
     BundleMetadata,
+    CheckpointOptions,
     ExportOptions,
+    HalfOptions,
+    ImportOptions,
+    Kind,
+    PackOptions,
+    QuantizeOptions,
     Recipe,
+    RewriteOptions,
+    RunOptions,
+    VerifyOptions,
     languages_of,
     metadata_of,
 )
 from sightline.export.pipeline import Export, Exported, export_checkpoint, verify_bundle
-from sightline.export.sources.checkpoint import Kind, Provenance, detect_kind, hub_cache
+from sightline.export.sources.checkpoint import Provenance, detect_kind, hub_cache
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from sightline.export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
 from sightline.model.data.text import numbered_sentences
@@ -53,30 +62,34 @@ from sightline.model.parts import load_parts
 GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
 
 
-def export(arguments: argparse.Namespace) -> Verification | Quantization:
+def export(options: CheckpointOptions) -> Verification | Quantization:
     """Export a training run, or a folder that others wrote; see `_write` for the result.
 
     Raises:
         UsageError: the bundle would replace its checkpoint.
     """
-    out: Path = arguments.out
-    _check_apart(arguments.checkpoint, out)
-    with run_checkpoint(arguments.checkpoint) as (checkpoint, note):
+    out = options.out
+    _check_apart(options.checkpoint, out)
+    with run_checkpoint(options.checkpoint) as (checkpoint, note):
         _print_note(note)
         _check_apart(checkpoint, out)
-        kind: Kind = arguments.kind or detect_kind(checkpoint)
+        kind: Kind = options.kind or detect_kind(checkpoint)
         if kind == "gguf":
             with converted(checkpoint) as (folder, provenance):
-                return export_folder(arguments, folder, provenance=provenance)
+                return export_folder(options, out, folder, provenance=provenance)
         record = read_record(checkpoint)
-        result = export_folder(arguments, checkpoint, kind, record)
+        result = export_folder(options, out, checkpoint, kind, record)
     if record is not None and not write_card(out, record):
         _print_note(f"{out / CARD} was not written by this command, so it is kept")
     return result
 
 
-def _recorded(arguments: argparse.Namespace, record: RunRecord | None) -> dict[str, Any]:
+def _recorded(record: RunRecord | None, is_named: bool) -> dict[str, Any]:
     """Return the fields of the metadata that the record of a training determines.
+
+    Args:
+        record: the record.
+        is_named: True if an option names the languages.
 
     Raises:
         UsageError: the languages of the training are not language tags, and no option names them.
@@ -88,7 +101,7 @@ def _recorded(arguments: argparse.Namespace, record: RunRecord | None) -> dict[s
         known["license"] = record.license
     if record.task not in (None, "translation"):
         known["languages"] = None  # the bundle that is replaced may be another model
-    elif record.task and record.source and record.target and not arguments.languages:
+    elif record.task and record.source and record.target and not is_named:
         try:
             known["languages"] = languages_of((record.source, record.target))
         except UsageError as error:
@@ -126,7 +139,8 @@ def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
 
 
 def export_folder(
-    arguments: argparse.Namespace,
+    options: ImportOptions,
+    out: Path,
     checkpoint: Path,
     kind: Kind = "huggingface",
     record: RunRecord | None = None,
@@ -136,7 +150,8 @@ def export_folder(
     """Export a folder; see `_write` for the result.
 
     Args:
-        arguments: options of the command `export`.
+        options: options of the command.
+        out: folder of the bundle.
         checkpoint: the folder.
         kind: kind of the folder.
         record: record of the training, if the folder belongs to a training run.
@@ -146,20 +161,22 @@ def export_folder(
     Raises:
         UsageError: `--bits` contradicts another option.
     """
-    clean_up(arguments.out)  # before the metadata of the existing bundle is read
-    metadata = metadata_of(arguments, _recorded(arguments, record))
-    is_half = getattr(arguments, "half_weights", False)  # `sightline models get` has no such option
-    bits = arguments.bits or (8 if _has_8_bits(kind, provenance) and not is_half else FLOAT32_BITS)
+    clean_up(out)  # before the metadata of the existing bundle is read
+    metadata = metadata_of(options, out, _recorded(record, options.languages is not None))
+    is_half = isinstance(options, RunOptions) and options.half_weights
+    bits = options.bits or (8 if _has_8_bits(kind, provenance) and not is_half else FLOAT32_BITS)
     if is_half and bits != FLOAT32_BITS:
         raise UsageError(f"--bits {bits} cannot be combined with --half-weights; leave out one of them")
+    shortlist = isinstance(options, CheckpointOptions) and options.shortlist
     if kind == "training":
-        export = _export_of_run(arguments, checkpoint, arguments.out, metadata)
+        assert isinstance(options, RunOptions)  # a download is no training run
+        export = _export_of_run(checkpoint, out, metadata, options, shortlist)
     else:
-        languages = metadata.languages if arguments.languages else None
+        languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
-        options = ExportOptions(arguments.max_tokens, arguments.task, arguments.shortlist)
-        export = Export(checkpoint, arguments.out, metadata, options, kind, provenance, (cache or hub_cache(),))
-    return _write(export, bits, is_default=arguments.bits is None)
+        changes = ExportOptions(options.max_tokens, options.task, shortlist)
+        export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
+    return _write(export, bits, is_default=options.bits is None)
 
 
 def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
@@ -255,56 +272,45 @@ def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
     return record
 
 
-def _export_of_run(arguments: argparse.Namespace, checkpoint: Path, bundle: Path, metadata: BundleMetadata) -> Export:
-    options = ExportOptions(
-        shortlist=getattr(arguments, "shortlist", False),
-        half_weights=arguments.half_weights,
-        sentences=_sentences_of_run(arguments, checkpoint),
-        tolerance=arguments.tolerance,
-    )
-    return Export(checkpoint, bundle, metadata, options, "training")
-
-
-def _sentences_of_run(arguments: argparse.Namespace, checkpoint: Path) -> tuple[str, ...]:
-    """Return the sentences of `--sentences` that a training run can read."""
-    numbered = numbered_sentences(_named(arguments.sentences))
+def _export_of_run(
+    checkpoint: Path, bundle: Path, metadata: BundleMetadata, options: RunOptions, shortlist: bool = False
+) -> Export:
+    """Return the export of a training run, which is checked with the sentences that it can read."""
+    path = options.sentences or DEFAULT_SENTENCES
+    numbered = numbered_sentences(path)
     config, tokenizer = load_parts(checkpoint)
     lengths = _lengths(numbered, tokenizer)
-    return tuple(_drop_too_long(config.max_positions, numbered, lengths, arguments.sentences, "--sentences"))
+    sentences = tuple(_drop_too_long(config.max_positions, numbered, lengths, path, "--sentences"))
+    changes = ExportOptions(
+        shortlist=shortlist, half_weights=options.half_weights, sentences=sentences, tolerance=options.tolerance
+    )
+    return Export(checkpoint, bundle, metadata, changes, "training")
 
 
-def _named(sentences: Path | None) -> Path:
-    if sentences is None:
-        raise UsageError("the verification needs sentences; name a file with one source sentence per line, --sentences")
-    return sentences
-
-
-def verify(arguments: argparse.Namespace) -> Verification:
+def verify(options: VerifyOptions) -> Verification:
     """Compare a bundle with the checkpoint from which it was exported."""
-    manifest = read_bundle(arguments.bundle)  # its errors precede those of the checkpoint
-    kind: Kind = arguments.kind or ("training" if manifest.origin is None else manifest.origin.kind)
-    sentences: Sequence[str] = ()
-    if kind == "training":
-        sentences = _usable_sentences(arguments.bundle, _named(arguments.sentences), "--sentences")
-    options = ExportOptions(sentences=tuple(sentences), tolerance=arguments.tolerance)
-    if arguments.checkpoint.suffix == ".gguf":
-        with converted(arguments.checkpoint) as (folder, _):
-            return verify_bundle(arguments.bundle, folder, options, kind="huggingface")
-    with run_checkpoint(arguments.checkpoint) as (checkpoint, note):
+    bundle = options.bundle
+    manifest = read_bundle(bundle)  # its errors precede those of the checkpoint
+    kind: Kind = options.kind or ("training" if manifest.origin is None else manifest.origin.kind)
+    sentences = _usable_sentences(bundle, options.sentences, "--sentences") if kind == "training" else ()
+    checks = ExportOptions(sentences=tuple(sentences), tolerance=options.tolerance)
+    if options.checkpoint.suffix == ".gguf":
+        with converted(options.checkpoint) as (folder, _):
+            return verify_bundle(bundle, folder, checks, kind="huggingface")
+    with run_checkpoint(options.checkpoint) as (checkpoint, note):
         _print_note(note)
-        return verify_bundle(arguments.bundle, checkpoint, options, kind=kind)
+        return verify_bundle(bundle, checkpoint, checks, kind=kind)
 
 
-def align(arguments: argparse.Namespace) -> Alignment:
+def align(options: AlignOptions) -> Alignment:
     """Choose the heads that align words in an existing bundle, and record them in its manifest."""
     from sightline.export.check.alignment import GUIDED, choose_alignment, record_alignment
     from sightline.export.check.sessions import open_sessions
 
-    bundle: Path = arguments.bundle
+    bundle, path = options.bundle, options.sentences
     manifest = read_bundle(bundle)
     if manifest.dtype == "float16":
         raise BundleError(f"{bundle} is float16, which needs CUDA; align its float32 bundle and convert it again")
-    path: Path | None = arguments.sentences
     if path is None and manifest.origin is None and manifest.languages and manifest.languages.source == "en":
         path = DEFAULT_SENTENCES
     sentences = () if path is None else _usable_sentences(bundle, path, "--sentences")
@@ -320,38 +326,35 @@ def align(arguments: argparse.Namespace) -> Alignment:
     return alignment
 
 
-def quantize(arguments: argparse.Namespace) -> Quantization:
-    text = _text(arguments)
-    options = ("bits", "block_size", "encoder", "layers", "projection", "states")
-    recipe = Recipe(**{name: getattr(arguments, name) for name in options})
+def quantize(options: QuantizeOptions) -> Quantization:
+    text, recipe = _text(options), options.recipe
     sentences: Sequence[str] = ()
-    if "per-tensor" in recipe.schemes.values() and arguments.calibration is not None:
-        sentences = _usable_sentences(arguments.bundle, arguments.calibration, "--calibration")
-    with clear_disk_errors(arguments.out):
-        return quantize_bundle(arguments.bundle, arguments.out, recipe, text, arguments.force, sentences)
+    if "per-tensor" in recipe.schemes.values():
+        sentences = _usable_sentences(options.bundle, options.calibration, "--calibration")
+    with clear_disk_errors(options.out):
+        return quantize_bundle(options.bundle, options.out, recipe, text, options.force, sentences)
 
 
-def half(arguments: argparse.Namespace) -> Quantization:
-    with clear_disk_errors(arguments.out):
-        return half_bundle(arguments.bundle, arguments.out, _text(arguments), arguments.force)
+def half(options: HalfOptions) -> Quantization:
+    with clear_disk_errors(options.out):
+        return half_bundle(options.bundle, options.out, _text(options), options.force)
 
 
-def pack(arguments: argparse.Namespace) -> Quantization:
-    with clear_disk_errors(arguments.out):
-        return pack_bundle(arguments.bundle, arguments.out, _text(arguments), arguments.force)
+def pack(options: PackOptions) -> Quantization:
+    with clear_disk_errors(options.out):
+        return pack_bundle(options.bundle, options.out, _text(options), options.force)
 
 
-def _text(arguments: argparse.Namespace) -> Text | None:
+def _text(options: RewriteOptions) -> Text | None:
     """Return the text for measuring the loss, or None with `--unverified`."""
-    if arguments.unverified:
+    if options.unverified:
         return None
-    return _plain_text(arguments) if arguments.data is None else _parallel_text(arguments)
+    return _plain_text(options.bundle, options.texts) if options.data is None else _parallel_text(options, options.data)
 
 
-def _plain_text(arguments: argparse.Namespace) -> PlainText:
+def _plain_text(bundle: Path, path: Path | None) -> PlainText:
     """Return the texts of `--texts`, by default the English sentences of the load test."""
-    manifest = read_manifest(arguments.bundle)
-    path: Path | None = arguments.texts
+    manifest = read_manifest(bundle)
     if path is None:
         path = DEFAULT_SENTENCES
         if manifest.languages is not None and manifest.languages.source != "en":
@@ -360,24 +363,24 @@ def _plain_text(arguments: argparse.Namespace) -> PlainText:
                 "--texts or a folder of parallel text with --data, or use --unverified"
             )
     numbered = numbered_sentences(path)
-    tokenizer = read_tokenizer(arguments.bundle / manifest.source_tokenizer)
+    tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
     encoded = text_ids(manifest, tokenizer, list(numbered.values()))
     lengths = dict(zip(numbered, map(len, encoded), strict=True))
     return PlainText(_drop_too_long(manifest.limits.max_source_tokens, numbered, lengths, path, "--texts"))
 
 
-def _parallel_text(arguments: argparse.Namespace) -> ParallelText:
+def _parallel_text(options: RewriteOptions, data: Path) -> ParallelText:
     """Return the text of `--data`."""
     from sightline.model.evaluation.bleu import read_test_set
 
-    split, target = arguments.split, arguments.target
-    pairs = read_test_set(arguments.data, split, arguments.source, target, arguments.limit)
-    limit, tokenizer = _source_limit(arguments.bundle)
+    split, target = options.split, options.target
+    pairs = read_test_set(data, split, options.source, target, options.limit)
+    limit, tokenizer = _source_limit(options.bundle)
     too_long = _too_long(limit, _lengths(dict(enumerate(pairs.sources, start=1)), tokenizer))
     if too_long:
         number, tokens = next(iter(too_long.items()))
         raise ValueError(
-            f"{arguments.data / split}.{arguments.source}, line {number} has {tokens} tokens, but the model reads at "
+            f"{data / split}.{options.source}, line {number} has {tokens} tokens, but the model reads at "
             f"most {limit}; remove the pair, or choose other pairs with --split or --limit"
         )
     if len(pairs.sources) < MIN_PAIRS:
@@ -395,7 +398,8 @@ def _source_limit(bundle: Path) -> tuple[int, Tokenizer]:
     return manifest.limits.max_source_tokens, read_tokenizer(bundle / manifest.source_tokenizer)
 
 
-def _usable_sentences(bundle: Path, path: Path, option: str) -> list[str]:
+def _usable_sentences(bundle: Path, path: Path | None, option: str) -> list[str]:
+    path = path or DEFAULT_SENTENCES
     limit, tokenizer = _source_limit(bundle)
     numbered = numbered_sentences(path)
     return _drop_too_long(limit, numbered, _lengths(numbered, tokenizer), path, option)

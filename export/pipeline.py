@@ -45,8 +45,8 @@ from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
 from sightline.export.manifest import write_model
-from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.sources.checkpoint import Folder, FolderFiles, Kind, Provenance, hub_cache
+from sightline.export.options import BundleMetadata, ExportOptions, Kind
+from sightline.export.sources.checkpoint import Folder, FolderFiles, Provenance, hub_cache
 from sightline.export.sources.opening import open_source
 from sightline.export.sources.training_run import TrainingRun
 from sightline.export.writing import WEIGHTS, replacing

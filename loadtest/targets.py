@@ -12,7 +12,7 @@ Prompt = str | Sequence[Message]  # a text, or the messages of a chat
 
 
 @dataclass(frozen=True)
-class Options:
+class RequestOptions:
     """Options of all requests of a load.
 
     Args:
@@ -42,7 +42,7 @@ class Target:
     """
 
     path: str
-    fields: Callable[[Prompt, Options], dict[str, Any]]
+    fields: Callable[[Prompt, RequestOptions], dict[str, Any]]
     stream_path: str | None = None
     generates: bool = False
     needs_model: bool = False
@@ -50,56 +50,56 @@ class Target:
     model_in_query: bool = False
     reports_usage: bool = True
 
-    def path_for(self, options: Options) -> str:
+    def path_for(self, options: RequestOptions) -> str:
         path = self.path if not options.is_streamed or self.stream_path is None else self.stream_path
         model = "" if options.model is None else quote(options.model, safe="")
         return path.format(model=model) + (f"?model={model}" if self.model_in_query and model else "")
 
-    def body(self, prompt: Prompt, options: Options) -> bytes:
+    def body(self, prompt: Prompt, options: RequestOptions) -> bytes:
         """Return the JSON body of a request."""
         return orjson.dumps(self.fields(prompt, options))
 
 
-def _native(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _native(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     fields = _present(model=options.model, inputs=prompt, stream=options.is_streamed or None)
     if options.max_new_tokens is not None:
         fields["parameters"] = {"max_new_tokens": options.max_new_tokens}
     return fields
 
 
-def _encode(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _encode(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return _native(prompt, options) | {"pooling": "mean"}
 
 
-def _openai(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _openai(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     fields = _present(model=options.model, max_tokens=options.max_new_tokens)
     if options.is_streamed:
         fields |= {"stream": True, "stream_options": {"include_usage": True}}
     return fields
 
 
-def _completions(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _completions(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return _openai(prompt, options) | {"prompt": prompt}
 
 
-def _chat(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _chat(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return _openai(prompt, options) | {"messages": messages}
 
 
-def _embeddings(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _embeddings(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return {"model": options.model, "input": prompt}
 
 
-def _tei(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _tei(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return {"inputs": prompt}
 
 
-def _infer(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _infer(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     return {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}]}
 
 
-def _triton_generate(prompt: Prompt, options: Options) -> dict[str, Any]:
+def _triton_generate(prompt: Prompt, options: RequestOptions) -> dict[str, Any]:
     parameters = _present(max_tokens=options.max_new_tokens)
     return {"text_input": prompt, "stream": options.is_streamed, **({"parameters": parameters} if parameters else {})}
 

@@ -1,6 +1,5 @@
 """Action of `sightline evaluate`: the metrics of a trained model on held-out data."""
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -16,38 +15,34 @@ from sightline.model.data.corpus import Split, open_corpus, open_held_out
 from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
-from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT
+from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
 from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
 from sightline.model.fields import read_fields, to_json
 from sightline.model.parts import CONFIG, WEIGHTS, load_parts
 from sightline.model.training.start import TASK_ARCHITECTURES
 
 
-def evaluate(arguments: argparse.Namespace) -> None:
+def evaluate(options: EvaluateOptions) -> None:
     """Print the metrics of a checkpoint on held-out data.
 
     Raises:
         UsageError: the folder has no checkpoint, or the data do not belong to its task.
     """
-    limit = getattr(arguments, "limit", None)
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit must be at least 1, got {limit}")
-    run, checkpoint = _run_and_checkpoint(arguments.checkpoint)
+    run, checkpoint = _run_and_checkpoint(options.checkpoint)
     record = read_fields(run / "record.json") if (run / "record.json").is_file() else {}
     config, _ = load_parts(checkpoint)
     task = _task_of(config)
-    if arguments.data is None:
-        if "data_path" not in record:
-            raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
-        arguments.data = Path(record["data_path"])
-    is_own_data = "data_path" in record and arguments.data.resolve() == Path(record["data_path"]).resolve()
-    is_recorded = is_own_data and limit is None and checkpoint.name == "averaged"
-    data, split = arguments.data, getattr(arguments, "split", None)
-    source, target = (getattr(arguments, side, record.get(side)) for side in ("source", "target"))
+    if options.data is None and "data_path" not in record:
+        raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
+    data = options.data or Path(record["data_path"])
+    is_own_data = "data_path" in record and data.resolve() == Path(record["data_path"]).resolve()
+    is_recorded = is_own_data and options.limit is None and checkpoint.name == "averaged"
+    split = options.split
+    source, target = options.source or record.get("source"), options.target or record.get("target")
     if task == "translation":
         sides = source or "en", target or "de"
         if split is not None or _has_named_split(data, sides[0]):
-            report = evaluate_split(arguments, checkpoint, split, *sides)
+            report = evaluate_split(options, checkpoint, data, *sides)
             if is_recorded:
                 _record_metrics(run, record, checkpoint, report)
             return
@@ -62,9 +57,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
         target=target if is_pairs else None,
         multi_label=getattr(config, "multi_label", False),
     )
-    records = list(islice(part, limit))
+    records = list(islice(part, options.limit))
     report = evaluate_checkpoint(
-        checkpoint, records, num_beams=arguments.num_beams, length_penalty=arguments.length_penalty
+        checkpoint, records, num_beams=options.num_beams, length_penalty=options.length_penalty
     )
     report = {"data": str(part), "split": part.name, **report}
     print(
@@ -74,8 +69,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
         print(f"note: {part} also decided when the training stopped; a test set of its own is better", file=sys.stderr)
     if is_recorded:
         _record_metrics(run, record, checkpoint, report)
-    if hasattr(arguments, "json"):
-        write_json(arguments.json, report)
+    if options.json_ is not None:
+        write_json(options.json_, report)
 
 
 def _record_metrics(run: Path, record: dict[str, Any], checkpoint: Path, report: Mapping[str, Any]) -> None:
@@ -125,30 +120,27 @@ def _has_named_split(data: Path, source: str) -> bool:
     return any((data / f"{name}.{source}").is_file() for name in names) or not any(data.iterdir())
 
 
-def evaluate_split(
-    arguments: argparse.Namespace, checkpoint: Path, split: str | None, source: str, target: str
-) -> dict[str, Any]:
+def evaluate_split(options: EvaluateOptions, checkpoint: Path, data: Path, source: str, target: str) -> dict[str, Any]:
     """Print the scores of translations of two files of a folder, in two ways of counting words, and
     return the report.
 
     Args:
-        arguments: options of the command.
+        options: options of the command.
         checkpoint: folder of the checkpoint.
-        split: first part of the names of the files; by default those of Multi30k.
+        data: folder of the files.
         source: ending of the file of sources.
         target: ending of the file of references.
     """
-    data, limit = arguments.data, getattr(arguments, "limit", None)
     scores, report = evaluated(
-        checkpoint, data, split, source, target, arguments.num_beams, arguments.length_penalty, limit
+        checkpoint, data, options.split, source, target, options.num_beams, options.length_penalty, options.limit
     )
     tokenised = f"BLEU {scores.tokenised_bleu}"
     if scores.tokenised_bleu is None:
         tokenised = f"not computed, because {tokenised_path(data, report['split'], target)} is missing"
     print(f"tok-lc: {tokenised}")
     print(f"detok, cased: BLEU {scores.bleu}; chrF {scores.chrf}")
-    if hasattr(arguments, "json"):
-        write_json(arguments.json, report)
+    if options.json_ is not None:
+        write_json(options.json_, report)
     return report
 
 

@@ -5,7 +5,6 @@ are encoded into the folder of the run, the settings that the user left open are
 data, and the trainer trains. Each error in options or data is raised before the first update.
 """
 
-import argparse
 import dataclasses
 import shlex
 import sys
@@ -23,6 +22,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from sightline.base.errors import UsageError
+from sightline.base.options import flag_name
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, replace_text
 from sightline.model.config import ModelConfig, PretrainedConfig, read_model_config
@@ -52,10 +52,10 @@ from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.language_model import LANGUAGE_MODEL
 from sightline.model.training.options import (
     AUTO,
+    FIELDS,
     FLAGS,
     Value,
-    given_options,
-    options_of,
+    defaults_of,
     options_to_toml,
     read_options,
     read_task,
@@ -96,25 +96,30 @@ class _Beginning:
     learnt_share: float | None = None  # of the texts of train, if the tokenizer was trained on them
 
 
-def train(arguments: argparse.Namespace) -> None:
+def train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], check_files: CheckFiles) -> None:
     """Train a model on data, or resume the run.
+
+    Args:
+        task: task of the model.
+        data: path of the data.
+        run: folder of the run.
+        given: options that are given, by their keys in a configuration file.
+        check_files: checks files of others.
 
     Raises:
         UsageError: options or data can never work.
         OSError, ValueError: see `Trainer`.
     """
-    task, run = arguments.task, arguments.run
     check_writable(run)
     with locked(run):
-        _train(task, arguments.data, run, given_options(arguments, task), arguments.check_files)
+        _train(task, data, run, given, check_files)
 
 
 def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], check_files: CheckFiles) -> None:
     folder = RunFolder(run)
     is_resumed = folder.state.exists()
     stored = _stored_options(folder, task) if is_resumed else {}
-    defaults = {option.name: option.default for option in options_of(task).values()}
-    values = {**defaults, **stored, **given}
+    values = {**defaults_of(task), **stored, **given}
     if values["tensorboard"]:
         check_tensorboard()
     if is_resumed:
@@ -202,11 +207,9 @@ def _check_unchanged(
         UsageError: it has others.
     """
     changed = [
-        option.flag
-        for option in options_of(task).values()
-        if option.field not in CHANGEABLE
-        and option.name != "license"
-        and values[option.name] != stored.get(option.name, option.default)
+        flag_name(key)
+        for key, default in defaults_of(task).items()
+        if FIELDS.get(key, key) not in CHANGEABLE and key != "license" and values[key] != stored.get(key, default)
     ]
     if changed:
         raise UsageError(f"{folder} contains a run with other values of {', '.join(changed)}; choose another folder")
@@ -236,9 +239,7 @@ def _start_from(
 ) -> _Beginning:
     for name in ("tokenizer", "size", "vocab_size"):
         if values.get(name, "") not in ("", AUTO):
-            raise UsageError(
-                f"{options_of(task)[name].flag} cannot be combined with --from, which determines it; omit it"
-            )
+            raise UsageError(f"{flag_name(name)} cannot be combined with --from, which determines it; omit it")
     template = CHAT_TEMPLATE if facts.has_dialogues else None
     multi_label = bool(values.get("multi_label"))
     folder = Path(str(values["from"]))

@@ -12,16 +12,31 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Annotated
 
+from sightline.base.errors import EXIT_USAGE
+from sightline.base.options import Options, Shown, add_options, check, given_flags
 from sightline.service.keys import KeysError
 from sightline.service.logs import configure_logging, open_missing_streams
 from sightline.service.quotas import QuotaStorageError
-from sightline.service.settings import SettingsError, read_settings
+from sightline.service.settings import SettingsError, make_settings, read_flags, service_parser
 from sightline.service.startup import SWITCH_INTERVAL_S, check_settings
 from sightline.service.traces import TracesError
 
-EXIT_SETTINGS = 2
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+
+
+class RayOptions(Options):
+    """Options of the service in Ray Serve."""
+
+    ray: bool = False
+    """Serve in Ray Serve, with one replica a core or GPU of a cluster (extra `ray`)."""
+    address: str | None = None
+    """With --ray: address of a running Ray cluster, such as 10.0.0.1:6379 or auto. If not given, a
+    cluster is started on this machine."""
+    metrics_targets: Annotated[Path | None, Shown("FOLDER")] = None
+    """With --ray: folder for files with the addresses of the replicas' metrics, which Prometheus
+    discovers."""
 
 
 def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None) -> int:
@@ -32,18 +47,18 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
         parser: parser that gets the flags; by default that of `python -m sightline.service`.
     """
     open_missing_streams()
-    parser = parser or argparse.ArgumentParser(prog="python -m sightline.service", allow_abbrev=False)
-    _add_ray_flags(parser)
-    options = argparse.Namespace()
+    parser = parser or service_parser()
+    add_options(parser, RayOptions, RayOptions.model_fields)
     try:
-        settings = read_settings(arguments, parser=parser, options=options)
+        flags = read_flags(parser, arguments)
+        settings, options = make_settings(flags), check(RayOptions, given_flags(RayOptions, flags))
         if not options.ray and (options.address or options.metrics_targets):
             raise SettingsError("--address and --metrics-targets need --ray")
         check_one_runtime(installed_runtimes())
         check_settings(settings)
     except (SettingsError, KeysError, QuotaStorageError, TracesError) as error:
         print(f"error: {error}; starting again will not help until this is fixed", file=sys.stderr)
-        return EXIT_SETTINGS
+        return EXIT_USAGE
     # Until the server has its own handler. The first process of a container has none by default,
     # and would ignore the signal.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -55,7 +70,7 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
             return serve_with_ray(settings, options.address, options.metrics_targets)
         except SettingsError as error:
             print(f"error: {error}", file=sys.stderr)
-            return EXIT_SETTINGS
+            return EXIT_USAGE
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Imported here, once the installation is known to be sound: it imports ONNX Runtime, which
     # takes most of the start.
@@ -64,26 +79,6 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser | None = None
 
     num_workers = max_workers(settings)
     return serve(settings) if num_workers == 1 else supervise(settings, num_workers)
-
-
-def _add_ray_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ray",
-        action="store_true",
-        help="Serve in Ray Serve, with one replica a core or GPU of a cluster (extra `ray`).",
-    )
-    parser.add_argument(
-        "--address",
-        metavar="ADDRESS",
-        help="With --ray: address of a running Ray cluster, such as 10.0.0.1:6379 or auto. If not given, a cluster is "
-        "started on this machine.",
-    )
-    parser.add_argument(
-        "--metrics-targets",
-        metavar="FOLDER",
-        type=Path,
-        help="With --ray: folder for files with the addresses of the replicas' metrics, which Prometheus discovers.",
-    )
 
 
 def check_one_runtime(installed: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from sightline import __version__
 from sightline.base.bundle import BundleError, Languages
-from sightline.base.errors import INTERRUPTIONS
+from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service import compat

@@ -64,7 +64,7 @@ def find_bundles(
             found[path] = manifest
             folders[manifest.name] = path
     if not found and not num_failed:
-        raise MissingBundleError(f"no folder in {folder} has a {MANIFEST}; `python -m sightline.export` writes bundles")
+        raise MissingBundleError(f"no folder in {folder} has a {MANIFEST}; `sightline export` writes bundles")
     for name in default_models:
         if name not in folders:
             present = ", ".join(folders) or "no bundle that can be read"

@@ -21,7 +21,7 @@ from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest, Task, check_files
-from sightline.base.errors import INTERRUPTIONS
+from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import usable_threads
 from sightline.base.text.sentences import split_sentences
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
@@ -400,10 +400,7 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
     if manifest.rows is not None:
         return DeviceRunner(folder, manifest, provider=provider, num_threads=threads, max_rows=max_rows)
     if settings.provider == "cuda":
-        raise BundleError(
-            f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `python -m sightline.export half` "
-            "writes one"
-        )
+        raise BundleError(f"{folder} is {manifest.dtype}, but CUDA needs a float16 bundle; `sightline half` writes one")
     prefix_bytes = settings.max_prefix_cache_bytes
     return OnnxRunner(folder, manifest, num_threads=threads, max_rows=max_rows, prefix_cache_bytes=prefix_bytes)
 

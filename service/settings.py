@@ -5,20 +5,21 @@ frozen.
 import argparse
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from ipaddress import ip_address
-from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
+from sightline.base.errors import UsageError
 from sightline.base.machine import usable_memory
-from sightline.service.fields import MAX_INPUTS, reworded
+from sightline.base.options import Options, Shown, add_options, check, fields_of, flag_name, given_variables, read_words
+from sightline.base.parser import Parser
+from sightline.service.fields import MAX_INPUTS
 
-ENV_PREFIX = "SIGHTLINE_"
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
 COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
@@ -33,8 +34,6 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 MAX_WORKERS = 256
 MAX_PORT = 65_535
-# Kinds of values in the help; those of other settings are the last word of their names.
-KINDS = {"keys": "FILE", "bundles": "FOLDER", "quota_storage": "URL", "default_model": "MODELS"}
 ALL_MODELS = "*"  # value of `lazy_models`
 
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
@@ -70,7 +69,7 @@ REPLACED: Mapping[str, str] = MappingProxyType(
 )
 
 
-class SettingsError(Exception):
+class SettingsError(UsageError):
     """Invalid settings; the message names each and gives the reason."""
 
 
@@ -83,194 +82,125 @@ def _memory(values: Mapping[str, Any]) -> int:
     return values["memory_bytes"] or usable_memory()
 
 
-class Settings(BaseModel):
-    """Settings of the service. `docs/reference/settings.md` repeats each description."""
+class Settings(Options):
+    """Serve the bundles of a folder over HTTP.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    Each flag is also an environment variable: --max-rows is SIGHTLINE_MAX_ROWS.
+    """
 
-    host: str = Field(
-        default="127.0.0.1",
-        description="Address to listen on; 0.0.0.0, all interfaces, lets other machines and containers reach the "
-        "service.",
-    )
-    allowed_hosts: str | None = Field(
-        default=None,
-        description="Host names of the service, comma-separated; requests whose header Host has another name get 421. "
-        "`*.example.org` stands for all names that end so, `*` for any. If not set, a service that listens on a "
-        "loopback address answers only localhost and loopback addresses, so that no web page can reach it by a name "
-        "of its own (DNS rebinding), and others answer any host.",
-    )
-    keys: Path | None = Field(
-        default=None,
-        description="File of API keys, written by `sightline keys add` and read again when it changes. If set, every "
-        "request needs a key, except health checks; `/metrics` and model control need one with the role admin.",
-    )
-    quota_storage: SecretStr | None = Field(
-        default=None,
-        description="URL of a Redis or Valkey that counts the requests and tokens of keys with a quota, such as "
-        "redis://localhost:6379/0, so that several services share the counts; needs the extra `redis`. If not set, "
-        "each service counts in memory.",
-    )
-    port: int = Field(
-        default=8000,
-        ge=0,
-        le=MAX_PORT,
-        description="Port to listen on, if another program uses the default; 0 takes a free port and logs it.",
-    )
-    admin_address: str | None = Field(
-        default=None,
-        description="Second address to listen on, such as 127.0.0.1:9000 or [::1]:9000. If set, `/metrics` and model "
-        "control are served only there, beside the health checks, and everything else only on `port`.",
-    )
-    workers: str = Field(
-        default="auto",
-        coerce_numbers_to_str=True,
-        description="Worker processes that serve the port together: a number from 1 to 256, or auto for one for each "
-        "core that the process may use, if the memory suffices; 1 on a GPU. The limits hold for all workers "
-        "together: each has an equal share of `memory_bytes`, `max_rows` and `max_waiting_sequences`. Fewer workers "
-        "need less memory.",
-    )
-    bundles: Path = Field(
-        default=Path("bundles"),
-        description="Folder of the bundles to serve, one subfolder each; hidden subfolders are ignored.",
-    )
-    default_model: str | None = Field(
-        default=None,
-        description="Models of requests that name no model, comma-separated: the first of them that can do the task. "
-        "For other tasks, and if not set, it is the only model that can do the task; if several can, requests must "
-        "name one.",
-    )
-    strict_loading: bool = Field(
-        default=False,
-        description="Exit with code 3 if any bundle fails to load, so that a rollout stops; otherwise serve the others "
-        "and log an error.",
-    )
-    lazy_models: str = Field(
-        default="",
-        description="Models to load on their first use instead of at start, which saves memory: names, "
-        "comma-separated, or `*` for all. Bundles whose manifest has `lazy` are loaded so, too.",
-    )
-    model_control: Literal["none", "explicit"] = Field(
-        default="none",
-        description="explicit allows clients to load and unload models of the bundles folder by name with POST "
-        "/v2/repository/models/{model_name}/load and unload; none rejects these requests with 403. Without `keys`, let "
-        "a proxy restrict these paths.",
-    )
-    provider: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto",
-        description="Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the CPU. "
-        "With cuda, the service does not start without a GPU.",
-    )
-    compatible_apis: str = Field(
-        default=",".join(COMPATIBLE_APIS),
-        description="Compatibility APIs to serve, comma-separated; all others are disabled, so that clients reach only "
-        "what is used.",
-    )
-    cors_origins: str | None = Field(
-        default=None,
-        description="Origins of web pages that may call the service and show its page in a frame, comma-separated, "
-        "such as https://example.org; `*` allows any origin, and `null` pages from files to call it.",
-    )
-    page: bool = Field(
-        default=True,
-        description="Serve the page that shows attention at / to browsers; without it, only the API is served.",
-    )
-    threads: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Threads for each graph; with 0, each of several workers uses one, or more while the others are "
-        "idle, and large models are measured at start. The container's CPU quota or the number of cores is the limit. "
-        "A number makes the start faster and speed predictable.",
-    )
-    memory_bytes: int = Field(
-        default=0,
-        ge=0,
-        description="Memory of the service, if it shares a machine with other programs; 0 uses all that is available "
-        "to the process. Half of it is for decoder states, an eighth, at most 1 GiB, for the prefix cache, and an "
-        "eighth, from 32 MiB to 1 GiB, for responses until their clients have read them.",
-    )
-    prefix_cache: bool = Field(
-        default=True,
-        description="Keep the states of prompts of decoder-only models, which are not computed again for prompts that "
-        "begin alike. Without keys, callers can learn each other's prompts by the time to the first token.",
-    )
-    max_rows: int = Field(
-        default=0,
-        ge=0,
-        le=1024,
-        description="Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0 "
-        "derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128). More rows raise the throughput and "
-        "the time of each token.",
-    )
-    max_inputs: int = Field(
-        default=MAX_INPUTS,
-        ge=1,
-        le=MAX_INPUTS,
-        description="Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split into "
-        "sentences is one input. A smaller number keeps one client from occupying the service.",
-    )
-    max_waiting_sequences: int = Field(
-        default=256,
-        ge=1,
-        description="Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A call "
-        "enters a quarter of them at a time, at least 32; its other sequences follow as these finish. A call that "
-        "enters n sequences needs 2n - 1 free places unless it is alone. The source tokens of a model's calls are "
-        "limited to 256 times this number. Raise it if clients prefer waiting to 429.",
-    )
-    queue_timeout_s: float = Field(
-        default=5.0,
-        gt=0,
-        description="Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately, so "
-        "that its client can try another service.",
-    )
-    request_timeout_s: float = Field(
-        default=30.0,
-        gt=0,
-        description="Maximum seconds of a request, if long texts need more; the header X-Request-Timeout-Ms can only "
-        "shorten it.",
-    )
-    max_body_bytes: int = Field(
-        default=1024 * 1024,
-        ge=1,
-        description="Maximum bytes of a request body, after decompression, if calls have long texts or many inputs. "
-        "The bodies that a model's calls hold, and those that are arriving, may have 16 MiB together, or one such "
-        "body if it is larger.",
-    )
-    max_connections: int = Field(
-        default=2048,
-        ge=1,
-        description="Maximum open connections, half of them from one IPv4 address or IPv6 network of 64 bits; more are "
-        "answered with 429 and closed. A proxy counts as one address: raise it for many clients behind one proxy.",
-    )
-    client_timeout_s: float = Field(
-        default=10.0,
-        gt=0,
-        description="Seconds within which a client must send the head of a request, then its body, and for which it "
-        "may read nothing of its response; then the connection is closed. Slow networks need more.",
-    )
-    keep_alive_s: int = Field(
-        default=5,
-        ge=1,
-        description="Seconds that an idle connection stays open; with a proxy, set more than its own idle timeout.",
-    )
-    drain_s: float = Field(
-        default=5.0,
-        ge=0,
-        description="Seconds after SIGTERM during which /health/ready returns 503 draining and requests are still "
-        "served: the time that a load balancer needs to notice.",
-    )
-    shutdown_timeout_s: float = Field(
-        default=30.0,
-        gt=0,
-        description="Seconds after the drain window within which running requests must finish; long generations need "
-        "more.",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info",
-        description="Minimum level of log lines; requests are logged as info, health checks as debug. warning keeps "
-        "the log small.",
-    )
+    prefix = "SIGHTLINE_"
+    example = "--bundles bundles --port 8000"
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0, all interfaces, lets other machines and containers reach the
+    service."""
+    allowed_hosts: str | None = None
+    """Host names of the service, comma-separated; requests whose header Host has another name get
+    421. `*.example.org` stands for all names that end so, `*` for any. If not set, a service that
+    listens on a loopback address answers only localhost and loopback addresses, so that no web
+    page can reach it by a name of its own (DNS rebinding), and others answer any host."""
+    keys: Annotated[Path | None, Shown("FILE")] = None
+    """File of API keys, written by `sightline keys add` and read again when it changes. If set,
+    every request needs a key, except health checks; `/metrics` and model control need one with the
+    role admin."""
+    quota_storage: Annotated[SecretStr | None, Shown("URL")] = None
+    """URL of a Redis or Valkey that counts the requests and tokens of keys with a quota, such as
+    redis://localhost:6379/0, so that several services share the counts; needs the extra `redis`.
+    If not set, each service counts in memory."""
+    port: int = Field(default=8000, ge=0, le=MAX_PORT)
+    """Port to listen on, if another program uses the default; 0 takes a free port and logs it."""
+    admin_address: str | None = None
+    """Second address to listen on, such as 127.0.0.1:9000 or [::1]:9000. If set, `/metrics` and
+    model control are served only there, beside the health checks, and everything else only on
+    `port`."""
+    workers: str = Field(default="auto", coerce_numbers_to_str=True)
+    """Worker processes that serve the port together: a number from 1 to 256, or auto for one for
+    each core that the process may use, if the memory suffices; 1 on a GPU. The limits hold for all
+    workers together: each has an equal share of `memory_bytes`, `max_rows` and
+    `max_waiting_sequences`. Fewer workers need less memory."""
+    bundles: Annotated[Path, Shown("FOLDER")] = Path("bundles")
+    """Folder of the bundles to serve, one subfolder each; hidden subfolders are ignored."""
+    default_model: Annotated[str | None, Shown("MODELS")] = None
+    """Models of requests that name no model, comma-separated: the first of them that can do the
+    task. For other tasks, and if not set, it is the only model that can do the task; if several
+    can, requests must name one."""
+    strict_loading: bool = False
+    """Exit with code 3 if any bundle fails to load, so that a rollout stops; otherwise serve the
+    others and log an error."""
+    lazy_models: str = ""
+    """Models to load on their first use instead of at start, which saves memory: names,
+    comma-separated, or `*` for all. Bundles whose manifest has `lazy` are loaded so, too."""
+    model_control: Literal["none", "explicit"] = "none"
+    """explicit allows clients to load and unload models of the bundles folder by name with POST
+    /v2/repository/models/{model_name}/load and unload; none rejects these requests with 403.
+    Without `keys`, let a proxy restrict these paths."""
+    provider: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device that runs the graphs; auto uses CUDA for float16 bundles if available, otherwise the
+    CPU. With cuda, the service does not start without a GPU."""
+    compatible_apis: str = ",".join(COMPATIBLE_APIS)
+    """Compatibility APIs to serve, comma-separated; all others are disabled, so that clients reach
+    only what is used."""
+    cors_origins: str | None = None
+    """Origins of web pages that may call the service and show its page in a frame,
+    comma-separated, such as https://example.org; `*` allows any origin, and `null` pages from
+    files to call it."""
+    page: bool = True
+    """Serve the page that shows attention at / to browsers; without it, only the API is served."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads for each graph; with 0, each of several workers uses one, or more while the others
+    are idle, and large models are measured at start. The container's CPU quota or the number of
+    cores is the limit. A number makes the start faster and speed predictable."""
+    memory_bytes: int = Field(default=0, ge=0)
+    """Memory of the service, if it shares a machine with other programs; 0 uses all that is
+    available to the process. Half of it is for decoder states, an eighth, at most 1 GiB, for the
+    prefix cache, and an eighth, from 32 MiB to 1 GiB, for responses until their clients have read
+    them."""
+    prefix_cache: bool = True
+    """Keep the states of prompts of decoder-only models, which are not computed again for prompts
+    that begin alike. Without keys, callers can learn each other's prompts by the time to the first
+    token."""
+    max_rows: int = Field(default=0, ge=0, le=1024)
+    """Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0
+    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128). More rows raise the
+    throughput and the time of each token."""
+    max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
+    """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
+    into sentences is one input. A smaller number keeps one client from occupying the service."""
+    max_waiting_sequences: int = Field(default=256, ge=1)
+    """Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A
+    call enters a quarter of them at a time, at least 32; its other sequences follow as these
+    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. The source
+    tokens of a model's calls are limited to 256 times this number. Raise it if clients prefer
+    waiting to 429."""
+    queue_timeout_s: float = Field(default=5.0, gt=0)
+    """Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately,
+    so that its client can try another service."""
+    request_timeout_s: float = Field(default=30.0, gt=0)
+    """Maximum seconds of a request, if long texts need more; the header X-Request-Timeout-Ms can
+    only shorten it."""
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1)
+    """Maximum bytes of a request body, after decompression, if calls have long texts or many
+    inputs. The bodies that a model's calls hold, and those that are arriving, may have 16 MiB
+    together, or one such body if it is larger."""
+    max_connections: int = Field(default=2048, ge=1)
+    """Maximum open connections, half of them from one IPv4 address or IPv6 network of 64 bits;
+    more are answered with 429 and closed. A proxy counts as one address: raise it for many clients
+    behind one proxy."""
+    client_timeout_s: float = Field(default=10.0, gt=0)
+    """Seconds within which a client must send the head of a request, then its body, and for which
+    it may read nothing of its response; then the connection is closed. Slow networks need more."""
+    keep_alive_s: int = Field(default=5, ge=1)
+    """Seconds that an idle connection stays open; with a proxy, set more than its own idle
+    timeout."""
+    drain_s: float = Field(default=5.0, ge=0)
+    """Seconds after SIGTERM during which /health/ready returns 503 draining and requests are still
+    served: the time that a load balancer needs to notice."""
+    shutdown_timeout_s: float = Field(default=30.0, gt=0)
+    """Seconds after the drain window within which running requests must finish; long generations
+    need more."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Minimum level of log lines; requests are logged as info, health checks as debug. warning
+    keeps the log small."""
 
     # Limits that follow from the settings above. Only code sets them: for tests, for the share of a
     # worker, and for commands without clients.
@@ -364,7 +294,7 @@ class Settings(BaseModel):
 
 
 # The settings that a user can change; the other fields are limits that follow from them.
-SETTINGS: Mapping[str, FieldInfo] = {name: field for name, field in Settings.model_fields.items() if field.description}
+SETTINGS: Mapping[str, FieldInfo] = fields_of(Settings)
 
 
 def is_loopback(host: str) -> bool:
@@ -386,18 +316,13 @@ def _split(names: str) -> tuple[str, ...]:
 
 
 def env_name(field: str) -> str:
-    return ENV_PREFIX + field.upper()
-
-
-def flag_name(field: str) -> str:
-    return "--" + field.replace("_", "-")
+    return Settings.prefix + field.upper()
 
 
 def read_settings(
     arguments: Sequence[str],
     environment: Mapping[str, str] = os.environ,
     parser: argparse.ArgumentParser | None = None,
-    options: argparse.Namespace | None = None,
 ) -> Settings:
     """Read settings from flags, then environment variables, then defaults.
 
@@ -405,24 +330,27 @@ def read_settings(
         arguments: flags of the command line.
         environment: environment variables.
         parser: parser that gets the flags; by default that of `python -m sightline.service`.
-        options: gets the values of all flags of the parser, also of those that are no settings.
 
     Raises:
         SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
         SystemExit: a flag is unknown, or `--help` was given; argparse has printed why.
     """
-    parser = parser or argparse.ArgumentParser(prog="python -m sightline.service", allow_abbrev=False)
-    parser.description = (
-        "Serve the bundles of a folder over HTTP. Each flag is also an environment variable: "
-        f"--max-rows is {env_name('max_rows')}."
-    )
-    parser.epilog = "example: %(prog)s --bundles bundles --port 8000"
-    add_flags(parser, SETTINGS)
-    given = {argument.partition("=")[0] for argument in arguments}
-    _reject_replaced(flag_name, given)
-    _reject_values_of_switches(arguments)
-    flags = vars(parser.parse_args(arguments, options))
-    return make_settings({name: flags[name] for name in SETTINGS}, environment)
+    return make_settings(read_flags(parser or service_parser(), arguments), environment)
+
+
+def service_parser() -> Parser:
+    return Parser(prog="python -m sightline.service", allow_abbrev=False)
+
+
+def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
+    """Add the flags of the settings to a parser, and return the texts of all its flags by name.
+
+    Raises:
+        SettingsError: a flag is one of an earlier version.
+    """
+    add_options(parser, Settings)
+    _reject_replaced(flag_name, {argument.partition("=")[0] for argument in arguments})
+    return read_words(parser, arguments)
 
 
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
@@ -434,21 +362,15 @@ def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.
         SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
     """
     _reject_replaced(env_name, environment)
-    known = {env_name(field) for field in SETTINGS}
-    unknown = sorted(key for key in environment if key.upper().startswith(ENV_PREFIX) and key not in known)
-    if unknown:
-        raise SettingsError(f"unknown setting: {', '.join(unknown)}; docs/reference/settings.md lists all settings")
-    values = {field: environment[env_name(field)] for field in SETTINGS if env_name(field) in environment}
-    values |= {field: value for field, value in flags.items() if value is not None}
+    given = {
+        name: (flag_name(name), value)
+        for name, value in flags.items()
+        if name in Settings.model_fields and value is not None
+    }
     try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        problems = [
-            _describe(part["loc"], part["msg"], part["input"])
-            for part in error.errors()
-            if part["type"] != "default_factory_not_called"  # follows from a setting that is invalid
-        ]
-        raise SettingsError("; ".join(problems)) from None
+        return check(Settings, given_variables(Settings, environment), given)
+    except UsageError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _reject_replaced(name_of: Callable[[str], str], given: Container[str]) -> None:
@@ -457,50 +379,3 @@ def _reject_replaced(name_of: Callable[[str], str], given: Container[str]) -> No
     if texts:
         names = {name: name_of(name) for name in SETTINGS}
         raise SettingsError("; ".join(text.format_map(names) for text in texts))
-
-
-def add_flags(parser: argparse.ArgumentParser, fields: Iterable[str]) -> None:
-    """Add the flags of these settings to a parser."""
-    for name in fields:
-        field, flag = SETTINGS[name], flag_name(name)
-        if field.annotation is bool:
-            default = flag if field.default else _negative(flag)
-            text = f"{field.description} Default: {default}"
-            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            text = f"{field.description}{'' if field.default is None else f' Default: {field.default}'}"
-            parser.add_argument(flag, dest=name, metavar=_kind(name, field), help=text)
-
-
-def _kind(name: str, field: FieldInfo) -> str:
-    """Return the kind or unit of a setting's value for the help, such as SECONDS."""
-    if get_origin(field.annotation) is Literal:
-        return f"{{{','.join(get_args(field.annotation))}}}"
-    return "SECONDS" if name.endswith("_s") else KINDS.get(name, name.rpartition("_")[2].upper())
-
-
-def _negative(flag: str) -> str:
-    return f"--no-{flag.removeprefix('--')}"
-
-
-def _reject_values_of_switches(arguments: Sequence[str]) -> None:
-    """Check that no switch has a value, such as the earlier `--page false`."""
-    switches = {flag_name(name) for name, field in SETTINGS.items() if field.annotation is bool}
-    for argument, following in pairwise([*arguments, "-"]):
-        flag, has_value, _ = argument.partition("=")
-        if flag in switches and (has_value or not following.startswith("-")):
-            raise SettingsError(
-                f"{flag} takes no value; use {flag} to switch it on and {_negative(flag)} to switch it off"
-            )
-
-
-def _describe(location: tuple[int | str, ...], message: str, value: Any) -> str:
-    if location:
-        name = f"{env_name(str(location[0]))} ({flag_name(str(location[0]))})"
-        if not message.startswith("Value error, "):
-            return f"{name} {reworded(message).partition(', unable to')[0].removeprefix('It ')}, got {value!r}"
-        return f"{name}: {message.removeprefix('Value error, ')}"
-    message = message.removeprefix("Value error, ")
-    # Errors of several settings begin with the name of one: give its variable and its flag, too.
-    name, _, rest = message.partition(":")
-    return f"{env_name(name)} ({flag_name(name)}):{rest}" if name in SETTINGS else message

@@ -7,101 +7,53 @@ ONNX Runtime has the commands that can do without them.
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 
 from sightline import __version__
+from sightline.base.errors import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, did_you_mean
+from sightline.base.parser import Parser
 from sightline.commands.extras import missing_library
-from sightline.commands.parser import EXIT_BROKEN_PIPE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Parser
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of `sightline`."""
+    """A command of `sightline`, which has a module of the same name in `sightline.commands`."""
 
-    run: Callable[[Parser, Sequence[str]], int]  # takes the parser and the words after the name
     help: str
     extras: str = ""  # extras of the installation that have its libraries
 
 
-def serve(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.service.__main__ import main as serve_main
-
-    return serve_main(arguments, parser)
-
-
-def model(command: str, parser: Parser, arguments: Sequence[str]) -> int:
-    """Run a command of `python -m sightline.model`; a training first checks files of others."""
-    from sightline.export.training_check import check_files
-    from sightline.model.__main__ import run
-
-    return run(Parser(prog="sightline"), [command, *arguments], check_files)
-
-
-def export(command: str, parser: Parser, arguments: Sequence[str]) -> int:
-    """Run a command of `python -m sightline.export`."""
-    from sightline.export.__main__ import run
-
-    return run(command, parser, arguments)
-
-
-def translate(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.commands import translate
-
-    return translate.run(parser, arguments)
-
-
-def draw(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.commands import draw
-
-    return draw.run(parser, arguments)
-
-
-def models(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.commands import models
-
-    return models.run(parser, arguments)
-
-
-def keys(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.commands import keys
-
-    return keys.run(parser, arguments)
-
-
-def load(parser: Parser, arguments: Sequence[str]) -> int:
-    from sightline.loadtest.command import run as run_load
-
-    return run_load(parser, arguments)
-
-
 COMMANDS = {
-    "serve": Command(serve, "serve the bundles of a folder over HTTP", "cpu"),
-    "translate": Command(translate, "translate the lines of a file", "cpu"),
-    "draw": Command(draw, "draw the attention of a model for one text as SVG or PNG", "cpu"),
+    "serve": Command("serve the bundles of a folder over HTTP", "cpu"),
+    "translate": Command("translate the lines of a file", "cpu"),
+    "draw": Command("draw the attention of a model for one text as SVG or PNG", "cpu"),
     "models": Command(
-        models, "list the bundles of a folder, get a model from a hub, or check which can be imported", "cpu,import"
+        "list the bundles of a folder, get a model from a hub, or check which can be imported", "cpu,import"
     ),
-    "keys": Command(keys, "add, list and remove API keys", "cpu"),
-    "load": Command(load, "measure a running service under load, or compare two such runs"),
-    "train": Command(partial(model, "train"), "train a model on your own data", "train"),
-    "evaluate": Command(partial(model, "evaluate"), "compute the metrics of a trained model", "train"),
-    "export": Command(
-        partial(export, "export"), "export a training run, or import a model of others, as a bundle", "cpu,train"
-    ),
-    "quantize": Command(partial(export, "quantize"), "quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),
-    "verify": Command(partial(export, "verify"), "compare a bundle with its checkpoint", "cpu,train"),
+    "keys": Command("add, list and remove API keys", "cpu"),
+    "load": Command("measure a running service under load, or compare two such runs"),
+    "train": Command("train a model on your own data", "train"),
+    "evaluate": Command("compute the metrics of a trained model", "train"),
+    "export": Command("export a training run, or import a model of others, as a bundle", "cpu,train"),
+    "verify": Command("compare a bundle with its checkpoint", "cpu,train"),
+    "align": Command("choose the heads of a bundle that align words", "cpu,import"),
+    "quantize": Command("quantize a bundle to 8-bit or 4-bit weights", "cpu,import"),
+    "half": Command("convert a bundle to float16 for CUDA", "cpu,import"),
+    "pack": Command("store the matrices of a bundle in 8 bits", "cpu,import"),
 }
 
 # These commands, and `models get`, read files that others wrote, in a child process with limits.
-LIMITED = ("export", "verify", "quantize")
+LIMITED = ("export", "verify", "align", "quantize", "half", "pack")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] not in COMMANDS:
+        if words and not words[0].startswith("-"):
+            overview().error(f"unknown command {words[0]}{did_you_mean(words[0], COMMANDS)}")
         overview().parse_args(words)  # prints the help, the version or an error
     name, *rest = words
     if sys.stdout is None:  # the next file that is opened would get its number
@@ -113,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if needs_limits(words):
             return run_limited("sightline", words)
     try:
-        code = COMMANDS[name].run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
+        command = import_module(f"sightline.commands.{name}")
+        code: int = command.run(Parser(prog=f"sightline {name}", allow_abbrev=False), rest)
         sys.stdout.flush()
         return code
     except ModuleNotFoundError as error:

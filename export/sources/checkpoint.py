@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from sightline.base.bundle import sha256_of
 from sightline.base.errors import UsageError
 from sightline.export.errors import ImportFailedError
+from sightline.export.options import Kind
 from sightline.export.sources.safetensors_file import SafetensorsFile
 
 CONFIG = "config.json"
@@ -35,8 +36,6 @@ MAX_INTEGER = (1 << 31) - 1  # of a configuration: no size or count of a model i
 MAX_TEXT_BYTES = 256 << 20  # of a configuration or a tokenizer
 MAX_NUMBER = 1e38  # near the largest of float32
 NUM_NAMED = 5  # unknown keys or tensors that an error names
-
-Kind = Literal["huggingface", "firefox", "gguf", "training"]
 
 
 @dataclass(frozen=True)

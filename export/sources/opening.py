@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from sightline.export.sources.checkpoint import FolderFiles, Kind, open_folder
+from sightline.export.options import Kind
+from sightline.export.sources.checkpoint import FolderFiles, open_folder
 from sightline.export.sources.training_run import TrainingRun
 
 

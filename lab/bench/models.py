@@ -21,10 +21,9 @@ from lab.bench.growth import grow
 from lab.bench.marian import save_marian
 from lab.bench.weights import read_model
 from sightline.export.convert.bundles import quantize_bundle
-from sightline.export.options import BundleMetadata, ExportOptions, Recipe
+from sightline.export.options import BundleMetadata, ExportOptions, Kind, Recipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
-from sightline.export.sources.checkpoint import Kind
 from sightline.export.sources.download import download_package, extract, extract_all
 from sightline.export.sources.gguf import convert
 from sightline.model.architectures.transformer import Transformer

@@ -4,17 +4,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from lab.zoo import training
 from lab.zoo.export import export
 from lab.zoo.recall import NUM_DIALOGUES, SEED, TURNS, recall_report
 from lab.zoo.systems import GROUPS, PLAN, SYSTEMS
 from sightline.base.errors import UsageError
-from sightline.export.__main__ import run_action
+from sightline.commands.actions import run_action
+from sightline.commands.train import run_training
 from sightline.export.options import DEFAULT_SENTENCES
-from sightline.model.__main__ import Commands, run_command
 from sightline.model.evaluate_command import write_json
 from sightline.model.training.config import PRECISIONS
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -122,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     parsed = parse_arguments(arguments)
     if parsed.action is export:
-        return run_action(export, parsed)
-    return run_command(lambda: parsed.action(parsed))
+        return run_action(lambda: export(parsed))
+    return run_training(lambda: parsed.action(parsed))
 
 
 if __name__ == "__main__":

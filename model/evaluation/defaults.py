@@ -1,4 +1,45 @@
-"""Names of files that translations are evaluated on by default, which need no library."""
+"""Options of `sightline evaluate`, and the files that translations are evaluated on by default."""
+
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge
+from pydantic import Field
+
+from sightline.base.options import Options, Shown
 
 TEST_SPLIT = "test_2016_flickr"  # the test set of Multi30k that the literature reports
 VALIDATION_SPLIT = "val"
+
+
+class EvaluateOptions(Options):
+    """Compute the metrics of a trained model.
+
+    They are BLEU and chrF of translations, accuracy and F1 of labels, perplexity of texts, recall
+    of similar texts.
+    """
+
+    example = "runs/messages"
+
+    checkpoint: Annotated[Path, Shown("RUN", is_positional=True)]
+    """folder of a run, or of one of its checkpoints such as RUN/best"""
+    data: Annotated[Path | None, Shown(is_positional=True)] = None
+    """file, or folder of which the part test, or else dev, is used (default: the data of the
+    training)"""
+    split: str | None = Field(
+        default=None,
+        description="only for translation: first part of the names of two files in DATA, such as val for val.en and "
+        f"val.de (default: {TEST_SPLIT} if DATA has its files)",
+    )
+    source: Annotated[str | None, Shown("TAG")] = None
+    """language of the sources, which is the ending of their file (default: that of the training)"""
+    target: Annotated[str | None, Shown("TAG")] = None
+    """language of the targets, which is the ending of their file (default: that of the training)"""
+    num_beams: int = 5
+    """number of beams of translation"""
+    length_penalty: float = 1.0
+    """exponent of the length that divides a score"""
+    limit: Annotated[int | None, Ge(1)] = None
+    """evaluate only the first N examples (default: all)"""
+    json_: Annotated[Path | None, Shown("FILE")] = None
+    """also write the metrics and outputs here"""

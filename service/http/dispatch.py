@@ -16,7 +16,7 @@ import orjson
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sightline.base.errors import INTERRUPTIONS
+from sightline.base.interruptions import INTERRUPTIONS
 from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from sightline.service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_with

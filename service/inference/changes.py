@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 from sightline.base.bundle import BundleError, Manifest
-from sightline.base.errors import INTERRUPTIONS
+from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.engine.request import FailureCode
 from sightline.service.errors import ApiError

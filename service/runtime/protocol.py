@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, State
+from sightline.base.errors import UsageError
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
 Array = NDArray[Any]
 
 
-class RuntimeUnavailableError(Exception):
+class RuntimeUnavailableError(UsageError):
     """The requested provider cannot be used. The message states the reason."""
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from sightline.base.errors import UsageError
 from sightline.base.external_data import ExternalTensor, are_finite, external_tensors
 
 SCHEMA_VERSION = 5
@@ -44,7 +45,7 @@ class BundleError(Exception):
     """A bundle cannot be served. The message states the reason and the remedy."""
 
 
-class MissingBundleError(BundleError):
+class MissingBundleError(BundleError, UsageError):
     """A setting or an argument names a folder or a model that does not exist."""
 
 

@@ -1,15 +1,29 @@
-"""Errors of commands with their exit statuses, and exceptions that are no failures."""
+"""Exit statuses of all commands, and errors with the status of each."""
 
-import asyncio
+from collections.abc import Collection
 
-EXIT_FAILED = 1
+EXIT_FAILED = 1  # the work failed
 EXIT_USAGE = 2
+EXIT_CANNOT_SERVE = 3
+EXIT_LAGGED = 4
+EXIT_WORSE = 5
 EXIT_SIGNAL = 128  # plus the number of the signal, as in shells
-
-
-# Exceptions that end a task or the process. All others are failures of one call or one bundle, also
-# those that are not subclasses of Exception: a panic of a library that is written in Rust is one.
-INTERRUPTIONS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+EXIT_INTERRUPTED = EXIT_SIGNAL + 2
+EXIT_BROKEN_PIPE = EXIT_SIGNAL + 13
+# For the documentation.
+EXIT_STATUSES = {
+    0: "The command is done. For `serve`: a signal ended the service.",
+    EXIT_FAILED: "The work failed: a file is damaged, a text is too long, a verification found a difference, or memory "
+    "or disk or the network failed. For `serve`: the engine failed, or a second signal cut the shutdown short.",
+    EXIT_USAGE: "The command can never work as it is given: an option is unknown, a value is not allowed, options or "
+    "settings contradict each other or the model, a file or bundle that an argument names is missing, or a library "
+    "is not installed.",
+    EXIT_CANNOT_SERVE: "Only `serve`: no bundle can be served, or the address cannot be used.",
+    EXIT_LAGGED: "Only `load`: the run is invalid, because the load test itself was too slow.",
+    EXIT_WORSE: "Only `load`: a figure became worse, between two runs or during a soak.",
+    EXIT_INTERRUPTED: "Ctrl-C ended the command.",
+    EXIT_BROKEN_PIPE: "The reader of the output has ended.",
+}
 
 
 class UsageError(ValueError):
@@ -38,3 +52,11 @@ def exit_status(error: Exception) -> int:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return True for an allocation failure of PyTorch, which has no exception class on a CPU."""
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown word: a similar known one, if there is one."""
+    from difflib import get_close_matches  # only for errors
+
+    similar = get_close_matches(word, known, 1)
+    return f" (did you mean {similar[0]}?)" if similar else ""

@@ -6,19 +6,12 @@ from pathlib import Path
 
 from sightline import __version__
 from sightline.base.bundle import BundleError, Manifest, read_manifest
-from sightline.commands.errors import UsageError
-from sightline.commands.parser import Parser
+from sightline.base.errors import UsageError
 from sightline.service.discovery import find_bundles
 from sightline.service.inference.changes import NoPeers
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.metrics import Metrics
 from sightline.service.settings import Settings
-
-
-def add_bundle_option(parser: Parser, able: str) -> None:
-    """Add the option that names the bundle; `able` says which of several bundles is meant."""
-    text = f"Bundle to use. Default: the default model of --bundles, or its only bundle {able}"
-    parser.add_argument("--bundle", type=Path, metavar="FOLDER", help=text)
 
 
 def choose_bundle(

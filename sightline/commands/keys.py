@@ -2,52 +2,68 @@
 
 import sys
 from collections.abc import Sequence
-from typing import get_args
+from typing import Annotated, Literal, Self
 
-from sightline.commands.parser import EXIT_FAILED, EXIT_USAGE, Parser
+from annotated_types import Ge
+from pydantic import model_validator
+
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE
+from sightline.base.options import Options, Shown, add_options, flag_name, parse_with
+from sightline.base.parser import Parser
 from sightline.service.keys import KeysError, Quota, Role, add_key, read_keys, remove_key
-from sightline.service.settings import SettingsError, add_flags, flag_name, make_settings
+from sightline.service.settings import Settings, SettingsError, make_settings
 
-ACTIONS = ("add", "list", "remove")
+Limit = Annotated[int | None, Ge(1)]
 
 
-def run(parser: Parser, arguments: Sequence[str]) -> int:
+class KeysOptions(Options):
+    """Manage the API keys of a service: add, list or remove them.
+
+    The file has only the hashes of the keys; `add` prints the new key, once. A running service
+    reads a changed file within a second.
+    """
+
+    example = "add alice --keys keys.json"
+
+    action: Annotated[Literal["add", "list", "remove"], Shown(is_positional=True)]
+    """add a key, list the labels and roles, or remove a key"""
+    label: Annotated[str | None, Shown(is_positional=True)] = None
+    """name of the key in logs and metrics; not for list"""
+    role: Role = "use"
+    """admin may also read /metrics and load models"""
+    requests_per_minute: Limit = None
+    """quota of a new key: requests per minute (default: none)"""
+    tokens_per_minute: Limit = None
+    """quota of a new key: tokens per minute (default: none)"""
+    concurrent_sequences: Limit = None
+    """quota of a new key: concurrent sequences (default: none)"""
+
+    @property
+    def quota(self) -> dict[str, int]:
+        return self.model_dump(include=set(Quota.model_fields), exclude_none=True)
+
+    @model_validator(mode="after")
+    def _check_action(self) -> Self:
+        for name in self.quota if self.action != "add" else ():
+            raise ValueError(f"{flag_name(name)} is only for add; edit the file to change a quota")
+        if (self.label is None) != (self.action == "list"):
+            raise ValueError(f"{self.action} needs {'no label' if self.label else 'a label'}")
+        return self
+
+
+def run(parser: Parser, words: Sequence[str]) -> int:
     """Run `sightline keys add`, `list` or `remove`, and return the exit code."""
-    parser.description = "Manage the API keys of a service: add, list or remove them."
-    parser.epilog = (
-        "The file has only the hashes of the keys; `add` prints the new key, once. A running service reads a changed "
-        "file within a second.\n\nexample: %(prog)s add alice --keys keys.json"
-    )
-    parser.add_argument("action", choices=ACTIONS, help="add a key, list the labels and roles, or remove a key")
-    parser.add_argument("label", nargs="?", help="name of the key in logs and metrics; not for list")
-    add_flags(parser, ["keys"])
-    parser.add_argument(
-        "--role",
-        choices=get_args(Role),
-        default="use",
-        help="admin may also read /metrics and load models (default: use)",
-    )
-    for name in Quota.model_fields:
-        parser.add_argument(
-            flag_name(name), type=int, metavar="N", help=f"quota of a new key: {name.replace('_', ' ')} (default: none)"
-        )
-    parsed = parser.parse_args(arguments)
-    limits = {name: getattr(parsed, name) for name in Quota.model_fields if getattr(parsed, name) is not None}
-    for name, limit in limits.items():
-        if parsed.action != "add":
-            parser.error(f"{flag_name(name)} is only for add; edit the file to change a quota")
-        if limit < 1:
-            parser.error(f"{flag_name(name)} must be at least 1, got {limit}")
-    if (parsed.label is None) != (parsed.action == "list"):
-        parser.error(f"{parsed.action} needs {'no label' if parsed.label else 'a label'}")
+    add_options(parser, Settings, ["keys"])
+    options, texts = parse_with(parser, words, KeysOptions, ["keys"])
+    label = options.label or ""
     try:
-        path = make_settings({"keys": parsed.keys}).keys
+        path = make_settings(texts).keys
         if path is None:
             parser.error("name the file of keys with --keys or SIGHTLINE_KEYS")
-        if parsed.action == "add":
-            print(add_key(path, parsed.label, parsed.role, Quota(**limits) if limits else None))
-        elif parsed.action == "remove":
-            remove_key(path, parsed.label)
+        if options.action == "add":
+            print(add_key(path, label, options.role, Quota(**options.quota) if options.quota else None))
+        elif options.action == "remove":
+            remove_key(path, label)
         else:
             for key in read_keys(path):
                 quota = {} if key.quota is None else key.quota.model_dump(exclude_none=True)

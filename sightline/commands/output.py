@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
-from sightline.commands.errors import UsageError
+from sightline.base.errors import UsageError
 
 
 class OutputError(UsageError):

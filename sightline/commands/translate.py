@@ -1,6 +1,5 @@
 """`sightline translate`: translate the lines of a file with a bundle, without HTTP."""
 
-import argparse
 import asyncio
 import hashlib
 import sys
@@ -10,15 +9,19 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge, Le
+from pydantic import Field
 from tqdm import tqdm
 
 from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
+from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, exit_status
+from sightline.base.options import Options, Shown, add_options, parse_with
+from sightline.base.parser import Parser
 from sightline.base.text.sentences import split_sentences
-from sightline.commands.bundles import add_bundle_option, choose_bundle, load_service
-from sightline.commands.errors import UsageError, exit_status
+from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
-from sightline.commands.parser import EXIT_FAILED, EXIT_INTERRUPTED, Parser
 from sightline.service.errors import ApiError
 from sightline.service.fields import MAX_INPUTS, Texts
 from sightline.service.inference.call import Call
@@ -26,8 +29,7 @@ from sightline.service.inference.generate import check_parameters, generate
 from sightline.service.inference.sentences import generate_by_sentence
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import RuntimeUnavailableError
-from sightline.service.settings import Settings, SettingsError, add_flags, make_settings
+from sightline.service.settings import Settings, make_settings
 
 # Lines in progress for each row. Rows stay full while finished lines wait for an earlier line.
 LINES_PER_ROW = 4
@@ -42,12 +44,32 @@ NO_LIMITS = {
 }
 
 
-# Options of the parameters that a model can reject.
-OPTIONS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}
+# Flags of the parameters that a model can reject.
+FLAGS = {"num_beams": "--beams", "split_sentences": "--split-sentences"}
 
 
 class LineError(Exception):
     """A line that cannot be translated; the message names it and the way out."""
+
+
+class TranslateOptions(Options):
+    """Translate the lines of a file with a bundle.
+
+    If the command is killed, run it again to continue the output file after its complete lines.
+    """
+
+    example = "text.en --bundle bundles/multi30k-en-de --out text.de"
+
+    file: Annotated[str, Shown(is_positional=True)]
+    """File with one text on each line, in UTF-8; - is standard input."""
+    out: Annotated[Path | None, Shown("FILE")] = None
+    """File to write. Default: standard output"""
+    bundle: Annotated[Path | None, Shown("FOLDER")] = None
+    """Bundle to use. Default: the default model of --bundles, or its only bundle that translates"""
+    beams: Annotated[int, Ge(1), Le(MAX_BEAMS)] = Field(1, description=f"Beams of each line, 1 to {MAX_BEAMS}.")
+    split_sentences: bool | None = None
+    """Translate the sentences of a line one by one, and keep the spacing, line breaks and blank
+    lines as they are. Default: only for models that were trained on sentences"""
 
 
 @dataclass(frozen=True)
@@ -59,87 +81,65 @@ class Source:
     sha256: str
 
 
-def run(parser: Parser, arguments: Sequence[str]) -> int:
+def run(parser: Parser, words: Sequence[str]) -> int:
     """Translate a file and return the exit code."""
-    parser.description = (
-        "Translate the lines of a file with a bundle. If the command is killed, run it again to continue the output "
-        "file after its complete lines."
-    )
-    parser.epilog = "example: %(prog)s text.en --bundle bundles/multi30k-en-de --out text.de"
-    parser.add_argument("file", metavar="FILE", help="File with one text on each line, in UTF-8; - is standard input.")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="File to write. Default: standard output")
-    add_bundle_option(parser, "that translates")
-    parser.add_argument(
-        "--beams", type=_num_beams, default=1, metavar="N", help=f"Beams of each line, 1 to {MAX_BEAMS}. Default: 1"
-    )
-    parser.add_argument(
-        "--split-sentences",
-        action=argparse.BooleanOptionalAction,
-        help="Translate the sentences of a line one by one, and keep the spacing, line breaks and blank lines as they "
-        "are. Default: only for models that were trained on sentences",
-    )
     flags = ("bundles", "provider", "threads")
-    add_flags(parser, flags)
-    parsed = parser.parse_args(arguments)
+    add_options(parser, Settings, flags)
+    options, texts = parse_with(parser, words, TranslateOptions, flags)
+    file, out = options.file, options.out
     import_module("onnxruntime")  # if it is missing, this is the first error; `--help` does not need it
     try:
-        settings = make_settings({**{name: getattr(parsed, name) for name in flags}, **NO_LIMITS})
+        settings = make_settings({**texts, **NO_LIMITS})
         folder, manifest = choose_bundle(
-            parsed.bundle,
+            options.bundle,
             settings,
             lambda one: "generate" in one.tasks and not one.is_decoder_only,
             "cannot translate, because it is no encoder-decoder",
         )
-        source = read_source(parsed.file)
-        if parsed.out is not None and parsed.file != "-" and parsed.out.exists() and parsed.out.samefile(parsed.file):
-            raise OutputError(f"{parsed.out} is the file to translate; choose another --out")
-        is_split = parsed.split_sentences
+        source = read_source(file)
+        if out is not None and file != "-" and out.exists() and out.samefile(file):
+            raise OutputError(f"{out} is the file to translate; choose another --out")
+        is_split = options.split_sentences
         if is_split is None:
             is_split = manifest.training_unit == "sentence"
-        parameters = GenerateParameters(num_beams=parsed.beams, split_sentences=is_split)
+        parameters = GenerateParameters(num_beams=options.beams, split_sentences=is_split)
         inputs = {
             "source": source.sha256,
             "model": manifest.digest,
-            "number of beams": parsed.beams,
+            "number of beams": options.beams,
             "splitting of sentences": is_split,
         }
-        if parsed.out is not None and parsed.out.exists() and not parsed.out.is_file():
-            with parsed.out.open("wb") as stream:
+        if out is not None and out.exists() and not out.is_file():
+            with out.open("wb") as stream:
                 return translate_into(StreamOutput(stream), source, folder, manifest, settings, parameters)
-        if parsed.out is None:
+        if out is None:
             return translate_into(StreamOutput(sys.stdout.buffer), source, folder, manifest, settings, parameters)
-        with OutputFile(parsed.out, inputs) as output:
+        with OutputFile(out, inputs) as output:
             if output.num_done > len(source.lines):
                 raise OutputError(
-                    f"{parsed.out} has {output.num_done} lines, more than the {len(source.lines)} of {source.name}; "
+                    f"{out} has {output.num_done} lines, more than the {len(source.lines)} of {source.name}; "
                     "remove it to start again"
                 )
             if output.num_done:
-                print(f"continuing {parsed.out} after line {output.num_done}", file=sys.stderr)
+                print(f"continuing {out} after line {output.num_done}", file=sys.stderr)
             code = translate_into(output, source, folder, manifest, settings, parameters)
             if code == 0:
                 output.finish()
             elif code == EXIT_INTERRUPTED:
                 print(
-                    f"error: interrupted; {parsed.out} has {output.num_done} of {len(source.lines)} lines, and the "
+                    f"error: interrupted; {out} has {output.num_done} of {len(source.lines)} lines, and the "
                     "same command continues after them",
                     file=sys.stderr,
                 )
             return code
-    except (BundleError, LineError, OutputBusyError, RuntimeUnavailableError, SettingsError, UsageError) as error:
+    except (BundleError, LineError, OutputBusyError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
     except BrokenPipeError:
         raise
     except OSError as error:
-        print(f"error: {error.filename or parsed.out or 'standard output'}: {error.strerror}", file=sys.stderr)
+        print(f"error: {error.filename or out or 'standard output'}: {error.strerror}", file=sys.stderr)
         return exit_status(error)
-
-
-def _num_beams(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_BEAMS):
-        raise argparse.ArgumentTypeError(f"it must be a whole number from 1 to {MAX_BEAMS}, got {text}")
-    return int(text)
 
 
 def read_source(file: str) -> Source:
@@ -183,7 +183,7 @@ def translate_into(
     try:
         check_parameters(model, parameters, 1)
     except ApiError as error:
-        raise UsageError(f"{OPTIONS[error.field or 'num_beams']}: {error.message({})}") from None
+        raise UsageError(f"{FLAGS[error.field or 'num_beams']}: {error.message({})}") from None
     check_lengths(source, model, output.num_done, parameters)
 
     async def drive() -> None:

@@ -99,7 +99,7 @@ def test_an_index_that_is_no_small_number_is_wrong_usage(
     with pytest.raises(SystemExit) as ended:
         drawn(f"--layer={index}")
     assert ended.value.code == 2
-    assert f"--layer: it must be a whole number from -999 to 999, got {index};" in capsys.readouterr().err
+    assert f"--layer must be a whole number from -999 to 999, got {index!r};" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scale", ["nan", "inf", "0", "-1", "two"])
@@ -109,7 +109,7 @@ def test_a_scale_that_is_no_positive_number_is_wrong_usage(
     with pytest.raises(SystemExit) as ended:
         drawn("--scale", scale)
     assert ended.value.code == 2
-    assert f"error: argument --scale: it must be a number greater than 0, got {scale};" in capsys.readouterr().err
+    assert f"error: --scale must be a number greater than 0, got {scale!r};" in capsys.readouterr().err
 
 
 def test_without_the_library_a_png_is_an_error_that_names_it(

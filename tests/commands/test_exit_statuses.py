@@ -11,16 +11,11 @@ from lab.zoo.__main__ import main as zoo
 from sightline.__main__ import COMMANDS
 from sightline.__main__ import main as sightline
 from sightline.base.bundle import read_manifest, write_manifest
-from sightline.export.__main__ import OPTIONS
-from sightline.export.__main__ import main as export
-from sightline.model.__main__ import main as model
 from sightline.model.data.records import TASK_NAMES
 from sightline.service.__main__ import main as service
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "sightline": sightline,
-    "export": export,
-    "model": model,
     "service": service,
     "bench": bench,
     "zoo": zoo,
@@ -105,22 +100,19 @@ TABLE = [
     ("sightline quantize {damaged} --out {tmp}/int8 --bits 8 --unverified", 1),
     ("sightline verify {bundle} --checkpoint {tmp}/no", 2),
     ("sightline verify {bundle} --checkpoint {checkpoint} --sentences {text} --tolerance 1e-30", 1),
-    *((f"export {name} --help", 0) for name in OPTIONS if name != "export"),
-    *((f"export {name} --nope", 2) for name in OPTIONS),
-    ("export {checkpoint} --out {tmp}/out --name no/slash", 2),
-    ("export {checkpoint} --out {tmp}/out --languages x1 2", 2),
-    ("export {checkpoint} --out {tmp}/out --sentences {tmp}/no", 2),
-    ("export {checkpoint} --out {tmp}/out --shortlist", 2),
-    ("export {checkpoint} --out {checkpoint}", 2),
-    ("export verify {tmp}/no --checkpoint {checkpoint}", 2),
-    ("export align {tmp}/no", 2),
-    ("export align {bundle} --sentences {long}", 1),
-    ("export half {tmp}/no --out {tmp}/half --unverified", 2),
-    *((f"model {name} --help", 0) for name in ("train", "evaluate")),
-    *((f"model {name} --nope", 2) for name in ("train", "evaluate")),
-    ("model evaluate {tmp}/no {tmp}", 2),
-    ("model evaluate {checkpoint} {tmp}", 2),
-    ("model evaluate {damaged_checkpoint} {tmp}", 1),
+    ("sightline export {checkpoint} --out {tmp}/out --name no/slash", 2),
+    ("sightline export {checkpoint} --out {tmp}/out --languages x1 2", 2),
+    ("sightline export {checkpoint} --out {tmp}/out --sentences {tmp}/no", 2),
+    ("sightline export {checkpoint} --out {tmp}/out --shortlist", 2),
+    ("sightline export {checkpoint} --out {checkpoint}", 2),
+    ("sightline verify {tmp}/no --checkpoint {checkpoint}", 2),
+    ("sightline align {tmp}/no", 2),
+    ("sightline align {bundle} --sentences {long}", 1),
+    ("sightline half {tmp}/no --out {tmp}/half --unverified", 2),
+    ("sightline pack {tmp}/no --out {tmp}/small --unverified", 2),
+    ("sightline evaluate {tmp}/no {tmp}", 2),
+    ("sightline evaluate {checkpoint} {tmp}", 2),
+    ("sightline evaluate {damaged_checkpoint} {tmp}", 1),
     ("service --help", 0),
     ("service --nope", 2),
     ("service --port abc", 2),
@@ -183,4 +175,3 @@ def test_exit_status(
 def test_the_table_has_every_command() -> None:
     written = {" ".join(command.split()[:2]) for command, _ in TABLE}
     assert {f"sightline {name}" for name in COMMANDS} <= written
-    assert {f"export {name}" for name in OPTIONS.keys() - {"export"}} <= written

@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from sightline import __main__ as command_line
 from sightline import __version__
-from sightline.__main__ import COMMANDS, Command, main
+from sightline.__main__ import COMMANDS, main
 from sightline.commands.extras import LIBRARIES, install_command
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import save_checkpoint
@@ -72,17 +71,12 @@ def test_the_example_of_the_help_is_a_command_that_the_parser_accepts(
 
     def parse_only(parser: argparse.ArgumentParser, *arguments: Any) -> NoReturn:
         parsed = parse(parser, *arguments)
-        bundle = getattr(parsed, "bundle", None)
+        bundle = Path(getattr(parsed, "bundle", "bundles"))
         # No shipped bundle is float32; `sightline models get minilm` writes this one.
-        assert bundle == Path("bundles/minilm") if name == "quantize" else bundle is None or bundle.is_dir()
-        raise Parsed
-
-    def import_nothing(module: str) -> NoReturn:
+        assert bundle == Path("bundles/minilm") if name in ("quantize", "half", "pack") else bundle.is_dir()
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    # The commands of `model` import the module of their action when the words are parsed.
-    monkeypatch.setattr("sightline.model.__main__.import_module", import_nothing)
     with pytest.raises(Parsed):
         main(shlex.split(example))
 
@@ -198,20 +192,12 @@ def test_quantize_needs_only_the_extras_that_it_names(bundle: Path, tmp_path: Pa
         assert json.loads(done.stdout)["bits"] == 8
 
 
-MODULES = (
-    "model",
-    "model train",
-    "model train encoder",
-    "model evaluate",
-    "export",
-    "export quantize",
-    "service",
-)
-
-
 HELPS = {
-    **{command: ["sightline", *command.split()] for command in (*COMMANDS, "models get", "load compare")},
-    **{command: command.split() for command in MODULES},
+    **{
+        command: ["sightline", *command.split()]
+        for command in (*COMMANDS, "models get", "load compare", "train encoder", "train sample")
+    },
+    "service": ["service"],
 }
 # Runs each command with --help, and prints its exit code, output and errors.
 RUN_HELPS = """
@@ -251,22 +237,11 @@ def test_help_needs_no_library_of_an_extra(command: str, helps: dict[str, tuple[
     assert (code or 0, errors) == (0, "") and output.startswith("usage: ")
 
 
-def test_python_m_model_names_the_command_that_installs_pytorch() -> None:
-    program = "import runpy, sys; sys.modules['torch'] = None; sys.argv = ['x', 'evaluate', 'a', 'b']"
-    command = [sys.executable, "-c", f"{program}; runpy.run_module('sightline.model', run_name='__main__')"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: python -m sightline.model needs the library torch: run `make .venv/ready` and use "
-        ".venv/bin/python, or run pip install '.[train]'\n"
-    )
-
-
 def test_a_module_that_no_extra_installs_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> NoReturn:
         raise ModuleNotFoundError("No module named 'sightline.service.nothing'", name="sightline.service.nothing")
 
-    monkeypatch.setitem(command_line.COMMANDS, "models", Command(fail, "fail"))
+    monkeypatch.setattr("sightline.commands.models.run", fail)
     with pytest.raises(ModuleNotFoundError):
         main(["models"])
 
@@ -277,7 +252,7 @@ def test_an_interrupted_command_is_one_line(
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(command_line.COMMANDS, "export", Command(interrupt, "fail"))
+    monkeypatch.setattr("sightline.commands.export.run", interrupt)
     assert main(["export"]) == 130
     assert capsys.readouterr().err == "error: sightline export was interrupted\n"
 
@@ -324,7 +299,7 @@ def test_train_export_verify_and_quantize_are_the_commands_of_their_packages(
     assert main(["train", "classification", str(tmp_path / "nothing"), "--run", str(tmp_path / "run")]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and errors.count("\n") == 1
-    # A word that is a command of `python -m sightline.export` is a folder here.
+    # A word that is a command is a folder here.
     assert main(["export", "verify", "--out", toy, "--sentences", str(sentences)]) == 2
     assert "verify" in capsys.readouterr().err
 

@@ -374,7 +374,7 @@ def test_a_number_of_beams_that_is_not_allowed_is_named(beams: str, capsys: pyte
     with pytest.raises(SystemExit) as ended:
         main(["translate", "x", f"--beams={beams}"])
     assert ended.value.code == 2
-    expected = f"error: argument --beams: it must be a whole number from 1 to 8, got {beams}; see `sightline translate"
+    expected = f"error: --beams must be a whole number from 1 to 8, got {beams!r}; see `sightline translate"
     assert capsys.readouterr().err.startswith(expected)
 
 

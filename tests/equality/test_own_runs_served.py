@@ -17,14 +17,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from sightline.__main__ import main as train
 from sightline.base.bundle import ChatTemplate, read_manifest
 from sightline.base.text.chat import apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export import pipeline
-from sightline.export.__main__ import main
 from sightline.export.card import CARD
 from sightline.export.pipeline import Checked
-from sightline.model.__main__ import main as train
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.factory import Model, build_model
@@ -38,6 +37,7 @@ from sightline.model.data.samples import write_sample
 from sightline.model.data.tokenizer import decode_ids, prompt_tokenizer, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from tests.equality.serving import ask, client_of
+from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,6 @@ from sightline.base.bundle import (
 )
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.base.text.words import word_spans, words_of
-from sightline.export.__main__ import main
 from sightline.export.check.alignment import (
     MAX_SENTENCES,
     SENTENCES,
@@ -34,6 +33,7 @@ from sightline.export.check.alignment import (
     sentences_of,
 )
 from sightline.export.check.sessions import onnx_steps, open_sessions, read_sources, run_step
+from tests.support.export import main
 
 SHIPPED = Path("bundles/multi30k-en-de")
 

@@ -1,6 +1,5 @@
 """Imports with `--bits`, and the bits that a checkpoint gets by default."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -8,12 +7,13 @@ import pytest
 
 from sightline.base.bundle import AgreementQuality, EmbeddingQuality, Manifest, read_bundle
 from sightline.export import commands
-from sightline.export.__main__ import main
 from sightline.export.convert import text_quality
-from sightline.export.sources.checkpoint import Kind, Provenance
+from sightline.export.options import ImportOptions, Kind
+from sightline.export.sources.checkpoint import Provenance
 from tests.export.firefox.models import random_tensors, write_folder
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert
+from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
 
 
@@ -121,11 +121,8 @@ def test_the_default_is_8_bits_for_checkpoints_of_8_bits(
 ) -> None:
     found: list[int] = []
     monkeypatch.setattr(commands, "_write", lambda export, bits, is_default: found.append(bits))
-    parsed = argparse.Namespace(
-        out=tmp_path / "mine", name=None, description=None, license=None, unit=None, languages=None,
-        max_tokens=None, task=None, shortlist=False, bits=None,
-    )  # fmt: skip
-    commands.export_folder(parsed, tmp_path, kind, provenance=Provenance(quantized=encodings))
+    provenance = Provenance(quantized=encodings)
+    commands.export_folder(ImportOptions(), tmp_path / "mine", tmp_path, kind, provenance=provenance)
     assert found == [bits]
 
 

@@ -22,7 +22,6 @@ from sightline.base.errors import UsageError
 from sightline.base.memory import bounded_memory
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.tokenizer import check_bounds
-from sightline.export.__main__ import main
 from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes
 from sightline.export.options import BundleMetadata, ExportOptions
@@ -31,6 +30,7 @@ from sightline.export.sources.chat_template import convert
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
+from tests.support.export import main
 
 pytestmark = pytest.mark.usefixtures("no_child")
 SECONDS = 30  # of the processor for an import of a tiny checkpoint

@@ -20,7 +20,6 @@ from sightline.__main__ import main as sightline
 from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
-from sightline.export.__main__ import main
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
@@ -32,6 +31,7 @@ from sightline.service.loading import load_backend
 from sightline.service.settings import Settings
 from tests.export.failing_checks import differ, end_process
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
+from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
 from tests.zoo.folders import modules
 
@@ -251,9 +251,9 @@ def test_a_full_disk_of_temporary_files_is_an_error(
 
 def test_a_file_that_is_larger_than_the_limit_is_an_error(folder: Path, tmp_path: Path) -> None:
     program = (
-        "import resource, sys\nfrom sightline.export.__main__ import main\n"
+        "import resource, sys\nfrom sightline.__main__ import main\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
-        f"sys.exit(main([{str(folder)!r}, '--out', {str(tmp_path / 'out' / 'bundle')!r}]))"
+        f"sys.exit(main(['export', {str(folder)!r}, '--out', {str(tmp_path / 'out' / 'bundle')!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -422,7 +422,7 @@ def test_the_command_line_prints_the_result_and_keeps_the_description(
     assert (manifest.name, manifest.license, manifest.limits.max_source_tokens) == ("mine", "MIT", 24)
     with pytest.raises(SystemExit):
         main([str(folder), "--out", str(out), "--max-tokens", "0"])
-    assert "it must be at least 1, got 0" in capsys.readouterr().err
+    assert "--max-tokens must be a whole number, at least 1, got '0'" in capsys.readouterr().err
 
 
 def test_an_import_loads_no_pytorch(folder: Path, tmp_path: Path) -> None:

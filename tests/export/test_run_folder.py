@@ -10,7 +10,6 @@ import torch
 
 from sightline.base.bundle import Embedding, Languages, Verification, read_bundle, read_manifest
 from sightline.export import commands
-from sightline.export.__main__ import main
 from sightline.export.card import CARD, MARK
 from sightline.export.describe import described
 from sightline.export.options import ExportOptions
@@ -21,6 +20,7 @@ from sightline.model.checkpoint import load_model, load_tensors, save_checkpoint
 from sightline.model.config import CausalConfig
 from sightline.model.parts import WEIGHTS
 from tests.export.folders_of_others import word_tokenizer, write_bert
+from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
 from tests.zoo.models import ENCODERS
 

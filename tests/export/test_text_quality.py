@@ -35,7 +35,6 @@ from sightline.base.bundle import (
     read_bundle,
 )
 from sightline.export import pipeline
-from sightline.export.__main__ import main
 from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
 from sightline.export.convert import text_quality
 from sightline.export.convert.bundles import half_bundle, quantize_bundle
@@ -59,6 +58,7 @@ from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
 from tests.export.products import everywhere
+from tests.support.export import main
 from tests.support.training_runs import UNCHECKED
 
 TEXTS = ("word1 word2 word3 word4", "word9", "word30 word2 word17", "word5 word6 word5 word6 word5 word6")
@@ -392,7 +392,7 @@ def test_neither_pytorch_nor_sacrebleu_is_needed(bundles: Path, tmp_path: Path) 
     arguments = ["quantize", str(bundles / "translator"), "--out", str(tmp_path / "small"), "--bits", "8"]
     arguments += ["--texts", str(texts), "--force"]
     code = (
-        "import sys; from sightline.export.__main__ import main\n"
+        "import sys; from sightline.__main__ import main\n"
         f"assert main({arguments}) == 0\n"
         "print([name for name in ('torch', 'sacrebleu', 'sacremoses') if name in sys.modules])"
     )

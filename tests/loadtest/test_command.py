@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from sightline.__main__ import main
-from sightline.commands.parser import Parser
-from sightline.loadtest.arguments import duration, parse_arguments, rates
+from sightline.loadtest.arguments import duration, rates
 from sightline.loadtest.load import arrival_times
 from sightline.loadtest.profiles import Stage
 from sightline.loadtest.record import make_record, read_record, write_record
@@ -300,10 +299,10 @@ def test_a_wrong_line_of_prompts_is_named(
     ("arguments", "complaint"),
     [
         (["--duration", "soon"], "must be a duration such as 500ms, 10s or 2m, got 'soon'"),
-        (["--clients", "0"], "must be at least 1, got 0"),
-        (["--rate", "nan"], "must be a finite number greater than 0, got nan"),
-        (["--rate", "5", "--clients", "4"], "not allowed with"),
-        (["--rates", "5,0"], "must be a finite number greater than 0, got 0"),
+        (["--clients", "0"], "--clients must be a whole number, at least 1, got '0'"),
+        (["--rate", "nan"], "--rate must be a number greater than 0, got 'nan'"),
+        (["--rate", "5", "--clients", "4"], "--clients cannot be combined with --rate; leave out one of them"),
+        (["--rates", "5,0"], "--rates must be rates greater than 0, got 0"),
         (["--rates", "5,x"], "must be rates such as 10,20,40 or FIRST:LAST:STEP, got '5,x'"),
         (["--rates", "5:1"], "must be rates such as 10,20,40 or FIRST:LAST:STEP, got '5:1'"),
         (["--rates", "1:5000:1"], "must have 1 to 100 rates, got '1:5000:1'"),
@@ -332,6 +331,6 @@ def test_invalid_arguments_are_rejected_before_any_load(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_status:
-        parse_arguments(Parser(prog="sightline load"), arguments)
+        main(["load", *arguments])
     assert exit_status.value.code == 2
     assert complaint in capsys.readouterr().err

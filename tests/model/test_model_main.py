@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.model.__main__ import main
+from sightline.__main__ import main
 from sightline.model.checkpoint import load_metadata
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.training.trainer import Trainer
@@ -32,7 +32,7 @@ class Runner:
 
     def __call__(self, *arguments: object) -> tuple[int, str, str]:
         """Run a command; return exit code, standard output and standard error."""
-        self.monkeypatch.setattr(sys, "argv", ["python -m sightline.model", *map(str, arguments)])
+        self.monkeypatch.setattr(sys, "argv", ["sightline", *map(str, arguments)])
         self.capsys.readouterr()
         code = main()
         return code, *self.capsys.readouterr()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sightline.model.__main__ import main
+from sightline.__main__ import main
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata
 from sightline.model.config import ClassifierConfig, read_model_config

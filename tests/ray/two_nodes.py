@@ -17,9 +17,10 @@ from sightline.service.settings import read_settings
 
 
 def main() -> None:
-    parser, options = argparse.ArgumentParser(), argparse.Namespace()
+    parser = argparse.ArgumentParser()
     parser.add_argument("--metrics-targets", type=Path)
-    settings = read_settings(sys.argv[1:], parser=parser, options=options)
+    options, words = parser.parse_known_args()
+    settings = read_settings(words)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     node = cluster.add_node(num_cpus=1)
     ray.init(cluster.address)

@@ -192,7 +192,7 @@ def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     assert load(folder).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
         BundleError,
-        match=r"toy is float32, but CUDA needs a float16 bundle; `python -m sightline[.]export half` writes one",
+        match=r"toy is float32, but CUDA needs a float16 bundle; `sightline half` writes one",
     ):
         load(folder, provider="cuda")
 

@@ -84,7 +84,7 @@ def test_a_setting_of_an_earlier_version_is_rejected_with_what_replaces_it(name:
 
 
 def test_an_invalid_setting_is_named_once() -> None:
-    with pytest.raises(SettingsError, match=r"^SIGHTLINE_MEMORY_BYTES \(--memory-bytes\) must be [^;]*, got '-1'$"):
+    with pytest.raises(SettingsError, match=r"^SIGHTLINE_MEMORY_BYTES must be a whole number, at least 0, got '-1'$"):
         read_settings([], {"SIGHTLINE_MEMORY_BYTES": "-1"})
 
 
@@ -106,8 +106,9 @@ def test_a_switch_has_a_negative_form_and_no_value(capsys: pytest.CaptureFixture
     assert read_settings(["--page", "--no-prefix-cache"], {"SIGHTLINE_PAGE": "false"}).page
     assert not read_settings(["--no-page"], {}).page and not read_settings([], {"SIGHTLINE_PAGE": "false"}).page
     for arguments in (["--page", "false"], ["--page=false"], ["--strict-loading", "--page", "true", "--port", "1"]):
-        with pytest.raises(SettingsError, match=r"^--page takes no value; use --page to .* --no-page to"):
+        with pytest.raises(SystemExit):
             read_settings(arguments, {})
+        assert "error: --page takes no value, got " in capsys.readouterr().err
 
 
 def test_help_shows_kinds_and_units_of_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +120,7 @@ def test_help_shows_kinds_and_units_of_values(capsys: pytest.CaptureFixture[str]
         "--client-timeout-s SECONDS",
         "--memory-bytes BYTES",
         "--bundles FOLDER",
-        "--max-rows ROWS",
+        "--max-rows N",
         "--provider {auto,cpu,cuda}",
     ):
         assert shown in text
@@ -127,5 +128,5 @@ def test_help_shows_kinds_and_units_of_values(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_value_that_is_not_allowed_is_named() -> None:
-    with pytest.raises(SettingsError, match=r"^SIGHTLINE_PORT \(--port\) must be a valid integer, got 'abc'$"):
+    with pytest.raises(SettingsError, match=r"^--port must be a whole number from 0 to 65535, got 'abc'$"):
         read_settings(["--port", "abc"], {})

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from sightline.base.bundle import BundleError
-from sightline.base.errors import INTERRUPTIONS
+from sightline.base.interruptions import INTERRUPTIONS
 
 T = TypeVar("T")
 Offsets = list[tuple[int, int] | None]  # start and end of each token's characters; None for special tokens

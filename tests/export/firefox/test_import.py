@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from sightline.base.bundle import Manifest, Origin, State, read_bundle
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
-from sightline.export.__main__ import main
 from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
 from sightline.export.convert.quantize import quantize_graphs
 from sightline.export.errors import ImportFailedError, VerificationError
@@ -34,6 +33,7 @@ from tests.export.firefox.models import (
     write_vocabulary,
 )
 from tests.export.firefox.reference import END_ID, FirefoxReference
+from tests.support.export import main
 
 TENSORS = random_tensors()
 METADATA = BundleMetadata("imported", "", "MPL-2.0")

@@ -1,0 +1,156 @@
+"""`sightline train`: train a model on files of a user, or write sample data."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Self
+
+from annotated_types import Ge
+from pydantic import Field, model_validator
+
+from sightline.base.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    Interrupted,
+    UsageError,
+    exit_status,
+    is_out_of_memory,
+)
+from sightline.base.options import Options, Shown, add_options, check, given_flags, parse, read_words
+from sightline.base.parser import Parser
+from sightline.export.training_check import check_files
+from sightline.model.data.formats import PAIR_TASKS
+from sightline.model.data.records import TaskName
+from sightline.model.data.samples import DEFAULT_EXAMPLES, write_sample
+from sightline.model.training.options import OPTIONS, options_to_toml, read_keys, values_of
+
+ACTIONS = "sightline.model.train_command"  # needs PyTorch, which `--help` and wrong options do not
+TEXTS = {
+    "translation": "train on pairs of source and target",
+    "classification": "train on texts with labels",
+    "language-model": "train on texts, or dialogues as chat APIs have them",
+    "encoder": "train on pairs of similar texts, for an embedding model",
+    "sample": "write sample data for a task, to try it or to see the format",
+}
+
+
+class FolderOptions(Options):
+    """Options of all tasks that a configuration file does not have."""
+
+    data: Annotated[Path | None, Shown(is_positional=True)] = None
+    """folder with train and, optionally, dev and test, or one file that is divided"""
+    run: Path | None = None
+    """folder for checkpoints and log, created if missing (required)"""
+    config: Annotated[Path | None, Shown("FILE")] = None
+    """TOML file with options, which flags override"""
+    print_config: bool = False
+    """print all options with their defaults as TOML, and train nothing"""
+
+    @model_validator(mode="after")
+    def _check_required(self) -> Self:
+        missing = [name for name, value in (("DATA", self.data), ("--run", self.run)) if value is None]
+        if missing and not self.print_config:
+            raise ValueError(f"the following arguments are required: {', '.join(missing)}")
+        return self
+
+
+class SampleOptions(Options):
+    """Write sample data for a task, to try it or to see the format. The texts are made by rules."""
+
+    example = "classification data/messages"
+
+    task: Annotated[TaskName, Shown(is_positional=True)]
+    """task of the data"""
+    folder: Annotated[Path, Shown(is_positional=True)]
+    """folder for train, dev and test, created if missing"""
+    examples: Annotated[int | None, Ge(1)] = Field(
+        default=None,
+        description="number of examples in train (default: "
+        + ", ".join(f"{number:,} for {task}" for task, number in DEFAULT_EXAMPLES.items())
+        + ")",
+    )
+    seed: int = 1
+    """seed of the texts"""
+
+
+def run(parser: Parser, words: Sequence[str]) -> int:
+    """Run `sightline train TASK` or `sightline train sample`, and return the exit code."""
+    name = words[0] if words else ""
+    if name in TEXTS:
+        parser.prog += f" {name}"
+        return sample(parser, words[1:]) if name == "sample" else train(parser, words[1:], name)
+    parser.description = "Train a model; run the same command again to resume."
+    parser.epilog = "example: sightline train classification data/messages.csv --run runs/messages"
+    tasks = parser.add_subparsers(required=True, metavar="TASK")
+    for task, text in TEXTS.items():
+        tasks.add_parser(task, help=text)
+    parser.parse_args(words)  # prints the help or an error
+    raise AssertionError("the first word is no task")
+
+
+def train(parser: Parser, words: Sequence[str], name: str) -> int:
+    """Train a model for a task, or print its options, and return the exit code."""
+    task, kind = next((task, kind) for task, kind in OPTIONS.items() if task == name)
+    add_options(parser, FolderOptions, FolderOptions.model_fields)
+    add_options(parser, kind)
+    parser.usage = "%(prog)s DATA --run RUN [OPTION ...]"
+    parser.epilog = f"formats of the files of DATA: {formats_of(task)}\n\n{parser.epilog}"
+    values = read_words(parser, words)
+    try:
+        folders = check(FolderOptions, given_flags(FolderOptions, values))
+        flags = given_flags(kind, values)
+        check(kind, flags)
+    except UsageError as error:
+        parser.error(str(error))
+    try:
+        keys = {} if folders.config is None else read_keys(folders.config, task)
+        check(kind, keys)  # also values that flags override
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    given = values_of(check(kind, keys, flags))
+    if folders.print_config:
+        sys.stdout.write(options_to_toml(task, given))
+        return 0
+    return run_training(lambda: import_module(ACTIONS).train(task, folders.data, folders.run, given, check_files))
+
+
+def sample(parser: Parser, words: Sequence[str]) -> int:
+    """Write sample data, print what was written, and return the exit code."""
+    options = parse(parser, words, SampleOptions)
+
+    def action() -> None:
+        written = write_sample(options.task, options.folder, options.examples, options.seed)
+        numbers = ", ".join(f"{number:,} in {name}.jsonl" for name, number in written.items())
+        sys.stdout.write(f"wrote {numbers} of {options.folder}\n")
+
+    return run_training(action)
+
+
+def formats_of(task: TaskName) -> str:
+    """Return the endings of the files of a task, for the help."""
+    tables = ".jsonl, .csv, .tsv"
+    if task in PAIR_TASKS:
+        return f"{tables}, or two files such as train.en and train.de"
+    return f"{tables}, .txt" if task == "language-model" else tables
+
+
+def run_training(action: Callable[[], None]) -> int:
+    """Run an action, print its error, and return the exit code."""
+    try:
+        action()
+    except (OSError, ValueError, Interrupted) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_status(error)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        message = str(error).splitlines()[0]
+        print(f"error: out of memory; use a smaller model or a smaller --batch-tokens: {message}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("error: interrupted; checkpoints are kept, run the same command again to resume", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return 0
