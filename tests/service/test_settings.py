@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from sightline.service.settings import REPLACED, SETTINGS, Settings, SettingsError, env_name, flag_name, read_settings
+from sightline.base.options import flag_name
+from sightline.service.settings import REPLACED, SETTINGS, Settings, SettingsError, env_name, read_settings
 
 
 def test_the_defaults_serve_the_folder_bundles_on_the_loopback() -> None:

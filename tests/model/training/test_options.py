@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_an_option_allows_what_its_setting_allows(text: str, tmp_path: Path) -> 
         key = next((key for key, field in FIELDS.items() if field == name), name)
         path.write_text(f"{key} = {text}\n", encoding="utf-8")
         value = tomllib.loads(f"x = {text}")["x"]
-        settings = {name: bool(value) if name == "tensorboard" else value}
+        settings: dict[str, Any] = {name: bool(value) if name == "tensorboard" else value}
         try:
             TrainConfig(**settings)
             is_allowed = name != "tensorboard"
