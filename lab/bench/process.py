@@ -4,14 +4,17 @@ import contextlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 END_TIMEOUT_S = 20
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+Result = TypeVar("Result")
 
 
 def family_cpu_seconds(pid: int) -> dict[int, float]:
@@ -159,3 +162,22 @@ class JsonWorker:
             raise EndedError(f"{self._name} ended without a response")
         response: dict[str, Any] = json.loads(line)
         return response
+
+
+def answer_lines(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Be the process of a `JsonWorker` until the input ends."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
+
+
+def repeat(work: Callable[[], Result], at_least_s: float) -> tuple[float, Result]:
+    """Work for at least this time, and at least once; return the median of the seconds and the last
+    result.
+    """
+    seconds: list[float] = []
+    while not seconds or sum(seconds) < at_least_s:
+        started = time.perf_counter()
+        result = work()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds), result

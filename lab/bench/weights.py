@@ -1,8 +1,8 @@
 """Read the weights of a float32 or quantized bundle back from its graphs into a PyTorch model."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -31,10 +31,10 @@ def read_model(folder: Path) -> Transformer:
     from the lookup table, because the vocabulary projection may use another quantization of it.
     """
     manifest = read_manifest(folder)
-    read = _quantized_weights(folder, manifest) | _float_weights(folder, manifest)
-    weights = {_present_name(name): tensor for name, tensor in read.items()}
+    weights = {_present_name(name): tensor for name, tensor in _weights(folder, manifest).items()}
     model = Transformer(_config(manifest, weights))
-    model.load_state_dict(_state(weights, model.config))
+    layers = model.config.decoder_layers
+    model.load_state_dict({name: _parameter(name, weights, layers) for name in model.state_dict()})
     return model.eval()
 
 
@@ -61,35 +61,26 @@ def _config(manifest: Manifest, weights: dict[str, Tensor]) -> TransformerConfig
     )
 
 
-def _float_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    weights = {}
-    for graph in (manifest.encoder_graph, manifest.decoder_graph):
-        for tensor in onnx.load(folder / graph.file, load_external_data=False).graph.initializer:
-            if tensor.data_type == onnx.TensorProto.FLOAT:
-                weights[tensor.name] = torch.from_numpy(numpy_helper.to_array(tensor, str(folder)).copy())
-    return weights
-
-
-def _quantized_weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Return the embedding table and the other quantized weights, dequantized, by their names in
+def _weights(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """Return the weights of all graphs, the quantized ones dequantized and with their names in
     float32 bundles.
     """
-    weights = {}
+    floats, quantized = dict[str, Any](), dict[str, Any]()
     for graph in (manifest.encoder_graph, manifest.decoder_graph):
         proto = onnx.load(folder / graph.file, load_external_data=False).graph
         arrays = {tensor.name: numpy_helper.to_array(tensor, str(folder)) for tensor in proto.initializer}
+        floats |= {name: array for name, array in arrays.items() if array.dtype == np.float32}
         for node in proto.node:
             sizes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+            inputs: list[Any] = [arrays.get(name) for name in node.input]
             if node.op_type == "GatherBlockQuantized":
-                rows = _table(arrays[node.input[0]], arrays[node.input[2]], sizes["bits"], sizes["block_size"])
-                weights["embedding"] = torch.from_numpy(rows)
+                quantized["embedding"] = _table(inputs[0], inputs[2], sizes["bits"], sizes["block_size"])
             elif node.op_type == "MatMulNBits" and node.input[1] != "embedding.codes":
-                rows = dequantize(arrays[node.input[1]], arrays[node.input[2]], sizes["bits"])[:, : sizes["K"]]
-                weights[node.input[1].removesuffix(".codes")] = torch.from_numpy(rows.T.copy())
+                rows = dequantize(inputs[1], inputs[2], sizes["bits"])[:, : sizes["K"]]
+                quantized[node.input[1].removesuffix(".codes")] = rows.T
             elif node.op_type == "MatMulIntegerToFloat":
-                columns, scales = arrays[node.input[1]], arrays[node.input[3]]
-                weights[node.input[1].removesuffix(".columns")] = torch.from_numpy(columns * scales)
-    return weights
+                quantized[node.input[1].removesuffix(".columns")] = inputs[1] * inputs[3]
+    return {name: torch.from_numpy(array.copy()) for name, array in (quantized | floats).items()}
 
 
 def _table(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int, block_size: int) -> NDArray[np.float32]:
@@ -98,7 +89,7 @@ def _table(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int, blo
     """
     size = codes.shape[1]
     padded = np.pad(codes, [(0, 0), (0, -size % (block_size * bits // 8))])
-    return dequantize(padded.reshape(*scales.shape, -1), scales, bits)[:, : size * 8 // bits].copy()
+    return dequantize(padded.reshape(*scales.shape, -1), scales, bits)[:, : size * 8 // bits]
 
 
 def dequantize(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int) -> NDArray[np.float32]:
@@ -118,39 +109,18 @@ def dequantize(codes: NDArray[np.uint8], scales: NDArray[np.float32], bits: int)
     return rows
 
 
-def _state(weights: dict[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """Map the graphs' weights to the model's parameters: transpose matrices, and split those that
-    share an input.
+def _parameter(name: str, weights: dict[str, Tensor], decoder_layers: int) -> Tensor:
+    """Return a parameter of the model: graphs have transposed matrices, and join those that share
+    an input.
     """
-    state = {"embedding.weight": weights["embedding"]}
-
-    def linears(source: str, *targets: str) -> None:
-        matrices = weights[f"{source}.weight"].T.chunk(len(targets))
-        biases = weights[f"{source}.bias"].chunk(len(targets))
-        for target, matrix, bias in zip(targets, matrices, biases, strict=True):
-            state[f"{target}.weight"], state[f"{target}.bias"] = matrix, bias
-
-    def sublayer(source: str, target: str, norm: str) -> None:
-        linears(source, target)
-        for part in ("weight", "bias"):
-            state[f"{norm}.norm.{part}"] = weights[f"{norm}.{part}"]
-
-    def parts(name: str, which: Sequence[str]) -> list[str]:
-        return [f"{name}.{part}" for part in which]
-
-    for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers)):
-        for number in range(layers):
-            name = f"{side}.{number}"
-            own, cross, inner = (f"{name}.{part}" for part in ("self_attention", "cross_attention", "feed_forward"))
-            linears(f"{own}.query_key_value", *parts(own, ("query", "key", "value")))
-            sublayer(f"{own}.output", f"{own}.output", f"{own}_norm")
-            linears(f"{inner}.inner", f"{inner}.inner")
-            sublayer(f"{inner}.outer", f"{inner}.outer", f"{inner}_norm")
-            if side == "decoder":
-                linears(f"{cross}.query", f"{cross}.query")
-                sublayer(f"{cross}.output", f"{cross}.output", f"{cross}_norm")
-    decoder = [f"decoder.{number}.cross_attention" for number in range(config.decoder_layers)]
-    linears(
-        "decoder.cross_attention.keys_values", *(part for name in decoder for part in parts(name, ("key", "value")))
-    )
-    return state
+    if name == "embedding.weight":
+        return weights["embedding"]
+    module, _, kind = name.rpartition(".")
+    source, index, count = module.removesuffix(".norm"), 0, 1
+    if own := re.fullmatch(r"(.+\.self_attention)\.(query|key|value)", module):
+        source, index, count = f"{own[1]}.query_key_value", ("query", "key", "value").index(own[2]), 3
+    elif cross := re.fullmatch(r"decoder\.(\d+)\.cross_attention\.(key|value)", module):
+        index, count = 2 * int(cross[1]) + (cross[2] == "value"), 2 * decoder_layers
+        source = "decoder.cross_attention.keys_values"
+    tensor = weights[f"{source}.{kind}"]
+    return (tensor.T if tensor.dim() == 2 else tensor).chunk(count)[index]

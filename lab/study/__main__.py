@@ -32,7 +32,7 @@ from lab.study import (
     vanishing,
 )
 from lab.study.cards import write_cards
-from lab.study.step import Step
+from lab.study.step import Drawing, Step
 
 STEPS: Sequence[Step] = (
     collect,
@@ -52,6 +52,17 @@ STEPS: Sequence[Step] = (
     recall,
     ghost_attention,
     similar,
+)
+DRAWINGS: Sequence[Drawing] = (
+    collect,
+    claims,
+    sentence,
+    heads,
+    pronouns,
+    alignment,
+    linformer,
+    recall,
+    ghost_attention,
 )
 RESULTS = Path("lab/study/results")
 DOCUMENTS = tuple(
@@ -98,8 +109,10 @@ def write_report(results_folder: Path, documents: Sequence[Path], pictures: Path
     parts = {"machines": report.machines(results)}
     for step in STEPS:
         if recorded := results.get(step.NAME):
-            step.draw(recorded.result, pictures)
             parts.update(step.tables(recorded.result))
+    for drawing in DRAWINGS:
+        if recorded := results.get(drawing.NAME):
+            drawing.draw(recorded.result, pictures)
     for document in documents:
         for part, text in parts.items():
             report.write_into(document, part, text, WRITER)

@@ -96,7 +96,7 @@ def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
     return pruned
 
 
-def save(model: onnx.ModelProto, folder: Path) -> Path:
+def save_graph(model: onnx.ModelProto, folder: Path) -> Path:
     """Write a graph beside its weights and return its path."""
     path = folder / "attention.onnx"
     onnx.save(model, path)

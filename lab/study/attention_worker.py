@@ -13,16 +13,13 @@ far, minus the resident memory before the graph was loaded; it needs Linux. The 
 """
 
 import argparse
-import json
-import statistics
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
+from lab.bench.process import answer_lines, repeat
 from sightline.service.runtime.provider import session_options
 
 SEED = 4
@@ -41,12 +38,8 @@ def run_task(session: Any, task: dict[str, Any], first_mb: float) -> dict[str, f
     rows, tokens, width = task["rows"], task["tokens"], session.get_inputs()[0].shape[-1]
     x = np.random.default_rng(SEED).standard_normal((rows, tokens, width), np.float32)
     feed = {"x": x, "lengths": np.full(rows, task["length"], np.int32)}
-    seconds: list[float] = []
-    while not seconds or sum(seconds) < task["at_least_s"]:
-        started = time.perf_counter()
-        session.run(task["outputs"], feed)
-        seconds.append(time.perf_counter() - started)
-    return {"seconds": statistics.median(seconds), "peak_mb": resident_mb("VmHWM") - first_mb}
+    seconds, _ = repeat(lambda: session.run(task["outputs"], feed), task["at_least_s"])
+    return {"seconds": seconds, "peak_mb": resident_mb("VmHWM") - first_mb}
 
 
 def main() -> None:
@@ -57,9 +50,7 @@ def main() -> None:
     first_mb = resident_mb("VmRSS")
     options = session_options(arguments.threads)
     session = onnxruntime.InferenceSession(str(arguments.graph), options, ["CPUExecutionProvider"])
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(run_task(session, json.loads(line), first_mb)), flush=True)
+    answer_lines(lambda task: run_task(session, task, first_mb))
 
 
 if __name__ == "__main__":

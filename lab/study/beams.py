@@ -12,7 +12,6 @@ from lab.bench.report import table
 from lab.study.bleu import Statistics, estimate, interval, resamples, statistics_of, with_interval
 from lab.study.runs import TARGET, sources_and_references
 from lab.study.served import Served, serve
-from lab.study.step import no_pictures
 from lab.zoo.systems import MULTI30K
 from sightline.model.evaluation.bleu import moses_lines
 
@@ -110,6 +109,3 @@ def tables(result: Result) -> Mapping[str, str]:
 def _format(values: Sequence[float]) -> str:
     value, *limits = values
     return with_interval(value, limits)
-
-
-draw = no_pictures

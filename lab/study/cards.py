@@ -1,20 +1,18 @@
 """Model cards of the bundles of the zoo, generated from manifests and results."""
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lab.bench.record import Recorded
-from lab.bench.report import table
+from lab.bench.report import table, wrap_prose
 from lab.study import collect, quality, recall
 from lab.zoo.systems import JOINED, MULTI30K, SMALL, SMALLTALK, SST2, SYSTEMS, Corpus, bundle_name
 from sightline.base.bundle import MANIFEST, Manifest, read_manifest
 from sightline.model.evaluation.defaults import TEST_SPLIT
 
 CARD = "MODEL_CARD.md"
-WIDTH = 100  # columns of prose
 
 # No system of the zoo is trained to embed sentences, so each card says what `/v1/encode` returns.
 NOT_SIMILARITY = (
@@ -92,17 +90,15 @@ def card(name: str, manifest: Manifest, results: Results) -> str:
     ]
     parts = [
         f"# {manifest.name}",
-        _wrap(
-            "A demonstration model of Sightline, trained from scratch. "
-            "[attention.md](../../docs/research/attention.md) compares it with other models."
-        ),
+        "A demonstration model of Sightline, trained from scratch. "
+        "[attention.md](../../docs/research/attention.md) compares it with other models.",
         table(["", ""], facts),
         *_section("Figures", _figures(name, manifest.name, results)),
         *_section("What it is good for", prose.good_for.format(this=_what_is_seen(manifest))),
         *_section("What it is not good for", f"{prose.not_good_for}\n\n{NOT_SIMILARITY}"),
         *_section("Licence", prose.licence),
     ]
-    return "\n\n".join(parts) + "\n"
+    return wrap_prose("\n\n".join(parts)) + "\n"
 
 
 def _command(name: str, results: Results) -> str:
@@ -126,22 +122,7 @@ def _what_is_seen(manifest: Manifest) -> str:
 
 
 def _section(title: str, text: str) -> list[str]:
-    return [f"## {title}", _wrap(text)] if text else []
-
-
-def _wrap(text: str) -> str:
-    """Wrap the lines of a text, with an indent for the continuation of a list item."""
-    lines = (
-        textwrap.wrap(
-            line,
-            WIDTH,
-            subsequent_indent="  " if line.startswith("- ") else "",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in text.split("\n")
-    )
-    return "\n".join("\n".join(wrapped) for wrapped in lines)
+    return [f"## {title}", text] if text else []
 
 
 def _figures(name: str, model: str, results: Results) -> str:

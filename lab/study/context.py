@@ -14,9 +14,8 @@ from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.study.bleu import interval, percent, resamples
 from lab.study.maps import Weights, array_of
-from lab.study.runs import SOURCE, models_at_start, system_of
-from lab.study.served import INPUTS_PER_CALL, Served, serve
-from lab.study.step import no_pictures
+from lab.study.runs import SOURCE, system_of
+from lab.study.served import INPUTS_PER_CALL, Served, served_models
 from sightline.base.text.words import Word, words_of
 from sightline.model.data.text import read_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
@@ -27,161 +26,7 @@ SENTENCES = 50
 REPLACEMENT = "something"
 DISTANCES = (0, 1, 2, 3, 4, 7, 10, 10**6)  # first distance in words of each group, and the end of the last
 # Sentences with a word in two senses, four of each; the word comes first.
-SENSES = """
-bat
-A boy swings a wooden bat at a baseball.
-The player hits the ball with his bat.
-A man in a helmet holds a bat over his shoulder.
-The girl drops the bat and runs to the first base.
-|
-A black bat flies out of the dark cave.
-The bat hangs from a branch with its wings closed.
-A small bat eats insects at night.
-A brown bat sleeps under the roof of the barn.
-
-bow
-An archer aims at the target with his bow.
-The man pulls back the string of a bow.
-A hunter carries a bow and some arrows.
-A woman in green shoots an arrow with her bow.
-|
-The little girl has a pink bow in her hair.
-A present with a red bow lies under the tree.
-She ties a white bow on the box.
-The dog wears a collar with a blue bow.
-
-wave
-A surfer rides a big wave in the ocean.
-A huge wave breaks over the rocks on the beach.
-The children jump over a small wave in the sea.
-A man on a surfboard falls into the wave.
-|
-The woman gives her friends a wave from the window.
-A boy says goodbye to his mother with a wave of his hand.
-The singer greets the crowd with a wave.
-He gives the driver of the car a friendly wave.
-
-train
-Passengers wait for the train at the station.
-A red train drives through the snow on the tracks.
-People get off the train with their suitcases.
-An old steam train crosses a bridge.
-|
-The athletes train in the stadium every morning.
-Two men train their dogs on the grass.
-The boxers train with their coach in the gym.
-Young gymnasts train for the next competition.
-
-park
-Children play under the trees in the park.
-An old man sits on a bench in the park.
-A couple walks their dog through the park.
-People have a picnic on the grass of the park.
-|
-The man tries to park his car on the street.
-Drivers park their trucks behind the building.
-She wants to park the van in front of the house.
-They park their motorcycles next to the wall.
-
-watch
-The man wears a gold watch on his wrist.
-A woman looks at her watch to see the time.
-He has a silver watch and a ring.
-A boy with a digital watch holds his arm up.
-|
-Many people watch a soccer game from the stands.
-Two girls watch a movie on the couch.
-The fans watch the race from the side of the road.
-Some children watch the animals in the zoo.
-
-light
-A lamp gives a bright light over the table.
-The street light shines on the wet road at night.
-A man changes the light on the ceiling.
-The traffic light turns green at the crossing.
-|
-A woman in a light blue shirt smiles.
-The man wears light brown pants and a hat.
-A girl with light blond hair rides a horse.
-He carries a light bag and walks quickly.
-
-rock
-A climber holds on to a steep rock.
-The boy throws a rock into the water.
-A goat stands on a large rock on the mountain.
-Two hikers rest on a flat rock near the river.
-|
-A rock band plays on a big stage.
-The guitarist sings at a loud rock concert.
-Fans of rock music dance in front of the singer.
-He plays rock songs on his electric guitar.
-
-pool
-Children swim in the pool of the hotel.
-A girl jumps into the pool with a splash.
-The swimmer dives into the blue water of the pool.
-A boy in swimming trunks stands at the edge of the pool.
-|
-Two men play pool in a bar.
-He leans over the pool table with a cue.
-A man hits the white ball in a game of pool.
-Friends drink beer and play a round of pool.
-
-glass
-A man drinks a glass of red wine.
-The waiter fills her glass with water.
-A woman holds a glass of beer at the party.
-There is a glass of orange juice on the table.
-|
-A worker cleans the glass of a large window.
-The building has walls of glass and steel.
-A boy looks at the fish behind the glass of the tank.
-The man repairs the broken glass of the door.
-
-ring
-Two boxers fight in the ring.
-The wrestler throws his opponent out of the ring.
-A referee stands in the ring between the fighters.
-The crowd cheers as the boxer enters the ring.
-|
-The groom puts a ring on the finger of the bride.
-She wears a gold ring and a necklace.
-A woman shows her friends her wedding ring.
-He gives her a ring with a diamond.
-
-band
-A band plays music on the stage.
-The singer of the band holds a microphone.
-A marching band with drums walks down the street.
-The band has a guitarist and a drummer.
-|
-The girl ties her hair with a rubber band.
-A runner wears a red band around his head.
-He has a white band on his wrist.
-She holds the papers together with an elastic band.
-
-slide
-A child sits on the yellow slide at the playground.
-Two kids climb up the slide in the park.
-The toddler waits at the top of the slide.
-There is a swing and a slide behind the school.
-|
-The children slide down the hill on their sleds.
-Two boys slide on the ice in their shoes.
-The players slide across the muddy field.
-Three girls slide down the snow and laugh.
-
-board
-A surfer carries his board into the sea.
-The man stands on his board and rides the waves.
-A skater does a trick with his board on the ramp.
-She jumps off her board into the snow.
-|
-The teacher writes a word on the board.
-A student solves a problem on the board in the classroom.
-The pupils look at the board and copy the numbers.
-A man draws with chalk on the black board.
-"""
+SENSES = Path(__file__).with_name("senses.txt")
 
 Vectors = list[tuple[Word, Weights]]  # words of a text in order, with their vectors (D,)
 
@@ -197,7 +42,7 @@ class Use:
 
 def uses() -> list[Use]:
     found = []
-    for block in SENSES.strip().split("\n\n"):
+    for block in SENSES.read_text(encoding="utf-8").strip().split("\n\n"):
         word, rest = block.split("\n", 1)
         for sense, lines in enumerate(rest.split("|")):
             found += [Use(word, sense, line) for line in lines.strip().splitlines()]
@@ -219,14 +64,12 @@ def measure(arguments: argparse.Namespace) -> Result:
     """
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[:SENTENCES]
     rows: list[Row] = []
-    for folder in arguments.bundles:
-        with serve(folder) as served:
-            for manifest in models_at_start(folder):
-                if "encode" in manifest.tasks and not manifest.is_decoder_only:
-                    rows += [
-                        {"model": manifest.name, **influence(served, manifest.name, sentences)},
-                        {"model": manifest.name, **senses(served, manifest.name)},
-                    ]
+    for served, manifest in served_models(*arguments.bundles):
+        if "encode" in manifest.tasks and not manifest.is_decoder_only:
+            rows += [
+                {"model": manifest.name, **influence(served, manifest.name, sentences)},
+                {"model": manifest.name, **senses(served, manifest.name)},
+            ]
     return Result(rows=rows)
 
 
@@ -307,6 +150,3 @@ def tables(result: Result) -> Mapping[str, str]:
             sense = percent(found["correct"] / found["total"], found["interval"])
             body.append([f"`{system_of(row['model'])}`", *cells, sense])
     return {NAME: table(["system", *(f"distance {group}" for group in groups), "senses correct"], body)}
-
-
-draw = no_pictures

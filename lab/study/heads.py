@@ -15,8 +15,8 @@ from lab.bench.report import table
 from lab.bench.style import BLACK, BLUE, GREEN, GREY, ORANGE, WIDTH, describe, save, style
 from lab.study.bleu import interval, percent, resamples, with_interval
 from lab.study.maps import Weights, array_of, cumulative, draw_cells, entropies, rollout, share_of_rank
-from lab.study.runs import SOURCE, models_at_start, system_of
-from lab.study.served import Served, serve
+from lab.study.runs import SOURCE, system_of
+from lab.study.served import Served, served_models
 from lab.zoo.dialogues import draw_dialogues
 from lab.zoo.recall import SEED
 from lab.zoo.systems import MULTI30K
@@ -54,17 +54,15 @@ def measure(arguments: argparse.Namespace) -> Result:
     prompts = [prompt for prompt in prompts if len(prompt.split()) <= MAX_WORDS][: len(sentences)]
     long = [" ".join(sentences[start : start + JOINED]) for start in range(0, len(sentences), JOINED)]
     rows: list[Row] = []
-    for folder in arguments.bundles:
-        with serve(folder) as served:
-            for manifest in models_at_start(folder):
-                kinds = [one.kind for one in manifest.attention if one.kind in KINDS and one.normalized]
-                if kinds:
-                    print(manifest.name, flush=True)
-                    outputs = _outputs(served, manifest, prompts if manifest.is_decoder_only else sentences, kinds)
-                    rows += statistics_of_heads(manifest.name, outputs)
-                if "encoder" in kinds:
-                    texts = {"sentences": outputs, "long": _outputs(served, manifest, long, ["encoder"])}
-                    rows += [singular_values(manifest.name, text, maps) for text, maps in texts.items()]
+    for served, manifest in served_models(*arguments.bundles):
+        kinds = [one.kind for one in manifest.attention if one.kind in KINDS and one.normalized]
+        if kinds:
+            print(manifest.name, flush=True)
+            outputs = _outputs(served, manifest, prompts if manifest.is_decoder_only else sentences, kinds)
+            rows += statistics_of_heads(manifest.name, outputs)
+        if "encoder" in kinds:
+            texts = {"sentences": outputs, "long": _outputs(served, manifest, long, ["encoder"])}
+            rows += [singular_values(manifest.name, text, maps) for text, maps in texts.items()]
     return Result(rows=rows)
 
 

@@ -22,7 +22,6 @@ from lab.bench.report import table
 from lab.study.bleu import SEED, estimate, resamples, statistics_of, with_interval
 from lab.study.runs import TARGET, sources_and_references, system_of
 from lab.study.served import serve
-from lab.study.step import no_pictures
 from lab.zoo.systems import MULTI30K, bundle_name
 from sightline.base.bundle import Manifest, read_manifest, record_files, write_manifest
 from sightline.model.evaluation.bleu import MAX_NEW_TOKENS, moses_lines
@@ -171,6 +170,3 @@ def _column(row: Row, models: Sequence[str]) -> str:
 def _format(values: Sequence[float]) -> str:
     value, *limits = values
     return with_interval(value, limits)
-
-
-draw = no_pictures

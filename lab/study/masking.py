@@ -20,10 +20,9 @@ from lab.study.bleu import mean_with_interval, percent, with_interval
 from lab.study.heads import MARKS, maps_with_rollout
 from lab.study.maps import array_of
 from lab.study.quality import SPLITS, read_reviews
-from lab.study.runs import SOURCE, models_at_start, system_of, translates
+from lab.study.runs import SOURCE, system_of, translates
 from lab.study.sentence import SENTENCE
-from lab.study.served import Served, serve
-from lab.study.step import no_pictures
+from lab.study.served import Served, served_models
 from lab.zoo.data import corpus_folder
 from lab.zoo.dialogues import CHAT, draw_dialogues
 from lab.zoo.recall import SEED
@@ -72,22 +71,21 @@ def measure(arguments: argparse.Namespace) -> Result:
     dialogues = draw_dialogues(SEED, 9 * len(sentences), has_ghost_attention=True)
     prompts = [one.prompt for one in dialogues if len(one.turns) == 1][: len(sentences)]
     rows: list[Row] = []
-    with serve(arguments.bundles) as served:
-        for manifest in models_at_start(arguments.bundles):
-            if not manifest.attention:
-                continue
-            print(manifest.name, flush=True)
-            if translates(manifest):
-                explained = [explain_translation(served, manifest, text, index) for index, text in enumerate(sentences)]
-                if manifest.name == MULTI30K.name:
-                    rows.append(example(SENTENCE, explain_translation(served, manifest, SENTENCE)))
-            elif manifest.labels:
-                with TemporaryDirectory() as derived:
-                    reviews, _ = read_reviews(corpus_folder(SST2, arguments.data, Path(derived)), SPLITS[0])
-                explained = [explain_label(served, manifest.name, text) for text in reviews[: arguments.sentences]]
-            else:
-                explained = [explain_answer(served, manifest.name, prompt) for prompt in prompts]
-            rows += [{"kind": "figures", "model": manifest.name, **figure} for figure in figures(explained)]
+    for served, manifest in served_models(arguments.bundles):
+        if not manifest.attention:
+            continue
+        print(manifest.name, flush=True)
+        if translates(manifest):
+            explained = [explain_translation(served, manifest, text, index) for index, text in enumerate(sentences)]
+            if manifest.name == MULTI30K.name:
+                rows.append(example(SENTENCE, explain_translation(served, manifest, SENTENCE)))
+        elif manifest.labels:
+            with TemporaryDirectory() as derived:
+                reviews, _ = read_reviews(corpus_folder(SST2, arguments.data, Path(derived)), SPLITS[0])
+            explained = [explain_label(served, manifest.name, text) for text in reviews[: arguments.sentences]]
+        else:
+            explained = [explain_answer(served, manifest.name, prompt) for prompt in prompts]
+        rows += [{"kind": "figures", "model": manifest.name, **figure} for figure in figures(explained)]
     return Result(rows=rows)
 
 
@@ -395,6 +393,3 @@ def _example_table(row: Row) -> str:
     )
     head = ["token", "probability", "most attended", "without it", "most costly", "without it"]
     return f"{text}\n\n{table(head, body)}"
-
-
-draw = no_pictures

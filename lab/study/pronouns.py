@@ -17,8 +17,8 @@ from lab.bench.report import table
 from lab.bench.style import WIDTH, describe, save, style
 from lab.study.bleu import mean_with_interval, percent
 from lab.study.maps import Weights, array_of, draw_cells, rollout
-from lab.study.runs import models_at_start, system_of
-from lab.study.served import Served, serve
+from lab.study.runs import system_of
+from lab.study.served import Served, served_models
 from sightline.base.text.words import merge_weights, words_of
 
 NAME = "pronouns"
@@ -26,48 +26,7 @@ PRONOUN = "it"
 LEAST_MOVE = 1e-4  # far above rounding; in the first layer, the last word of a sentence cannot move the attention
 # Both nouns are in brackets. Of the last two words, the first makes "it" the first noun and the
 # second makes it the second noun.
-PAIRS = """
-The [horse] does not jump over the [fence] because it is too <tired|high>.
-The [ball] does not fit into the [bag] because it is too <big|small>.
-The [truck] cannot drive under the [bridge] because it is too <tall|low>.
-The [dog] cannot catch the [ball] because it is too <slow|fast>.
-The [cat] runs away from the [dog] because it is <afraid|angry>.
-The [bird] does not eat the [bread] because it is not <hungry|fresh>.
-The [car] does not overtake the [truck] because it is too <slow|wide>.
-The [table] does not fit through the [door] because it is too <wide|narrow>.
-The [knife] does not cut the [rope] because it is too <blunt|thick>.
-The [picture] does not fit into the [frame] because it is too <large|small>.
-The [goat] climbs over the [wall] because it is <hungry|low>.
-The [cow] eats the [grass] because it is <hungry|green>.
-The [puppy] sleeps on the [blanket] because it is <tired|soft>.
-The [cat] lies under the [tree] because it is <lazy|shady>.
-The [bike] does not get through the [mud] because it is too <heavy|deep>.
-The [lamp] does not light the [room] because it is too <weak|large>.
-The [ladder] does not reach the [roof] because it is too <short|high>.
-The [blanket] does not cover the [bed] because it is too <small|big>.
-The [horse] does not pull the [wagon] because it is too <weak|heavy>.
-The [dog] does not chew the [bone] because it is too <young|hard>.
-The [duck] does not swim on the [pond] because it is <sick|frozen>.
-The [snake] does not enter the [hole] because it is too <thick|narrow>.
-The [kite] does not rise in the [wind] because it is too <heavy|weak>.
-The [shirt] does not go into the [drawer] because it is <dirty|full>.
-The [coat] stays out of the [closet] because it is <wet|full>.
-The [train] does not stop at the [station] because it is <late|closed>.
-The [bus] does not drive up the [hill] because it is too <full|steep>.
-The [plane] does not land on the [field] because it is too <large|muddy>.
-The [bear] leaves the [meat] because it is <sleepy|rotten>.
-The [sheep] does not cross the [bridge] because it is <scared|broken>.
-The [squirrel] drops the [nut] because it is <clumsy|hollow>.
-The [monkey] throws away the [banana] because it is <angry|rotten>.
-The [nail] does not go into the [board] because it is too <blunt|hard>.
-The [chair] wobbles on the [floor] because it is <broken|uneven>.
-The [dog] barks at the [car] because it is <nervous|loud>.
-The [cat] sits beside the [stove] because it is <cold|warm>.
-The [elephant] does not lift the [log] because it is too <lazy|heavy>.
-The [sofa] does not go into the [elevator] because it is too <long|small>.
-The [donkey] does not carry the [sack] because it is too <stubborn|heavy>.
-The [rabbit] does not leave the [cage] because it is <ill|locked>.
-""".strip().splitlines()
+PAIRS = Path(__file__).with_name("pronouns.txt")
 
 
 @dataclass(frozen=True)
@@ -80,7 +39,11 @@ class Pair:
     nouns: tuple[str, str]
 
 
-def pair_of(line: str) -> Pair:
+def read_pairs() -> list[Pair]:
+    return [_pair_of(line) for line in PAIRS.read_text(encoding="utf-8").splitlines()]
+
+
+def _pair_of(line: str) -> Pair:
     first, second = re.findall(r"\[(\w+)\]", line)
     endings = re.search(r"<(\w+)\|(\w+)>", line)
     assert endings is not None, f"{line!r} has no pair of words"
@@ -100,13 +63,11 @@ def measure(arguments: argparse.Namespace) -> Result:
     Raises:
         ValueError: The bundles cannot be served.
     """
-    pairs = [pair_of(line) for line in PAIRS]
+    pairs = read_pairs()
     rows: list[Row] = []
-    for folder in arguments.bundles:
-        with serve(folder) as served:
-            for manifest in models_at_start(folder):
-                if any(maps.kind == "encoder" and maps.normalized for maps in manifest.attention):
-                    rows += summary(manifest.name, preferences(served, manifest.name, pairs))
+    for served, manifest in served_models(*arguments.bundles):
+        if any(maps.kind == "encoder" and maps.normalized for maps in manifest.attention):
+            rows += summary(manifest.name, preferences(served, manifest.name, pairs))
     return Result(rows=rows)
 
 

@@ -10,7 +10,6 @@ from lab.bench.record import Result
 from lab.bench.report import table
 from lab.study.runs import SOURCE, TARGET, system_of, translates
 from lab.study.served import Served, serve
-from lab.study.step import no_pictures
 from lab.zoo.data import corpus_folder
 from lab.zoo.systems import MULTI30K, SMALL_GROUPS, SST2, SYSTEMS, bundle_name
 from sightline.base.bundle import Manifest, read_manifest
@@ -121,6 +120,3 @@ def tables(result: Result) -> Mapping[str, str]:
 def describe_weights(stored: str, dtype: str) -> str:
     """Describe the types of the weights in the files and in the computation."""
     return dtype if stored == dtype else f"{stored}, computed in {dtype}"
-
-
-draw = no_pictures

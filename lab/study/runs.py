@@ -12,7 +12,6 @@ from lab.zoo.systems import MULTI30K, PLAN, SYSTEMS, bundle_name
 from sightline.base.bundle import Manifest
 from sightline.model.evaluation.bleu import read_test_set
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.service.discovery import find_bundles
 
 assert MULTI30K.languages is not None
 SOURCE, TARGET = MULTI30K.languages  # of all systems that translate
@@ -37,15 +36,6 @@ def sources_and_references(folder: Path, limit: int | None = None) -> tuple[list
 def translates(manifest: Manifest) -> bool:
     """Return True for encoder-decoder models, which turn a source into another text."""
     return "generate" in manifest.tasks and not manifest.is_decoder_only
-
-
-def models_at_start(bundles: Path) -> list[Manifest]:
-    """Return the models of a folder that the service loads when it starts.
-
-    These are the models that the study examines in detail. The others, such as those of the small
-    setting, are compared by their scores.
-    """
-    return [manifest for manifest in find_bundles(bundles).values() if not manifest.lazy]
 
 
 def system_of(model: str) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from lab.bench.record import DIGITS, Result
-from lab.study.runs import models_at_start, translates
+from lab.study.runs import translates
 from lab.study.sentence_picture import draw_sentence
-from lab.study.served import Served, serve
-from lab.study.step import add_keep, keep_last_rows, no_tables
+from lab.study.served import Served, served_models
+from lab.study.step import add_keep, keep_last_rows
 from lab.zoo.systems import MULTI30K
 from sightline.base.bundle import AttentionMaps, Manifest
 
@@ -38,12 +38,10 @@ def measure(arguments: argparse.Namespace) -> Result:
         ValueError: The bundles cannot be served, or the earlier result is for another sentence.
     """
     rows: list[Mapping[str, Any]] = []
-    for folder in arguments.bundles:
-        names = {row["model"] for row in rows}
-        with serve(folder) as served:
-            for manifest in models_at_start(folder):
-                if (translates(manifest) or manifest.labels) and manifest.name not in names:
-                    rows += _query(served, manifest, arguments.sentence)
+    for served, manifest in served_models(*arguments.bundles):
+        is_new = manifest.name not in {row["model"] for row in rows}
+        if (translates(manifest) or manifest.labels) and is_new:
+            rows += _query(served, manifest, arguments.sentence)
     if arguments.keep:
         rows = keep_last_rows(arguments.results, NAME, rows, lambda row: row["model"])
     if len({row["sentence"] for row in rows}) > 1:
@@ -93,5 +91,9 @@ def _mean_map(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-tables = no_tables
+def tables(result: Result) -> Mapping[str, str]:
+    """Return no tables; the step has only pictures."""
+    return {}
+
+
 draw = draw_sentence

@@ -9,7 +9,9 @@ from typing import Any
 import httpx2 as httpx
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from sightline.base.bundle import Manifest
 from sightline.service.app import create_app
+from sightline.service.discovery import find_bundles
 from sightline.service.loading import load_backend
 from sightline.service.settings import Settings
 
@@ -71,6 +73,19 @@ def serve(bundles: Path, threads: int = 1) -> Iterator[Served]:
         portal.wrap_async_context_manager(_client_of_service(bundles, threads)) as client,
     ):
         yield Served(client, portal)
+
+
+def served_models(*folders: Path) -> Iterator[tuple[Served, Manifest]]:
+    """Serve one folder after another, and yield the models that the service loads when it starts.
+
+    These are the models that the study examines in detail. The others, such as those of the small
+    setting, are compared by their scores.
+    """
+    for folder in folders:
+        with serve(folder) as served:
+            for manifest in find_bundles(folder).values():
+                if not manifest.lazy:
+                    yield served, manifest
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,6 @@ from typing import Any
 from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.study.served import INPUTS_PER_CALL, Served, serve
-from lab.study.step import no_pictures
 from sightline.base.bundle import Manifest
 from sightline.service.discovery import find_bundles
 
@@ -220,6 +219,3 @@ def _agreement(row: Row) -> str:
         f"least {row['fewest']} in common, except {row['alike']} whose {COMPARED} nearest all have a cosine above "
         f"{ALIKE:g}."
     )
-
-
-draw = no_pictures

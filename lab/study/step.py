@@ -20,6 +20,12 @@ class Step(Protocol):
     def tables(self, result: Result) -> Mapping[str, str]:
         """Return Markdown by the names of its parts of the documents."""
 
+
+class Drawing(Protocol):
+    """Interface of a step with pictures."""
+
+    NAME: str
+
     def draw(self, result: Result, folder: Path) -> None:
         """Write pictures in the style of `lab.bench.style`."""
 
@@ -43,12 +49,3 @@ def keep_last_rows(results: Path, name: str, rows: Sequence[Row], key: Callable[
     found = [key(row) for row in rows]
     kept = [{"commit": last.machine["commit"], **row} for row in last.result.rows if key(row) not in found]
     return [*kept, *rows]
-
-
-def no_tables(result: Result) -> Mapping[str, str]:
-    """The `tables` function of a step without tables."""
-    return {}
-
-
-def no_pictures(result: Result, folder: Path) -> None:
-    """The `draw` function of a step without pictures."""

@@ -24,7 +24,6 @@ from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.study.bleu import interval, resamples, with_interval
 from lab.study.runs import SOURCE, TARGET
-from lab.study.step import no_pictures
 from lab.zoo.data import corpus_folder
 from lab.zoo.systems import SMALL
 from sightline.model.architectures.recurrent import RecurrentModel
@@ -147,6 +146,3 @@ def _table(result: Result, by: str, ends: Sequence[int]) -> str:
 
 def _cell(found: Mapping[str, Any]) -> str:
     return with_interval(found["value"], found["interval"], digits=3)
-
-
-draw = no_pictures

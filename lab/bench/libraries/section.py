@@ -5,15 +5,20 @@ fastest pairs of instruction set and data type, and its fastest float32. The rou
 and all other contenders.
 """
 
+import contextlib
+import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from lab.bench.libraries.contender import Contender, Setup, Task, TaskResult, running_contenders
 from lab.bench.models import RECIPES, Subject
 from lab.bench.options import Options
+from lab.bench.process import EndedError, JsonWorker
 from lab.bench.record import Figure, Result
 
+WORKER = "lab.bench.libraries.worker"
 ROWS = (1, 8, 32, 64)
 BEAMS = {"greedy": 1, "beam 5": 5}
 INSTRUCTION_SETS = ("", "AVX2", "AVX512")  # "" lets the library choose
@@ -31,6 +36,74 @@ RATIOS = {
     "float32": ("sightline, float32", "ctranslate2, float32"),
     "transformers": ("sightline, fastest type", "transformers, float32"),
 }
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sources to decode and how; see `lab.bench.libraries.worker`."""
+
+    sources: Sequence[Sequence[int]]
+    num_beams: int = 1
+    new_tokens: int | None = None
+    at_least_s: float = 0.3
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    seconds: float
+    outputs: list[list[int]]
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.outputs)) / self.seconds
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A library, its data type, and the options to start it."""
+
+    kind: str  # "sightline", "ctranslate2" or "transformers"
+    dtype: str
+    model: Path
+    options: Sequence[str] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.kind, self.dtype, *self.environment.values()])
+
+
+class Contender(JsonWorker):
+    """A running decoder, created by `running_contenders`."""
+
+    def __init__(self, setup: Setup, num_threads: int) -> None:
+        """Start the decoder; `wait_until_ready` raises EndedError if it does not start, for example
+        because the processor lacks an instruction set.
+        """
+        self.setup = setup
+        arguments = [WORKER, setup.kind, str(setup.model), "--threads", str(num_threads), *setup.options]
+        super().__init__(arguments, os.environ | setup.environment)
+
+    def measure(self, task: Task) -> TaskResult:
+        return TaskResult(**self.request(vars(task)))
+
+
+@contextlib.contextmanager
+def running_contenders(setups: Sequence[Setup], num_threads: int) -> Iterator[list[Contender]]:
+    """Start the setups that this machine supports, and end them when the block ends."""
+    with contextlib.ExitStack() as stack:
+        contenders = []
+        for setup in setups:
+            contender = Contender(setup, num_threads)
+            stack.callback(contender.end)
+            try:
+                contender.wait_until_ready()
+            except EndedError:
+                print(f"skipped: {setup.name} ended without a response")
+                continue
+            contenders.append(contender)
+        yield contenders
+
 
 Measured = Mapping[Contender, Sequence[TaskResult]]
 

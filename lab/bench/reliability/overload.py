@@ -130,10 +130,7 @@ def _goodput(
             successes, sent = _num_successes(measured), len(measured.outcomes)
             goodput = _inputs_per_s(measured, inputs)
             ratios[factor].append(goodput / peak)
-            times = Distribution.of_seconds(one.latency_s for one in measured.outcomes if isinstance(one, Success))
-            assert times is not None, "no call succeeded"
-            lag = Distribution.of_seconds(measured.lags_s)
-            assert lag is not None
+            times, lag = _latencies(measured), _distribution(measured.lags_s)
             if factor == min(OVERLOADS):
                 # From the last request to the last response: then the service has nothing to do.
                 recoveries.append(measured.elapsed_s - seconds)
@@ -170,6 +167,16 @@ def _num_successes(measured: Measurement) -> int:
     return sum(isinstance(outcome, Success) for outcome in measured.outcomes)
 
 
+def _latencies(measured: Measurement) -> Distribution:
+    return _distribution([outcome.latency_s for outcome in measured.outcomes if isinstance(outcome, Success)])
+
+
+def _distribution(seconds: Sequence[float]) -> Distribution:
+    distribution = Distribution.of_seconds(seconds)
+    assert distribution is not None, "no call succeeded"
+    return distribution
+
+
 def _small_among_large(
     server: RunningServer, options: Options, rows: list[dict[str, Any]], keys: tuple[str, str] = ("", "")
 ) -> dict[str, Figure]:
@@ -196,10 +203,7 @@ def _small_among_large(
             ("alone", _run(server, small, keys[0])),
             ("beside large", with_client(server.url, run_beside, key=keys[0])),
         ):
-            times = Distribution.of_seconds(
-                outcome.latency_s for outcome in measured.outcomes if isinstance(outcome, Success)
-            )
-            assert times is not None, "no call of the small client succeeded"
+            times = _latencies(measured)
             p99.append(times.p99)
             succeeded = _num_successes(measured)
             rows.append(
@@ -242,8 +246,7 @@ def _retries(server: RunningServer, options: Options, rows: list[dict[str, Any]]
             return loading.result(), times
 
         measured, times = with_client(server.url, run_with_probes)
-        health = Distribution.of_seconds(times)
-        assert health is not None, "no health check succeeded"
+        health = _distribution(times)
         rows.append(
             {
                 "load": f"{load.clients} clients with large calls, retrying: {name}",

@@ -1,3 +1,4 @@
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 from lab.bench import models
 from lab.bench.models import Models, Subject
 from lab.bench.options import Options
+from lab.bench.peers import Peer
 from sightline.export import pipeline
 from sightline.model.config import TransformerConfig
 from tests.support.training_runs import UNCHECKED
@@ -47,3 +49,9 @@ def short(small_models: Models, bundle: Path, toy_sentences: list[str]) -> Optio
         small_models, bundle.parent, toy_sentences, rounds=1, max_clients=1, seconds=0.2, requests=20, minutes=0.01,
         threads=1, is_quick=True,
     )  # fmt: skip
+
+
+@pytest.fixture
+def this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the environment of the tests instead of those of the peers."""
+    monkeypatch.setattr(Peer, "python", lambda peer: Path(sys.executable))

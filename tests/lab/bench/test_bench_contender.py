@@ -1,12 +1,10 @@
-import contextlib
 from collections.abc import Iterator
 
 import pytest
 
 from lab.bench.libraries import section
-from lab.bench.libraries.contender import Contender, Setup, Task, running_contenders
+from lab.bench.libraries.section import Contender, Setup, Task, running_contenders
 from lab.bench.models import Subject
-from lab.bench.options import Options
 
 
 @pytest.fixture(scope="module")
@@ -26,19 +24,6 @@ def test_all_libraries_decode_the_same_tokens(
     assert len(others) == 2
     assert [[len(output) for output in outputs] for outputs in ours] == [[7, 7, 7]] * 2
     assert others == [ours] * 2
-
-
-def test_the_speeds_of_all_libraries_are_compared(
-    contenders: list[Contender], marian: Subject, short: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(section, "running_contenders", lambda *_: contextlib.nullcontext(contenders))
-    result = section.compare(short, marian, [])
-    kinds = ["sightline", "ctranslate2", "transformers"]
-    rows = {row["library"]: row["greedy, 1"] for row in result.rows}
-    assert [f"{kind}, float32" in rows for kind in kinds] == [True] * 3
-    ours, theirs = (rows[f"{kind}, float32"][0] for kind in kinds[:2])
-    assert result.figures["library.greedy.1.float32"].value == pytest.approx(ours / theirs, rel=0.01)
-    assert section.FIXED_TOKENS == 20
 
 
 def test_a_setup_that_the_processor_does_not_support_is_skipped(

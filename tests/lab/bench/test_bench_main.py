@@ -29,22 +29,6 @@ def run(bundle: Path, tmp_path: Path, toy_sentences: list[str]) -> list[str]:
     return [*(word for name, value in options.items() for word in (f"--{name}", str(value))), "--documents"]
 
 
-def test_sections_are_measured_and_recorded(run: list[str], tmp_path: Path) -> None:
-    assert main(["maps", "mixed", "memory", "--allow-dirty", *run]) == 0
-    results = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "r").glob("*.json")}
-    assert results.keys() == {"maps", "mixed", "memory"}
-    assert results["maps"]["figures"]["maps.1"]["value"] > 0
-    assert results["maps"]["command"].startswith("python -m lab.bench maps mixed memory")
-    assert [row["requests"] for row in results["memory"]["rows"]] == list(range(0, 22, 2))
-    assert results["mixed"]["figures"]["mixed.first_token"]["value"] > 0
-
-
-def test_unknown_sections_are_rejected(run: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["librery", *run])
-    assert "unknown section librery; sections are shipped" in capsys.readouterr().err
-
-
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
     """Replace the section `maps` by one that measures nothing, in a checkout without changes."""

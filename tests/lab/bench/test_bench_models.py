@@ -7,7 +7,6 @@ from lab.bench import models
 from lab.bench.models import RECIPES, Models, Subject
 from lab.bench.weights import read_model
 from sightline.base.bundle import read_bundle
-from sightline.model.config import TransformerConfig
 
 
 def test_a_subject_has_a_bundle_of_each_data_type(marian: Subject) -> None:
@@ -27,12 +26,6 @@ def test_the_grown_model_has_its_sizes_and_the_shipped_models_tokens(bundle: Pat
     assert read_bundle(grown).tokens == read_bundle(bundle).tokens
 
 
-def test_the_grown_model_has_the_papers_sizes_by_default() -> None:
-    config = TransformerConfig(vocab_size=10)
-    assert (config.d_model, config.num_heads, config.d_ff) == (512, 8, 2048)
-    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
-
-
 def test_a_model_is_created_once_and_an_interrupted_one_again(
     bundle: Path, toy_sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,13 +39,3 @@ def test_a_model_is_created_once_and_an_interrupted_one_again(
     time = written.stat().st_mtime_ns
     assert Models(tmp_path, bundle, toy_sentences).shipped.path("ctranslate2").joinpath("model.bin") == written
     assert written.stat().st_mtime_ns == time
-
-
-def test_models_of_other_code_are_removed(
-    bundle: Path, toy_sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = Models(tmp_path, bundle, toy_sentences).shipped
-    monkeypatch.setattr(models, "CODE", ("lab/bench/growth.py",))
-    new = Models(tmp_path, bundle, toy_sentences).shipped
-    assert new.folder != old.folder
-    assert new.folder.exists() and not old.folder.exists()

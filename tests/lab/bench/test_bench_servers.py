@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,33 +7,18 @@ from typing import Any
 import pytest
 
 from lab.bench import peers
-from lab.bench.compare import Case, compare, ratios, sightline
+from lab.bench.compare import Case, compare, ratios
 from lab.bench.load import GENERATE, bodies_of, measure_load, with_client
 from lab.bench.models import Models, Subject
 from lab.bench.options import Options
 from lab.bench.peers import CTRANSLATE2, FASTEMBED, INFINITY, LITSERVE, LLAMA_CPP, MissingPeerError, Peer, Setting
-from lab.bench.record import Recorded, Row
-from lab.bench.report import all_figures, section_table, targets_table
+from lab.bench.record import Row
 from lab.bench.server import RunningServer, serving
 from lab.bench.servers import prompts
-from lab.bench.targets import SERVERS
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import Load
 
 HERE = replace(CTRANSLATE2, axes=([Setting("float32", ("--compute-type", "float32"))],))
-NEVER = Peer("never", "ctranslate2", ("ctranslate2==0.0.0.dev0",), ())
-
-
-@pytest.fixture
-def this_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use the environment of the tests instead of those of the peers."""
-
-    def python(peer: Peer) -> Path:
-        if peer.name == "never":
-            raise MissingPeerError("never cannot be used here: no such version")
-        return Path(sys.executable)
-
-    monkeypatch.setattr(Peer, "python", python)
 
 
 def files_of(subject: Subject) -> dict[str, Path]:
@@ -72,29 +56,6 @@ def test_the_peers_give_the_same_outputs_as_the_service(
     # The peer has no ids for names beyond the vocabulary of its tokenizer.
     assert [their or our for our, their in zip(ours, theirs, strict=True)] == ours
     assert their_usage == our_usage
-
-
-@pytest.mark.usefixtures("this_environment")
-def test_the_service_and_a_peer_are_measured_in_turns_and_a_missing_peer_is_reported(
-    small_models: Models, short: Options, toy_sentences: list[str]
-) -> None:
-    subject = small_models.shipped
-    case = Case("greedy", GENERATE, bodies_of(toy_sentences, max_new_tokens=4), (1, 16))
-    peers = {HERE: files_of(subject), NEVER: files_of(subject)}
-    result = compare("grown", [case], [sightline(subject.served("shipped"))], peers, short)
-    assert [(row["server"], row["clients"]) for row in result.rows] == [("sightline", 1), ("ctranslate2", 1)]
-    assert all(row["CPU ms"][0] > 0 for row in result.rows)
-    ours, theirs = (row["requests/s"][0] for row in result.rows)
-    assert result.figures["grown.greedy.1.requests/s.ctranslate2"].value == pytest.approx(ours / theirs, rel=0.01)
-    assert result.peers["ctranslate2"].startswith("ctranslate2 4.")
-    assert result.missing == {"never": "never cannot be used here: no such version"}
-    # Without all peers, nothing is the best.
-    assert {name.rpartition(".")[2] for name in result.figures} == {"ctranslate2"}
-    recorded = {"grown": Recorded({}, "", result)}
-    (target,) = (one for one in SERVERS if one.figure.startswith("grown.greedy.64.requests"))
-    assert targets_table(recorded, [target]).endswith("| never missing | >= 2.7 | - |")
-    assert "never was not measured: never cannot be used here" in section_table(recorded["grown"])
-    assert all_figures(recorded) == result.figures
 
 
 def test_a_peer_whose_packages_do_not_exist_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from matplotlib import pyplot
-from matplotlib.text import Text
 
-from lab.bench.style import LineLabel, format_number, label_lines, spread, style, use_log_scale
+from lab.bench.style import spread
 
 
 @pytest.mark.parametrize(
@@ -30,32 +26,3 @@ def test_no_other_positions_are_nearer_than_those_of_spread() -> None:
     first, gaps = rng.uniform(-30, 10, (20000, 1)), 10 + rng.exponential(1, (20000, 5))
     others = np.concatenate([first, first + gaps.cumsum(axis=1)], axis=1)
     assert (np.square(others - values).sum(axis=1) >= cost).all()
-
-
-def test_labels_of_lines_with_the_same_end_do_not_overlap() -> None:
-    with style():
-        figure, axes = pyplot.subplots()
-        axes.set_ylim(0, 1)
-        label_lines(axes, [LineLabel(text, 1.0, 0.5, "black") for text in ("first", "second", "third")])
-        figure.draw_without_rendering()
-        boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to the point
-        assert all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes))
-        assert {round(box.x0) for box in boxes} == {round(boxes[0].x0)}
-        assert boxes[0].x0 > axes.get_window_extent().x1
-        pyplot.close(figure)
-
-
-def test_log_axes_have_ordinary_numbers() -> None:
-    with style():
-        figure, axes = pyplot.subplots()
-        axes.plot([1, 2], [0.3, 3000])
-        use_log_scale(axes, "y")
-        figure.draw_without_rendering()
-        labels = [label.get_text() for label in axes.get_yticklabels()]
-        assert {"0.5", "1", "2", "1,000"} <= set(labels)
-        assert axes.get_xscale() == "linear"
-        pyplot.close(figure)
-
-
-def test_numbers_of_ticks_have_no_exponent() -> None:
-    assert [format_number(value) for value in (0.001, 0.5, 2, 1e6)] == ["0.001", "0.5", "2", "1,000,000"]

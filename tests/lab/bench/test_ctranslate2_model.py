@@ -4,7 +4,7 @@ import ctranslate2
 import pytest
 from tokenizers import Tokenizer
 
-from lab.bench.ctranslate2_model import vocabulary_of, write_ctranslate2_model
+from lab.bench.ctranslate2_model import write_ctranslate2_model
 from lab.bench.weights import read_model
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
@@ -27,14 +27,6 @@ def test_the_converted_model_decodes_the_same_outputs(
 def test_the_converted_shipped_model_decodes_the_same_outputs(sentences: list[str], tmp_path: Path) -> None:
     tokenizer = read_tokenizer(SHIPPED / "tokenizer.json")
     assert_decodes_the_same(read_model(SHIPPED), tokenizer, sentences[::60], tmp_path / "model")
-
-
-def test_ids_without_a_token_get_unique_names(checkpoint: Path) -> None:
-    _, tokenizer = load_checkpoint(checkpoint)
-    size = tokenizer.get_vocab_size()
-    names = vocabulary_of(tokenizer, size + 2)
-    assert names[-2:] == [f"<{size}>", f"<{size + 1}>"]
-    assert len(set(names)) == size + 2
 
 
 def assert_decodes_the_same(model: Transformer, tokenizer: Tokenizer, sentences: list[str], folder: Path) -> None:

@@ -6,26 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.bench.gpu import speed
-from lab.bench.gpu.__main__ import Bundles, bench, check, main, make_bundles, open_device, operators_on_other_providers
-from lab.bench.gpu.equality import Equality, compare
-from lab.bench.gpu.torch_decoder import TorchDecoder
-from sightline.model.data.tokenizer_training import encode_lines
-from sightline.model.decoding.reference import greedy, pytorch_steps
+from lab.bench import gpu
+from lab.bench.gpu import Equality, compare, main, make_bundles, measure, open_runners, operators_on_other_providers
+from sightline.base.bundle import read_bundle
+from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.service.runtime.runner import Int32, Int64
 from tests.support.fake_runner import FakeRunner, fake_manifest
-
-
-@pytest.fixture(scope="module")
-def bundles(bundle: Path, toy_sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Bundles:
-    return make_bundles(bundle, tmp_path_factory.mktemp("gpu"), toy_sentences)
-
-
-@pytest.fixture(autouse=True)
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "ROWS", (1, 8))
-    monkeypatch.setattr(speed, "NEW_TOKENS", 6)
-    monkeypatch.setattr(speed, "ROUNDS", 2)
 
 
 def test_without_a_gpu_the_command_fails_and_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -34,12 +20,24 @@ def test_without_a_gpu_the_command_fails_and_says_so(capsys: pytest.CaptureFixtu
     assert not any(tmp_path.iterdir())
 
 
-def test_the_float16_path_agrees_with_float32(bundles: Bundles, toy_sentences: list[str]) -> None:
-    equality = check(bundles, open_device(bundles, "cpu"), toy_sentences[:6])
+def test_the_float16_path_agrees_with_float32_and_is_measured(
+    bundle: Path, toy_sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("ROWS", (1, 8)), ("NEW_TOKENS", 6), ("ROUNDS", 2)):
+        monkeypatch.setattr(gpu, name, value)
+    float32, float16 = make_bundles(bundle, tmp_path, toy_sentences)
+    runners = open_runners(float32, float16, "cpu")
+    sources = encode_lines(read_tokenizer(float16 / "tokenizer.json"), toy_sentences)
+    equality = compare(runners["cpu"], runners["device"], sources)
     assert equality.failures() == []
-    assert equality.sentences == 6
-    assert equality.tokens >= 6
-    assert 0 < equality.max_logprob_difference < 0.03
+    assert equality.tokens >= equality.sentences == 6
+    assert 0 < equality.max_logprob_difference < 0.03 and 0 < equality.max_map_difference < 0.03
+    result = measure(runners, sources)
+    assert result.figures.keys() == {"gpu.1", "gpu.8"}
+    assert [(row["device"], row["rows"], len(row["tokens/s"])) for row in result.rows] == [
+        (name, count, 2) for count in (1, 8) for name in ("device", "cpu")
+    ]
+    assert operators_on_other_providers(float16, read_bundle(float16).decoder_graph, "cpu") == []
 
 
 class Skewed(FakeRunner):
@@ -54,37 +52,12 @@ def test_differences_between_runners_are_found() -> None:
     fakes = [kind(fake_manifest(), max_rows=8) for kind in (FakeRunner, FakeRunner, Skewed)]
     same, other = (compare(fakes[0], fake, sources) for fake in fakes[1:])
     assert same.failures() == [] and same.max_logprob_difference == 0
-    assert len(other.failures()) == 3  # scores, greedy tokens, beams
+    assert len(other.failures()) == 3  # scores, maps, greedy tokens
 
 
-def test_nan_counts_as_a_difference() -> None:
-    equality = Equality(1, 1, float("nan"), 0.0, 0, 0, 0, 0)
-    assert equality.failures() == ["log-probabilities differ by nan, at most 0.05 is allowed"]
-
-
-def test_pytorch_with_static_caches_decodes_the_same_as_the_reference(
-    bundles: Bundles, toy_sentences: list[str]
-) -> None:
-    sources = encode_lines(bundles.tokenizer, toy_sentences[:4])
-    decoder = TorchDecoder(bundles.model, 4, max(len(source) for source in sources), 8, "eager")
-    config = bundles.model.config
-    for _ in range(2):  # the second call must not depend on the first one
-        for source, given in zip(sources, decoder.decode(sources), strict=True):
-            expected = greedy(pytorch_steps(bundles.model, source), config.bos_id, config.eos_id, 8).ids
-            assert given[: len(expected)] == [*expected]
-
-
-def test_every_contender_is_measured_and_failures_are_listed(
-    bundles: Bundles, toy_sentences: list[str], tmp_path: Path
-) -> None:
-    result = bench(bundles, open_device(bundles, "cpu"), toy_sentences, "cpu", tmp_path)
-    measured = {(row["decoder"], row["rows"]) for row in result.rows if "tokens_per_s" in row}
-    failed = {(row["decoder"], row["rows"]) for row in result.rows if "failed" in row}
-    assert measured == {(name, rows) for name in ("sightline", "pytorch eager", "ctranslate2") for rows in (1, 8)}
-    assert {name for name, _ in failed} == {"pytorch CUDA graph", "pytorch compiled CUDA graph"}
-    assert set(result.figures) == {f"gpu.{peer}.{rows}" for peer in ("pytorch", "ctranslate2") for rows in (1, 8)}
-
-
-def test_all_operators_run_on_the_cpu_provider(bundles: Bundles) -> None:
-    runner = open_device(bundles, "cpu")
-    assert operators_on_other_providers(bundles.float16, runner.manifest.decoder_graph, "cpu") == []
+def test_nan_and_other_beams_count_as_a_difference() -> None:
+    equality = Equality(10, 1, float("nan"), 0.0, 0, 0, 1, 0)
+    assert equality.failures() == [
+        "log-probabilities differ by nan, at most 0.05 is allowed",
+        "1 of 10 beam searches differ",
+    ]

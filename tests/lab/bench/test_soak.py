@@ -3,7 +3,6 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,20 +44,6 @@ def test_every_operation_of_the_service_is_called() -> None:
             one for one in operations if one[0] == method and re.fullmatch(re.sub(r"\{\w+\}", r"[^/]+", one[1]), path)
         }
     assert operations - called == set()
-
-
-def test_a_soak_reads_memory_descriptors_and_threads(short: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(soak, "READINGS", 3)
-    monkeypatch.setattr(soak, "AVERAGED", 1)
-    monkeypatch.setattr(soak, "SETTLING_S", 0.5)
-    monkeypatch.setattr(soak, "CLIENTS", 4)
-    result = soak.run(replace(short, minutes=1.5 / 60))
-    first, half, last = result.rows
-    assert 0 < first["calls completed"] < last["calls completed"]
-    assert last["aborted by the client"] > 0
-    assert first["descriptors"] == last["descriptors"] > 3
-    assert result.figures["soak.resident_mb"].value == pytest.approx(last[soak.RESIDENT] - half[soak.RESIDENT], abs=0.1)
-    assert not [failure for failure in result.failures if "growth" not in failure]
 
 
 def test_texts_fit_every_model_and_the_longest_come_first(bundle: Path) -> None:

@@ -53,23 +53,6 @@ def test_weights_of_integer_products_are_dequantized_by_column(
         assert read[name].numpy() == pytest.approx(expected, abs=tolerance), name
 
 
-@pytest.mark.parametrize("form", ["per-token", "per-tensor"])
-def test_each_layer_group_is_read_with_its_own_scheme(
-    checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
-) -> None:
-    recipe = QuantizationRecipe(8, 16, encoder=form, layers="float32", projection=form)
-    read = read_quantized(bundle, tmp_path / "small", recipe)
-    weights = load_checkpoint(checkpoint)[0].state_dict()
-    for name, tensor in weights.items():
-        if name.startswith("encoder") and tensor.dim() == 2:
-            assert read[name].numpy() == pytest.approx(by_columns(tensor), abs=1e-6), name
-        elif (
-            name.startswith("decoder") and ".cross_attention.key." not in name and ".cross_attention.value." not in name
-        ):
-            torch.testing.assert_close(read[name], tensor, rtol=0, atol=0)
-    assert not torch.equal(read["embedding.weight"], weights["embedding.weight"])
-
-
 def test_an_embedding_in_float32_is_the_checkpoints_own(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     read = read_quantized(bundle, tmp_path / "small", QuantizationRecipe(8, 16, projection="float32"))
     expected = load_checkpoint(checkpoint)[0].state_dict()["embedding.weight"]

@@ -1,6 +1,5 @@
 import itertools
 import re
-from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.bench.record import Result
 from lab.study import alignment
-from lab.study.alignment import Candidate, links_of, measure
-from lab.study.served import Served, serve
+from lab.study.alignment import Candidate, links_of
+from lab.study.served import serve
 from lab.study.word_links import (
     PAIRS,
     AnnotatedPair,
@@ -25,7 +23,7 @@ from lab.study.word_links import (
     random_counts,
     read_pairs,
 )
-from sightline.base.bundle import ALIGNMENT_STEPS, read_manifest
+from sightline.base.bundle import ALIGNMENT_STEPS
 from sightline.base.text.words import Word, words_of
 
 HEADER = "English\tGerman\tfirst pass\tsecond pass\tlinks"
@@ -155,28 +153,6 @@ def _next_rows(weights: Any, sources: list[Word], targets: list[Word]) -> set[tu
     return found
 
 
-def test_a_model_is_measured_and_written_up(bundle: Path, pairs_file: Path, tmp_path: Path) -> None:
-    result = measure(Namespace(bundles=bundle.parent, pairs=pairs_file))
-    facts = result.rows[0]
-    assert (facts["pairs"], facts["sure"], facts["possible"]) == (3, 9, 3)
-    baselines = {row["baseline"]: row["aer"] for row in result.rows if row["kind"] == "baseline"}
-    assert baselines["diagonal"] == baselines["best"] == 0
-    assert baselines["random"] == pytest.approx(1 - (7 / 4) / 7)
-    (aligned,) = (row for row in result.rows if row["kind"] == "align")
-    found = aligned["step"], aligned["layer"], tuple(aligned["heads"])
-    assert found == read_manifest(bundle).alignment_heads
-    maps = [row for row in result.rows if row["kind"] == "map"]
-    assert len(maps) == 2 * (2 * (4 + 1) + 1)
-    both = next(row for row in result.rows if row["kind"] == "chosen" and len(row["steps"]) == 2)
-    assert both["aer"] == min(row["aer"] for row in maps)  # all pairs are equal
-    parts = alignment.tables(result)
-    assert parts["alignment-pairs"].startswith("3 pairs, 12 English and 12 German words, 9 sure and 3 possible links.")
-    assert "| `toy`, `/v1/align` | " in parts["alignment"]
-    assert parts["alignment-heads"].count("`toy`") == 4
-    alignment.draw(result, tmp_path)
-    assert "/v1/align, with 95 % interval" in (tmp_path / "alignment.svg").read_text(encoding="utf-8")
-
-
 def test_a_map_is_chosen_on_one_half_and_tested_on_the_other() -> None:
     counts: dict[Candidate, Any] = {
         (0, 0, "writes"): np.array([[3.0, 4], [1, 4]] * 2),  # best on the first half
@@ -189,26 +165,3 @@ def test_a_map_is_chosen_on_one_half_and_tested_on_the_other() -> None:
     assert found["aer"] == pytest.approx(1 - (1 + 2) / 8)
     assert found["difference"][0] == pytest.approx(5 / 8 - 3 / 8)
     assert alignment._choose(counts, ["writes", "reads"], aligned)["aer"] == 0
-
-
-class Joining(Served):
-    """A service whose only token covers the whole text."""
-
-    def __init__(self) -> None:
-        pass
-
-    def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
-        (body,) = bodies
-        text = body["targets"][0]
-        maps = [{"data": [1.0], "shape": [1, 1, 1, 1]}]
-        return [{"outputs": [{"text": text, "source_offsets": [[0, 5]], "target_offsets": [[0, 5]], "maps": maps}]}]
-
-
-def test_other_words_than_the_annotated_ones_are_an_error(pairs_file: Path) -> None:
-    with pytest.raises(ValueError, match=r"joined must have the annotated words of the pair 'A man sleeps\.'"):
-        links_of(Joining(), "joined", read_pairs(pairs_file)[0])
-
-
-def test_models_without_cross_attention_are_skipped(classifier_bundle: Path, pairs_file: Path) -> None:
-    result: Result = measure(Namespace(bundles=classifier_bundle.parent, pairs=pairs_file))
-    assert {row["kind"] for row in result.rows} == {"pairs", "baseline"}

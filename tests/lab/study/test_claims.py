@@ -1,10 +1,9 @@
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.bench.record import Result
-from lab.study.claims import BUCKETS, LONG_LINES, TABLES, draw, statistics_by_system, tables
+from lab.study.claims import TABLES, tables
 from lab.zoo.systems import JOINED, SMALL, SMALL_GROUPS, SYSTEMS
 
 LENGTHS = [20, 30, 40, 50, 60, 22] * 4
@@ -63,48 +62,3 @@ def test_systems_of_a_group_are_compared_with_their_baselines() -> None:
     assert float(second[1].split()[0]) - float(first[1].split()[0]) == pytest.approx(
         float(second[3].split()[0]), abs=0.11
     )
-
-
-def test_different_numbers_of_seeds_have_a_column() -> None:
-    rows = (*result().rows, run("small-general", 1, 8))
-    text = tables(Result(rows=rows))["claims-scale"]
-    assert [line[:2] for line in cells(text)] == [
-        ["system", "seeds"],
-        ["`dot`", "2"],
-        ["`dot-scaled`", "2"],
-        ["`general`", "1"],
-    ]
-    assert "Means of" not in text
-
-
-def test_one_baseline_is_named_in_the_head_and_depths_have_ratios_of_gradients() -> None:
-    before = result().rows
-    rows = (run("small-fixed-context", 1, 8), run("small-bahdanau", 1, 10))
-    given = tables(Result(rows=(*before, *rows)))
-    head, first, second = cells(given["claims-context"])
-    assert head == ["system", "BLEU", "minus `fixed-context`"]
-    assert [first[0], second[0]] == ["`fixed-context`", "`bahdanau`"] and first[2] == ""
-    assert float(second[2].split()[0]) > 0 and "Means of" not in given["claims-context"]
-    orders = (run(f"small-positions-{kind}", 1, 8) for kind in ("none", "sinusoidal", "rotary"))
-    order = cells(tables(Result(rows=(*before, *orders)))["claims-order"])
-    assert order[0][2:] == ["minus `positions-none`", "minus `positions-sinusoidal`"]
-    assert [line[2:] for line in order[1:]] == [["", ""], ["0.0 ± 0.0", ""], ["0.0 ± 0.0"] * 2]
-    depths = tables(Result(rows=(*before, run("small-depth-4", 1, 8))))["claims-depth"]
-    assert cells(depths)[1][-2:] == ["", "2"]  # without a decoder
-
-
-def test_joined_captions_are_compared_by_length(tmp_path: Path) -> None:
-    (row,) = statistics_by_system(result(), ["joined-bahdanau"]).values()
-    assert len(row) == 2
-    rows = (*result().rows, run("joined-fixed-context", 1, 5), run("joined-fixed-context", 2, 5))
-    text = tables(Result(rows=rows))["claims-long"]
-    counts = [sum(first <= length <= last for length in LENGTHS) for first, last in BUCKETS]
-    assert all(f"({count})" in text for count in counts)
-    head, fixed, attention = cells(text)
-    assert head[-2:] == ["change", "growth of the gap to `fixed-context`"] and fixed[-1] == ""
-    assert attention[1:4] == ["100.0 ± 0.0"] * 3 and attention[-2:] == ["0.0 ± 0.0"] * 2  # equal at every length
-    draw(Result(rows=rows), tmp_path)
-    picture = (tmp_path / "long.svg").read_text()
-    drawn = [label for label, *_ in LONG_LINES.values() if f">{label}</text>" in picture]
-    assert drawn == ["fixed context", "Bahdanau"]
-    assert not (tmp_path / "gradients.svg").exists()  # no system of several depths is trained

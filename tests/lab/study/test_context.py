@@ -6,8 +6,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.bench.record import Result
-from lab.study.context import DISTANCES, influence, senses, tables, uses
+from lab.study.context import DISTANCES, influence, senses, uses
 from lab.study.served import Served
 from sightline.base.text.words import word_spans
 
@@ -80,8 +79,3 @@ def test_senses_are_told_apart_by_the_nearest_vector_of_the_same_word() -> None:
     right, wrong = (senses(cast("Served", Encoder(encode)), "toy") for encode in (by_sense, against_sense))
     assert right["correct"] == right["total"] == len(uses())
     assert wrong["correct"] == 0
-    row = influence(
-        cast("Served", Encoder(with_neighbours)), "toy", ["Two men sing a very long song in the dark rain."]
-    )
-    text = tables(Result(rows=({"model": "toy", **row}, {"model": "toy", **right})))["context"]
-    assert "| `toy` |" in text and "| 100 " in text

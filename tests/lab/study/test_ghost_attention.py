@@ -7,14 +7,10 @@ import torch
 
 from lab.study.ghost_attention import (
     InstructionAttention,
-    add_arguments,
-    draw,
     draw_script,
     instruction_attention,
     instruction_columns,
-    measure,
     run_dialogues,
-    tables,
 )
 from lab.study.served import serve
 from lab.zoo.instructions import KINDS, Kind
@@ -23,7 +19,6 @@ from lab.zoo.systems import bundle_name
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model
 from sightline.model.data.tokenizer_training import encode_lines, prompt_tokenizer
-from tests.support.steps import drawn_texts, parse
 
 GATT = bundle_name("chat-gatt")
 
@@ -75,24 +70,3 @@ def test_figures_from_served_maps_equal_those_from_pytorchs(chats: Path) -> None
     assert look.largest == pytest.approx(expected.largest, abs=1e-5)
     assert look.share == pytest.approx(expected.share, abs=1e-3)
     assert look.uniform == pytest.approx(expected.uniform)
-
-
-def test_every_kind_is_measured_for_both_models_drawn_and_written(chats: Path, tmp_path: Path) -> None:
-    result = measure(parse(add_arguments, str(chats / "bundles"), "--dialogues", "2", "--turns", "2"))
-    assert [(row["model"], row["instruction"]) for row in result.rows] == [
-        (model, kind) for model in ("chat-gatt", "chat-baseline") for kind in KINDS
-    ]
-    assert all(len(row["largest"]) == len(row["share_half_width"]) == 2 for row in result.rows)
-    parts = tables(result)
-    short, lines = (parts[name].splitlines() for name in ("ghost-attention", "ghost-attention-all"))
-    assert short[0] == "| instruction | with, turn 1 | with, turn 2 | without, turn 1 | without, turn 2 |"
-    assert len(short) == 2 + len(KINDS)
-    assert lines[0] == "| instruction | model | turn 1 | turn 2 |"
-    assert len(lines) == 2 + 2 * len(KINDS)
-    texts = drawn_texts(draw, result, tmp_path / "ghost-attention.svg")
-    assert {*KINDS, "largest weight on the instruction"} <= texts
-
-
-def test_one_dialogue_has_no_interval(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--dialogues must be at least 2"):
-        measure(parse(add_arguments, str(tmp_path), "--dialogues", "1"))

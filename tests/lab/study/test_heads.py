@@ -1,11 +1,9 @@
 import base64
-from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lab.study import heads
 from lab.study.heads import end_columns, singular_values, statistics_of_heads
 from lab.study.served import serve
 from sightline.service.discovery import find_bundles
@@ -44,19 +42,3 @@ def test_shuffled_weights_of_equal_rows_need_more_singular_values() -> None:
     assert found["layers"] == [0.2] and found["heads"] == [[0.2]]
     assert found["shuffled"][0] > 0.4
     assert found["curves"][0][-1] == pytest.approx(1)
-
-
-def test_a_bundle_is_measured_and_written_up(bundle: Path, tmp_path: Path, toy_sentences: list[str]) -> None:
-    text = "".join(f"{line}\n" for line in toy_sentences[1:4])
-    (tmp_path / "test_2016_flickr.en").write_text(text, encoding="utf-8")
-    result = heads.measure(Namespace(bundles=[bundle.parent], data=tmp_path, sentences=3))
-    parts = heads.tables(result)
-    assert "| `toy` | cross-attention | " in parts["heads"] and "Intervals of single heads are " in parts["heads"]
-    assert "| `toy` | 3 | " in parts["singular-values"] and "Intervals are at most ± " in parts["singular-values"]
-    cells = [line.strip("| ").split(" | ") for line in parts["heads"].splitlines() if line.startswith("| `toy`")]
-    assert [len(row) for row in cells] == [7, 7, 7]
-    rows = {(row["kind"], row["quantity"]): row for row in result.rows}
-    assert cells[0][4] == f"{100 * np.mean(np.array(rows['encoder', 'special']['value'])[:, :-1]):.0f}"
-    assert cells[0][5].startswith(f"{rows['encoder', 'entropy']['value'][-1][-1]:.2f} ")
-    heads.draw(result, tmp_path)
-    assert (tmp_path / "singular-values.svg").is_file() and not (tmp_path / "heads.svg").exists()

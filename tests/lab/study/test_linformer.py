@@ -1,4 +1,3 @@
-import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,19 @@ import torch
 from numpy.typing import NDArray
 
 from lab.bench.process import JsonWorker
-from lab.bench.record import Result
-from lab.study.attention_graphs import RESULT, exported_graph, without_maps
-from lab.study.linformer import MAX_SCORES_BYTES, Variant, add_arguments, measure, modules, variants_of, write_graph
-from lab.study.linformer_report import crossover, draw, is_faster, is_smaller, tables
-from sightline.export.graphs.builder import WeightFile
+from lab.study.attention_graphs import RESULT
+from lab.study.linformer import (
+    MAX_SCORES_BYTES,
+    Variant,
+    crossover,
+    is_faster,
+    is_smaller,
+    modules,
+    variants_of,
+    write_graph,
+)
 from sightline.model.layers.multi_head_attention import MultiHeadAttention
 from sightline.service.runtime.provider import session_options
-from tests.support.steps import drawn_texts, parse
 
 LONGEST, WIDTH = 64, 256
 LENGTHS = (37, 50)  # of the two rows of a batch, 50 tokens wide
@@ -65,15 +69,6 @@ def test_a_graph_without_maps_has_no_map_nodes_and_the_same_result(tmp_path: Pat
     assert kinds[0].count("MatMul") == kinds[1].count("MatMul") + 1  # the product that maps the weights back to tokens
     (attention,) = (node for node in onnx.load(graphs[1]).graph.node if node.op_type == "Attention")
     assert len(attention.output) == 1
-
-
-def test_pruning_does_not_modify_the_original_graph(tmp_path: Path) -> None:
-    module, projections = modules(Variant("linformer", 32), LONGEST)
-    with WeightFile(tmp_path / "weights.bin") as weights:
-        graph = exported_graph(module, projections, weights)
-    before = graph.SerializeToString()
-    without_maps(graph)
-    assert graph.SerializeToString() == before
 
 
 def test_cases_with_too_many_projected_keys_or_too_large_matrices_are_skipped() -> None:
@@ -128,53 +123,3 @@ def row(
     short = {} if maps or attention == "plain" else {"short_ms": [0.1], "padded_ms": ms}
     kind = {"rows": 1, "tokens": tokens, "attention": attention, "slots": slots, "maps": maps}
     return {**kind, "ms": ms, "peak_mb": peak_mb, **short}
-
-
-RESULTS = Result(
-    rows=(
-        {"d_model": 256, "num_heads": 4, "threads": 2, "short": 20},
-        row(128, "operator", None, [1.0, 1.2, 0.9], 15),
-        row(128, "plain", None, [2.0, 2.1, 1.9], 16),
-        row(128, "linformer", 32, [1.5, 1.6, 1.4], 14),
-        row(128, "linformer", 32, [3.0, 3.0, 3.0], 14, maps=True),
-        row(1024, "operator", None, [50.0], 50),
-        row(1024, "plain", None, [70.0], 90),
-        row(1024, "linformer", 32, [20.0], 20),
-        row(1024, "linformer", 64, [21.0], 20),
-    )
-)
-
-
-def test_the_tables_show_every_measure_and_the_crossover() -> None:
-    written = tables(RESULTS)
-    assert "| 128 | 1, 15 | 2, 16 | 1.5, 14 |" in written["linformer"]
-    assert "k = 64" not in written["linformer"]  # the picture has all numbers of projected keys
-    assert "width 256, 4 heads, projections included, float32, 2 threads" in written["linformer"]
-    assert "| 32 | 1,024 | 128 | 128 | 128 |" in written["linformer-crossover"]
-    assert "| 128 | 3 (2.0), 14 |" in written["linformer-maps"]
-    expected = (
-        "Milliseconds for 20 tokens, in a layer for at most 1,024: softmax, one operator 0.1, Linformer, k = 32 0.1 "
-        "(20 padded)."
-    )
-    assert written["linformer-short"] == expected
-
-
-def test_the_picture_shows_every_attention_and_is_the_same_bytes_again(tmp_path: Path) -> None:
-    texts = drawn_texts(draw, RESULTS, tmp_path / "linformer.svg")
-    assert {"softmax, one operator", "softmax, single operators", "Linformer, k = 32", "1,024"} <= texts
-
-
-def parsed(*words: str) -> argparse.Namespace:
-    return parse(add_arguments, "--threads", "1", "--rounds", "1", *words)
-
-
-def test_a_whole_measurement_has_what_its_tables_need() -> None:
-    result = measure(parsed("--tokens", "64"))
-    assert all("64" in text for text in tables(result).values())
-    (linformer,) = (one for one in result.rows[1:] if (one["rows"], one["slots"], one["maps"]) == (1, 32, False))
-    assert len(linformer["ms"]) == len(linformer["short_ms"]) == len(linformer["padded_ms"]) == 1
-
-
-def test_zero_rounds_are_rejected() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        measure(parsed("--rounds", "0"))

@@ -12,17 +12,6 @@ from lab.study.__main__ import DOCUMENTS, PICTURES, RESULTS, STEPS, WRITER, main
 UNRECORDED = {"33.1 ± 0.9", "32.6 % [30.2, 34.7]"}
 
 
-def test_step_names_are_unique() -> None:
-    assert len({step.NAME for step in STEPS}) == len(STEPS)
-
-
-def test_help_lists_every_step_with_a_description(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    text = capsys.readouterr().out
-    assert [step.NAME for step in STEPS if not re.search(rf"^    {step.NAME} +\w", text, re.MULTILINE)] == []
-
-
 def test_the_documents_have_exactly_one_mark_for_every_part() -> None:
     results = read_results(RESULTS)
     written = [part for step in STEPS if step.NAME in results for part in step.tables(results[step.NAME].result)]
@@ -104,12 +93,3 @@ def test_the_part_of_a_step_without_a_result_is_kept(tmp_path: Path) -> None:
 def test_an_error_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--results", str(tmp_path), "collect", str(tmp_path), str(tmp_path), "--allow-dirty"]) == 2
     assert re.fullmatch(r"error: missing file .*test_2016_flickr\.en.*\n", capsys.readouterr().err)
-
-
-def test_a_step_is_written_with_its_command(tmp_path: Path, bundle: Path) -> None:
-    words = ["sentence", str(bundle.parent), "--allow-dirty", "--sentence", "A man sleeps."]
-    assert main(["--results", str(tmp_path), *words]) == 0
-    recorded = read_results(tmp_path)["sentence"]
-    assert recorded.command.endswith("--sentence 'A man sleeps.'")
-    assert recorded.machine["cores"] >= 1
-    assert recorded.result.rows[0]["model"] == "toy"

@@ -1,36 +1,15 @@
-from argparse import Namespace
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from lab.bench.record import Result
 from lab.study import masking
-from lab.study.masking import Explained, explain_translation, figures
-from lab.study.served import Served, serve
-from sightline.model.architectures.factory import TranslationModel
-from sightline.model.checkpoint import load_checkpoint
-from sightline.model.data.tokenizer_training import encode_lines
+from lab.study.masking import Explained, explain_translation, figures, kendall_tau
+from lab.study.served import serve
+from sightline.base.text.words import words_of
 from sightline.service.discovery import find_bundles
-from tests.support.leave_one_out import explain
 
 TEXT = "A man sleeps."
-TARGET = "Two girls sleep."
-
-
-class Forced(Served):
-    """A service that generates the same text for each input."""
-
-    def __init__(self, served: Served) -> None:
-        self._served = served
-
-    def post(self, path: str, *bodies: Mapping[str, Any]) -> list[Any]:
-        if path == "/v1/generate":
-            return [{"outputs": [{"text": TARGET}]} for _ in bodies]
-        return self._served.post(path, *bodies)
 
 
 @pytest.fixture
@@ -78,56 +57,37 @@ def test_the_effects_of_the_ends_are_over_the_tokens_that_attend_to_them(explain
     assert found["changed, both"]["value"] == 1 and found["changed, all tokens, both"]["value"] == 0.5
 
 
-def test_hidden_tokens_have_the_effect_that_pytorch_computes(bundle: Path, checkpoint: Path) -> None:
-    """Words of one token and the end token are hidden as in the slow reference."""
-    model, tokenizer = load_checkpoint(checkpoint)
-    assert isinstance(model, TranslationModel)
-    with serve(bundle.parent) as served:
-        (manifest,) = find_bundles(bundle.parent).values()
-        found = explain_translation(Forced(served), manifest, TEXT)
-        output = served.post("/v1/attention", {"model": "toy", "inputs": TEXT, "targets": TARGET})[0]["outputs"][0]
-    source, target = encode_lines(tokenizer, [TEXT, TARGET])
-    with torch.inference_mode():
-        expected = explain(model, source, target)
-    assert len(found.target) == len(expected.target)
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-4)
-    tokens = [token.strip() for token in output["source_tokens"]]
-    single = [(unit, tokens.index(name)) for unit, name in enumerate(found.units) if tokens.count(name) == 1]
-    assert single
-    for unit, token in single:
-        np.testing.assert_allclose(
-            found.drops["hidden"][:, unit], expected.effects["hidden"].drops[:, token], atol=1e-3
-        )
-        np.testing.assert_allclose(found.weights["mean"][:, unit], expected.weights[:, token], atol=1e-4)
-    assert np.isnan(found.drops["deleted"][:, -1]).all() and not np.isnan(found.drops["hidden"]).any()
-
-
-def test_bundles_are_measured_and_written_up(
-    tmp_path: Path, bundle: Path, classifier_bundle: Path, toy_sentences: list[str]
-) -> None:
-    for folder in (bundle, classifier_bundle):
-        (tmp_path / "bundles").mkdir(exist_ok=True)
-        (tmp_path / "bundles" / folder.name).symlink_to(folder)
-    text = "".join(f"{line}\n" for line in toy_sentences[:2])
-    for name, content in (("multi30k/test_2016_flickr.en", text), ("sst2/dev.tsv", f"1\t{TEXT}\n")):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    result = masking.measure(Namespace(bundles=tmp_path / "bundles", data=tmp_path, sentences=2))
-    tables = masking.tables(result)
-    assert "| `toy` | hidden | " in tables["masking"] and "| `toy` | deleted, rollout | " in tables["masking"]
-    assert "| `toy-classifier` | deleted | " in tables["masking"]
-    assert "| `toy` | " in tables["masking-ends"]
-
-
-def test_the_example_shows_tokens_for_which_another_word_costs_more(explained: Explained) -> None:
-    """The first token attends most to its most costly word, the second one does not."""
-    explained.weights = {"mean": np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1]])}
-    text = masking.tables(Result(rows=[masking.example("a b", explained)]))["masking-example"]
-    assert text.startswith("For 1 of the 2 tokens, another word is more costly")
-    assert text.splitlines()[-1] == "| `y` | 0.82 | `b` | 1.35 | `a` | 0.30 |"  # exp(-0.2), exp(-0.2 + 0.5), exp(-1.2)
-
-
 def test_a_word_is_deleted_with_one_space() -> None:
     assert masking._without("A man sleeps.", 0, 1) == "man sleeps."
     assert masking._without("A man sleeps.", 2, 5) == "A sleeps."
     assert masking._without("A man sleeps.", 12, 13) == "A man sleeps"
+
+
+def test_hidden_words_have_the_effect_that_the_service_computes(bundle: Path) -> None:
+    with serve(bundle.parent) as served:
+        (manifest,) = find_bundles(bundle.parent).values()
+        found = explain_translation(served, manifest, TEXT)
+        body = {"model": "toy", "inputs": TEXT}
+        target = served.post("/v1/generate", body)[0]["outputs"][0]["text"]
+        (output,) = served.post("/v1/attention", {**body, "targets": target})[0]["outputs"]
+        words = words_of(TEXT, output["source_offsets"])
+        assert found.units == [*(word.text for word in words), "</s>"]
+        hidden = [list(word.tokens) for word in words]
+        bodies = [{**body, "targets": target, "hidden_source_tokens": tokens} for tokens in ([], *hidden)]
+        scored = [response["outputs"][0]["tokens"] for response in served.post("/v1/score", *bodies)]
+    log_probs = np.array([[token["logprob"] for token in tokens] for tokens in scored])
+    np.testing.assert_allclose(found.log_probs, log_probs[0], atol=1e-6)
+    np.testing.assert_allclose(found.drops["hidden"][:, :-1], (log_probs[0] - log_probs[1:]).T, atol=1e-6)
+    weights = {entry["kind"]: np.reshape(entry["data"], entry["shape"]) for entry in output["maps"]}["cross"]
+    sums = [weights.mean(axis=(0, 1))[:, tokens].sum(axis=1) for tokens in hidden]
+    np.testing.assert_allclose(found.weights["mean"][:, :-1], np.transpose(sums), atol=1e-5)
+    assert np.isnan(found.drops["deleted"][:, -1]).all() and not np.isnan(found.drops["hidden"]).any()
+
+
+def test_tau_counts_the_pairs_that_agree() -> None:
+    left = np.array([[1.0, 2.0, 3.0, 4.0]] * 4)
+    right = np.array([[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 2, 4, 3], [5, 5, 5, 5]])
+    # One of six pairs is reversed: (5 - 1) / 6.
+    assert kendall_tau(left, right) == pytest.approx([1, -1, 4 / 6, 0])
+    # The right side has one tie: 5 agreeing pairs, divided by the root of 6 times 5.
+    assert kendall_tau(left[:1], np.array([[1.0, 2, 3, 3]])) == pytest.approx([5 / 30**0.5])

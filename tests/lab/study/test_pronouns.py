@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from lab.study.pronouns import PAIRS, PRONOUN, pair_of, summary
+from lab.study.pronouns import PRONOUN, read_pairs, summary
 
 
 def test_sentences_of_a_pair_differ_in_one_word_and_have_one_pronoun() -> None:
-    pairs = [pair_of(line) for line in PAIRS]
+    pairs = read_pairs()
     assert len({pair.sentences for pair in pairs}) == len(pairs) == 40
     for pair in pairs:
         words = [sentence.rstrip(".").split() for sentence in pair.sentences]

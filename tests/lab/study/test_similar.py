@@ -1,23 +1,8 @@
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from lab.bench.record import Result
 from lab.study.served import Served
-from lab.study.similar import (
-    MODEL,
-    RELATIONS,
-    add_arguments,
-    compare,
-    count,
-    measure,
-    pairs_of,
-    queryable_tokens,
-    tables,
-)
-from tests.support.steps import parse
+from lab.study.similar import MODEL, RELATIONS, compare, count, pairs_of, queryable_tokens
 
 Question = str | tuple[str, ...]
 
@@ -99,37 +84,3 @@ def test_tokens_with_many_near_equals_count_only_in_the_mean() -> None:
     exact = Known(dict.fromkeys(["dog", "cat", "byte"], same), alike=["byte"])
     expected = {"tokens": 3, "mean": 5.67, "alike": 1, "fewest": 7}
     assert compare(served, exact, ["dog", "cat", "byte"]) == expected
-
-
-def test_the_exact_bundle_must_be_float32() -> None:
-    with pytest.raises(ValueError, match=f"{MODEL} in bundles must be float32, got int8"):
-        measure(parse(add_arguments, "bundles", "--float32", "bundles"))
-
-
-def test_a_missing_model_is_an_error(bundle: Path) -> None:
-    with pytest.raises(ValueError, match=f"has no {MODEL}"):
-        measure(parse(add_arguments, str(bundle.parent)))
-
-
-def test_tables_have_a_row_for_each_query_and_counts_for_each_relation() -> None:
-    shown = [{"text": " dogs", "score": 0.591}, {"text": "hund", "score": 0.5}]
-    counts = {"pairs": 3, "near": 2, "analogies": 6, "first": 4, "first_five": 5}
-    rows: list[dict[str, Any]] = [
-        {"kind": "token", "token": "dog", "neighbours": shown},
-        {"kind": "analogy", "analogy": ["boy", "boys", "dog"], "neighbours": shown[:1]},
-        {"kind": "relation", "relation": ["man", "men"], **counts},
-    ]
-    parts = tables(Result(rows=rows))
-    assert parts["similar-tokens"].splitlines()[2:] == ["| `dog` | dogs 0.59, `hund` (a piece) 0.50 |"]
-    assert parts["similar-analogies"].splitlines()[2:] == ["| boy : boys :: dog : ? | dogs 0.59 |"]
-    assert parts["similar-relations"].splitlines()[2:] == ["| man : men | 3 | 2 | 6 | 4 | 5 |"]
-    assert "similar-agreement" not in parts
-    agreement = {"kind": "agreement", "dtype": "int8", "tokens": 1234, "mean": 9.756, "alike": 12, "fewest": 8}
-    sentence = tables(Result(rows=[*rows, agreement]))["similar-agreement"]
-    assert sentence.startswith(
-        "Of the 10 tokens nearest to a token of the shipped model (int8), 9.8 are the same as in float32"
-    )
-    assert sentence.endswith(
-        "all 1,234 tokens that can be queried. Each token has at least 8 in common, except 12 whose 10 nearest all "
-        "have a cosine above 0.99."
-    )

@@ -1,6 +1,6 @@
 """Experiment with the verification of bundles: random right models, and planted errors.
 
-    python -m tests.export.check_experiment --models 500 --planted-every 3
+    python -m lab.study.check_limits --models 500 --planted-every 3
 
 Right models must be accepted, so the ratio of each difference to its limit must be at most 1. Each
 planted error should be found, but its effect can be smaller than rounding. Decision record 26 has a
@@ -9,11 +9,10 @@ table of results.
 
 import argparse
 import math
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,36 +177,27 @@ Wrong = tuple[Description, Weights]
 Plant = Callable[[Description, Weights, np.random.Generator], Wrong | None]
 
 
-def _with_stacks(model: Description, change: Callable[[Stack], Stack], names: tuple[str, ...]) -> Description | None:
-    """Return a model with changed stacks, or None if the change has no effect."""
-    stacks: dict[str, Any] = {name: change(getattr(model, name)) for name in names if getattr(model, name) is not None}
-    changed = replace(model, **stacks)
-    return None if changed == model else changed
+def _last_stack(model: Description) -> str:
+    return "encoder" if model.decoder is None else "decoder"
 
 
-def _last_stack(model: Description) -> tuple[str, ...]:
-    return ("encoder",) if model.decoder is None else ("decoder",)
+def _stacks(change: Callable[[Stack], Stack], *, only_last: bool = False) -> Plant:
+    """Change all stacks, or only the last one."""
+
+    def plant(model: Description, weights: Weights, draw: np.random.Generator) -> Wrong | None:
+        names = [_last_stack(model)] if only_last else ["encoder", "decoder"]
+        stacks: dict[str, Any] = {name: change(stack) for name in names if (stack := getattr(model, name)) is not None}
+        changed = replace(model, **stacks)
+        return None if changed == model else (changed, weights)
+
+    return plant
 
 
 def _attention(change: Callable[[Attention], Attention]) -> Plant:
     """Change the attention of the last layer."""
-
-    def plant(model: Description, weights: Weights, draw: np.random.Generator) -> Wrong | None:
-        def of_stack(stack: Stack) -> Stack:
-            return replace(stack, attention=(*stack.attention[:-1], change(stack.attention[-1])))
-
-        changed = _with_stacks(model, of_stack, _last_stack(model))
-        return None if changed is None else (changed, weights)
-
-    return plant
-
-
-def _stacks(change: Callable[[Stack], Stack]) -> Plant:
-    def plant(model: Description, weights: Weights, draw: np.random.Generator) -> Wrong | None:
-        changed = _with_stacks(model, change, ("encoder", "decoder"))
-        return None if changed is None else (changed, weights)
-
-    return plant
+    return _stacks(
+        lambda stack: replace(stack, attention=(*stack.attention[:-1], change(stack.attention[-1]))), only_last=True
+    )
 
 
 def _matrix(change: Callable[[Array, np.random.Generator], Array]) -> Plant:
@@ -226,7 +216,7 @@ def _matrix(change: Callable[[Array, np.random.Generator], Array]) -> Plant:
 
 
 def _positions(model: Description, weights: Weights, draw: np.random.Generator) -> Wrong | None:
-    (name,) = _last_stack(model)
+    name = _last_stack(model)
     if not getattr(model, name).embedding.has_positions:
         return None
     return model, ChangedWeights(weights, f"{name}.positions.weight", lambda array: np.roll(array, 1, axis=0))
@@ -268,16 +258,15 @@ ERRORS: Mapping[str, Plant] = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """Largest ratio of a difference to its limit, NaN included as infinity."""
+def check_model(
+    architecture: str, options: Options, seed: int, scale: float, *, plants_errors: bool = False
+) -> tuple[float, dict[str, float]]:
+    """Check the right graphs of a random model, and graphs with planted errors.
 
-    right: float
-    planted: Mapping[str, float]  # by name of the error, as far as the model can have it
-
-
-def check_model(architecture: str, options: Options, seed: int, scale: float, *, plants_errors: bool = False) -> Result:
-    """Check the right graphs of a random model, and graphs with planted errors."""
+    Returns:
+        The largest ratio of a difference to its limit, NaN included as infinity, and that of each
+        error that the model can have.
+    """
     draw = np.random.default_rng([seed, 7])
     positions = int(draw.choice(POSITIONS))
     with tempfile.TemporaryDirectory() as name:
@@ -303,12 +292,12 @@ def check_model(architecture: str, options: Options, seed: int, scale: float, *,
                 wrong = plant(model, weights, draw)
                 if wrong is not None:
                     planted[error] = ratio(*wrong)
-    return Result(right, planted)
+    return right, planted
 
 
 def main() -> None:
     """Check random models and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.export.check_experiment", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.study.check_limits", description=__doc__)
     parser.add_argument("--models", type=int, default=350, help="number of models (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first model (default: %(default)s)")
     parser.add_argument("--planted-every", type=int, default=3, help="models for each one with planted errors")
@@ -317,23 +306,20 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     ratios, planted, found = [], Counter[str](), Counter[str]()
-    for number in range(arguments.models):
-        seed = arguments.first + number
+    for seed in range(arguments.first, arguments.first + arguments.models):
         scale = SCALES[seed // len(FAMILIES) % len(SCALES)]
         architecture, options = random_options(list(FAMILIES)[seed % len(FAMILIES)], seed)
         has_errors = (seed // len(FAMILIES) + seed) % arguments.planted_every == 0
-        result = check_model(architecture, options, seed, scale, plants_errors=has_errors)
-        ratios.append(result.right)
-        planted.update(result.planted.keys())
-        found.update(error for error, ratio in result.planted.items() if ratio > 1)
-        if result.right > 0.5:
-            sys.stdout.write(
-                f"{architecture}, seed {seed}, weights of scale {scale}: {result.right:.2g} of the limit\n"
-            )
+        right, wrong = check_model(architecture, options, seed, scale, plants_errors=has_errors)
+        ratios.append(right)
+        planted.update(wrong.keys())
+        found.update(error for error, ratio in wrong.items() if ratio > 1)
+        if right > 0.5:
+            print(f"{architecture}, seed {seed}, weights of scale {scale}: {right:.2g} of the limit")
     rejected = sum(ratio > 1 for ratio in ratios)
-    sys.stdout.write(f"{len(ratios)} right models: {rejected} rejected, largest ratio {max(ratios):.2g}\n")
+    print(f"{len(ratios)} right models: {rejected} rejected, largest ratio {max(ratios):.2g}")
     for error, count in planted.items():
-        sys.stdout.write(f"{error}: {found[error]} of {count} found\n")
+        print(f"{error}: {found[error]} of {count} found")
 
 
 if __name__ == "__main__":

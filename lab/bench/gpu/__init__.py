@@ -1,1 +1,0 @@
-"""Check on a GPU that CUDA computes the same as the CPU, and measure its speed."""
