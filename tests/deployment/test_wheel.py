@@ -68,7 +68,7 @@ def test_an_installed_wheel_runs_beside_modules_of_the_user(installed: Path, tmp
         (tmp_path / f"{name}.py").write_text("raise AssertionError('a module of the user was imported')")
     program = (
         f"import sys; sys.path.insert(1, {str(installed)!r}); import sightline.__main__ as program\n"
-        "import sightline.export.pipeline, sightline.commands.load, sightline.model.systems, sightline.service.app\n"
+        "import sightline.export.pipeline, sightline.commands.load, sightline.model.config, sightline.service.app\n"
         f"assert program.__file__.startswith({str(installed)!r}); program.main(['--version'])"
     )
     assert run("-c", program, cwd=tmp_path) == f"sightline {__version__}\n"

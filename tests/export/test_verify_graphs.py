@@ -133,7 +133,7 @@ def test_a_wrong_bucket_of_large_distances_is_found(
         return biases
 
     for module in ("encoder", "decoder"):
-        monkeypatch.setattr(f"export.graphs.{module}.bias_of_distances", wrong)
+        monkeypatch.setattr(f"sightline.export.graphs.{module}.bias_of_distances", wrong)
     bundle = bundle_of("t5", positions=200)
     with pytest.raises(VerificationError, match="differ by"):
         bundle.verify()

@@ -177,9 +177,7 @@ def test_the_head_of_a_stream_on_the_wire_has_cors_headers(serve: Serve) -> None
     ],
 )
 def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
-    with pytest.raises(
-        SettingsError, match=r"SIGHTLINE_CORS_ORIGINS: .* is not an origin as browsers send it"
-    ):
+    with pytest.raises(SettingsError, match=r"SIGHTLINE_CORS_ORIGINS: .* is not an origin as browsers send it"):
         read_settings([], {"SIGHTLINE_CORS_ORIGINS": value})
 
 
