@@ -31,11 +31,11 @@ from sightline.base.options import allowed, describe, flag_name, key_of
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.configurations import check_configuration
 from sightline.export.families.table import FAMILIES_BY_KIND
-from sightline.export.sources.chat_template import convert
+from sightline.export.sources.chat_parts import convert
 from sightline.model.data import pretrained
 from sightline.model.training.options import OPTIONS
+from sightline.service.api_errors import ERRORS
 from sightline.service.app import create_app
-from sightline.service.errors import ERRORS
 from sightline.service.http.docs import type_of
 from sightline.service.metrics import Metrics
 from sightline.service.settings import SETTINGS, Settings, env_name

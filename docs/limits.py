@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from sightline.service.errors import ErrorCode, Limit
-from sightline.service.http.call import MAX_FORM_FIELDS
-from sightline.service.http.protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from sightline.service.api_errors import ErrorCode, Limit
+from sightline.service.http.guarded_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
+from sightline.service.http.http_call import MAX_FORM_FIELDS
 from sightline.service.inference.fill_mask import MAX_MASKS
 from sightline.service.inference.results import MAX_NUMBERS
 from sightline.service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES

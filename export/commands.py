@@ -25,10 +25,10 @@ from sightline.base.bundle import (
 )
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
-from sightline.export.convert.bundles import Text, half_bundle, pack_bundle, quantize_bundle
+from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.text_quality import PlainText, text_ids
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.export.limits import begin_step
 from sightline.export.options import (
     DEFAULT_SENTENCES,
@@ -43,8 +43,8 @@ from sightline.export.options import (
     ImportOptions,
     Kind,
     PackOptions,
+    QuantizationRecipe,
     QuantizeOptions,
-    Recipe,
     RewriteOptions,
     RunOptions,
     VerifyOptions,
@@ -52,11 +52,11 @@ from sightline.export.options import (
     metadata_of,
 )
 from sightline.export.pipeline import Export, Exported, export_checkpoint, verify_bundle
-from sightline.export.sources.checkpoint import Provenance, detect_kind, hub_cache
+from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, hub_cache
 from sightline.export.sources.run_folder import RunRecord, is_run, read_record, run_checkpoint
 from sightline.export.writing import clean_up, clear_disk_errors, replacing, temporary_sibling
 from sightline.model.data.text import numbered_sentences
-from sightline.model.data.tokenizer import encode_lines, read_tokenizer
+from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.model.parts import load_parts
 
 GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its size in float32
@@ -212,7 +212,9 @@ def _write(export: Export, bits: int, is_default: bool) -> Verification | Quanti
             text = _sentences_of_language(float32, exported.manifest)
             print(f"comparing {bits} bits with float32 on {len(text.texts)} texts", file=sys.stderr)
             try:
-                quantize_bundle(float32, out, Recipe(4 if bits == 4 else 8), text, name=exported.manifest.name)
+                quantize_bundle(
+                    float32, out, QuantizationRecipe(4 if bits == 4 else 8), text, name=exported.manifest.name
+                )
             except VerificationError as error:
                 if not is_default:
                     raise VerificationError(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sightline.base.errors import UsageError
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.table import describe_configuration, find_family
-from sightline.export.sources.checkpoint import CONFIG, Config, Tensors
-from sightline.export.sources.generation import read_generation
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.generation_settings import read_generation
+from sightline.export.sources.opened_checkpoint import CONFIG, Config, Tensors
 
 
 @dataclass(frozen=True)

@@ -19,47 +19,47 @@ from tokenizers import Tokenizer
 from sightline.base.bundle import (
     ChatTemplate,
     Dense,
-    Embedding,
     GenerationDefaults,
     Languages,
     Limits,
     PairTemplate,
+    SentenceEmbedding,
     Tokens,
     TrainingUnit,
     sha256_of,
 )
 from sightline.base.text.jinja import ChatTemplateError
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family, rotary_limits
 from sightline.export.families.weights import Array, Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.model import Graphs, build_graphs
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import ExportOptions
-from sightline.export.sources.chat_template import convert, read_chat_template
-from sightline.export.sources.checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
+from sightline.export.sources.chat_parts import convert, read_chat_template
 from sightline.export.sources.firefox import SHORTLIST_FILE, FirefoxFiles, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
-from sightline.export.sources.generation import Generation, after_forced_tokens, read_generation
+from sightline.export.sources.generation_settings import GenerationSettings, after_forced_tokens, read_generation
+from sightline.export.sources.opened_checkpoint import Config, Folder, FolderFiles, StoredTensor, Tensors
 from sightline.export.sources.packed import packed_format
 from sightline.export.sources.reranker import read_reranker
 from sightline.export.sources.run_folder import RECORD, read_record
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_sentence_options
 from sightline.export.sources.training_run import TrainingRun
 from sightline.export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
-from sightline.export.tokenizers.languages import language_tag
+from sightline.export.tokenizers.language_tokens import language_tag
 from sightline.export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
 from sightline.model.data.chat_format import CHAT_TEMPLATE, IM_END, IM_START
-from sightline.model.data.tokenizer import BOS, PAD, prompt_tokenizer
+from sightline.model.data.tokenizer_training import BOS, PAD, prompt_tokenizer
 
 if TYPE_CHECKING:
     from sightline.model.architectures.recurrent import RecurrentModel
 
 # Embedding of models that are trained on pairs of similar texts.
-MEAN = Embedding(pooling="mean", normalize=True)
+MEAN = SentenceEmbedding(pooling="mean", normalize=True)
 GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 
 PLAIN_DIALOGUES = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
@@ -88,7 +88,7 @@ class Described:
     chat: ChatTemplate | None = None
     pair_template: PairTemplate | None = None
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
-    embedding: Embedding | None = None
+    embedding: SentenceEmbedding | None = None
     dense: tuple[Array, ...] = ()  # content of the file of each layer of `embedding`
     description: str = ""  # used if the user gives none
     notes: tuple[str, ...] = ()  # facts that the user should read
@@ -101,7 +101,7 @@ def build(described: Described, file: WeightFile) -> Graphs:
         ImportFailedError: the configuration or the weights have a part that the graphs ignore.
     """
     if described.recurrent is not None:
-        from sightline.export.graphs.recurrent import build as build_recurrent
+        from sightline.export.graphs.recurrent_graphs import build as build_recurrent
 
         return build_recurrent(described.recurrent, file)
     assert described.model is not None and described.weights is not None, "all other models have a description"
@@ -308,7 +308,7 @@ def _count(tensors: Tensors) -> int:
     return sum(math.prod(tensors.shape(name)) for name in tensors.names)
 
 
-def _tokens(generation: Generation) -> Tokens:
+def _tokens(generation: GenerationSettings) -> Tokens:
     return Tokens(pad_id=generation.pad_id, start_ids=generation.start_ids, end_ids=generation.end_ids)
 
 
@@ -381,12 +381,12 @@ def _with_embedding(described: Described, folder: Folder, sentences: SentenceOpt
     return replace(described, embedding=embedding, dense=tuple(values), parameters=parameters)
 
 
-def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> Generation:
+def _encoder_tokens(config: Config, tokenizer: Tokenizer) -> GenerationSettings:
     """Return the special tokens of a model without a decoder: those around a text."""
     around = tokenizer.encode("").ids or [0]
     pad_id = config.get("pad_token_id", None)
     pad_id = pad_id if type(pad_id) is int and pad_id >= 0 else around[-1]
-    return Generation(pad_id, (around[0],), (around[-1],), GenerationDefaults())
+    return GenerationSettings(pad_id, (around[0],), (around[-1],), GenerationDefaults())
 
 
 def _mask_id(folder: Folder, tokenizer: Tokenizer) -> int | None:
@@ -403,8 +403,8 @@ def _mask_id(folder: Folder, tokenizer: Tokenizer) -> int | None:
 
 
 def _languages(
-    folder: Folder, tokenizers: ConvertedTokenizers, generation: Generation
-) -> tuple[Languages | None, Generation]:
+    folder: Folder, tokenizers: ConvertedTokenizers, generation: GenerationSettings
+) -> tuple[Languages | None, GenerationSettings]:
     """Return the languages of a translation model, and its generation settings without languages.
 
     The languages are None if the checkpoint does not name them. A configuration for one target

@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 
 from sightline.base.bundle import SCHEMA_VERSION, Manifest, Origin, record_files
 from sightline.export.describe import Described
-from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.model import Graphs
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.writing import WEIGHTS, write_graphs
 

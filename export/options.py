@@ -83,7 +83,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class QuantizationRecipe:
     """Quantization scheme of each group of layers."""
 
     bits: Literal[4, 8]  # bits of group-wise quantized products and of embedding tables
@@ -279,8 +279,8 @@ class QuantizeOptions(RewriteOptions):
     (default: the 300 English sentences of the load test, without those that are too long)"""
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.bits, self.block_size, self.encoder, self.layers, self.projection, self.states)
+    def recipe(self) -> QuantizationRecipe:
+        return QuantizationRecipe(self.bits, self.block_size, self.encoder, self.layers, self.projection, self.states)
 
 
 class HalfOptions(RewriteOptions):

@@ -41,12 +41,12 @@ from sightline.base.bundle import (
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
 from sightline.export.describe import Described, build, described
-from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.builder import WeightFile
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.limits import CHECK_SPEED, begin_child, begin_step, end_if_child_was_ended, end_step, folder_bytes
 from sightline.export.manifest import write_model
 from sightline.export.options import BundleMetadata, ExportOptions, Kind
-from sightline.export.sources.checkpoint import Folder, FolderFiles, Provenance, hub_cache
+from sightline.export.sources.opened_checkpoint import Folder, FolderFiles, Provenance, hub_cache
 from sightline.export.sources.opening import open_source
 from sightline.export.sources.training_run import TrainingRun
 from sightline.export.writing import WEIGHTS, replacing
@@ -68,7 +68,7 @@ class Export:
     bundle: Path  # folder to write or replace
     metadata: BundleMetadata  # descriptive fields of the manifest
     options: ExportOptions = NO_OPTIONS
-    kind: Kind = "huggingface"  # of the folder, see `sightline.export.sources.checkpoint.detect_kind`
+    kind: Kind = "huggingface"  # of the folder, see `sightline.export.sources.opened_checkpoint.detect_kind`
     provenance: Provenance = UNKNOWN  # location from which the folder was downloaded
     allowed: tuple[Path, ...] = ()  # folders that symbolic links may lead into, such as the cache of a hub
 
@@ -316,11 +316,11 @@ def compare(checkpoint: FolderFiles, bundle: Path, manifest: Manifest, options: 
                 )
         tokenizer = model.tokenizers[model.source_tokenizer]
         if model.recurrent is not None:
-            from sightline.export.check import recurrent
+            from sightline.export.check import recurrent_check
             from sightline.export.check.sessions import open_sessions
 
             sessions = open_sessions(bundle, manifest)
-            return recurrent.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
+            return recurrent_check.verify(sessions, model.recurrent, tokenizer, options.sentences, options.tolerance)
         from sightline.export.check.verify import verify
 
         assert model.model is not None and model.weights is not None, "only recurrent models have no description"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from sightline.base.errors import EXIT_INTERRUPTED, EXIT_USAGE
-from sightline.export.errors import one_line
+from sightline.export.import_errors import one_line
 from sightline.export.limits import begin_step, folder_bytes, out_of_memory, run_limited
 from sightline.model.data.chat_format import CHAT_TEMPLATE
 from sightline.model.data.records import TaskName

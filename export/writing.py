@@ -10,8 +10,8 @@ import onnx
 
 from sightline.base.bundle import MANIFEST, BundleError, Graph, read_manifest
 from sightline.base.errors import UsageError
-from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.model import Graphs
+from sightline.export.import_errors import ImportFailedError
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 SIMILAR, PREDICT, ROWS, WEIGHTS = "similar.onnx", "predict.onnx", "rows.onnx", "weights.bin"

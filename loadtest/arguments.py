@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from sightline.loadtest.report import TIMES
+from sightline.loadtest.load_report import TIMES
 from sightline.loadtest.targets import Prompt
 
 MAX_RATES = 100

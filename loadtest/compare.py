@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.loadtest.load import Measurement
+from sightline.loadtest.load_record import LoadRecord
+from sightline.loadtest.load_report import TIMES, is_good
 from sightline.loadtest.outcome import Success
-from sightline.loadtest.record import Record
-from sightline.loadtest.report import TIMES, is_good
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer[Any]]
@@ -70,7 +70,7 @@ class Change:
         return "unclear" if abs(change) > threshold else ""
 
 
-def compare_records(before: Record, after: Record) -> list[Change]:
+def compare_records(before: LoadRecord, after: LoadRecord) -> list[Change]:
     """Return the changes of all stages that both runs have.
 
     Raises:
@@ -103,7 +103,7 @@ def compare_measurements(
         rate: requests per second; None for a closed loop.
     """
     draws = np.random.default_rng(SEED).multinomial(NUM_PARTS, np.full(NUM_PARTS, 1 / NUM_PARTS), (2, NUM_DRAWS))
-    runs = [_Run(one, objectives) for one in (before, after)]
+    runs = [_ResampledRun(one, objectives) for one in (before, after)]
 
     def change(figure: str, values: Sequence[tuple[float, Floats]], is_worse_higher: bool) -> Change:
         (one, drawn_one), (other, drawn_other) = values
@@ -125,7 +125,7 @@ def compare_measurements(
     return changes
 
 
-class _Run:
+class _ResampledRun:
     """Figures of a measurement from parts that are drawn with replacement."""
 
     def __init__(self, measurement: Measurement, objectives: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ from locust import FastHttpUser, task
 SENTENCES = Path(__file__).with_name("sentences.txt")
 
 
-class Client(FastHttpUser):
+class TranslationUser(FastHttpUser):
     """User who mostly translates."""
 
     host = "http://127.0.0.1:8000"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import Load, Measurement, run_load
-from sightline.loadtest.report import Summary, summarize
+from sightline.loadtest.load_report import Summary, summarize
 
 FALLEN = 0.95  # a sweep stops after a rate whose goodput is below this share of the highest one
 

@@ -27,7 +27,7 @@ class RequestOptions:
 
 
 @dataclass(frozen=True)
-class Target:
+class LoadTarget:
     """Endpoint of an API.
 
     Args:
@@ -109,17 +109,19 @@ def _present(**fields: Any) -> dict[str, Any]:
 
 
 TARGETS = {
-    "generate": Target("/v1/generate", _native, "/v1/generate", generates=True),
-    "encode": Target("/v1/encode", _encode),
-    "attention": Target("/v1/attention", _native, generates=True),
-    "openai-chat": Target(
+    "generate": LoadTarget("/v1/generate", _native, "/v1/generate", generates=True),
+    "encode": LoadTarget("/v1/encode", _encode),
+    "attention": LoadTarget("/v1/attention", _native, generates=True),
+    "openai-chat": LoadTarget(
         "/v1/chat/completions", _chat, "/v1/chat/completions", generates=True, needs_model=True, reads_chats=True
     ),
-    "openai-completions": Target("/v1/completions", _completions, "/v1/completions", generates=True, needs_model=True),
-    "openai-embeddings": Target("/v1/embeddings", _embeddings, needs_model=True),
-    "tei-embed": Target("/embed", _tei, model_in_query=True, reports_usage=False),
-    "oip-infer": Target("/v2/models/{model}/infer", _infer, needs_model=True, reports_usage=False),
-    "oip-generate": Target(
+    "openai-completions": LoadTarget(
+        "/v1/completions", _completions, "/v1/completions", generates=True, needs_model=True
+    ),
+    "openai-embeddings": LoadTarget("/v1/embeddings", _embeddings, needs_model=True),
+    "tei-embed": LoadTarget("/embed", _tei, model_in_query=True, reports_usage=False),
+    "oip-infer": LoadTarget("/v2/models/{model}/infer", _infer, needs_model=True, reports_usage=False),
+    "oip-generate": LoadTarget(
         "/v2/models/{model}/generate",
         _triton_generate,
         "/v2/models/{model}/generate_stream",

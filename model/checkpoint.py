@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import Model, TranslationModel, build_model
-from sightline.model.config import ModelConfig, PretrainedConfig, architecture_of, model_config_to_json
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of, model_config_to_json
 from sightline.model.data.pretrained import WEIGHTS as PRETRAINED_WEIGHTS
 from sightline.model.data.pretrained import checkpoint_texts
 from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS, load_parts, weights_file
@@ -110,7 +110,7 @@ def _damaged(path: Path, error: SafetensorError) -> ValueError:
 
 
 def save_checkpoint(
-    folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
+    folder: Path, config: ArchitectureConfig, weights: Mapping[str, Tensor], tokenizer: Path, facts: Mapping[str, Any]
 ) -> None:
     """Write a checkpoint, with `facts` (epoch, loss, ...) in the header of the weights file.
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sightline.model.fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
+from sightline.model.config_fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
 
-# Fields that must match the tokenizer, see `sightline.model.data.tokenizer`.
+# Fields that must match the tokenizer, see `sightline.model.data.tokenizer_training`.
 SPECIAL_IDS = ("pad_id", "bos_id", "eos_id")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ArchitectureConfig:
     """Configuration fields of every model."""
 
     vocab_size: Size
@@ -45,7 +45,7 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class StackConfig(ModelConfig):
+class StackConfig(ArchitectureConfig):
     """Sizes of a stack of self-attention layers.
 
     Brackets in comments give the names of table 3 of Vaswani et al. 2017.
@@ -164,7 +164,7 @@ Score = Literal["none", "additive", "dot", "general", "concat", "location", "red
 
 
 @dataclass(frozen=True)
-class RecurrentConfig(ModelConfig):
+class RecurrentConfig(ArchitectureConfig):
     """Configuration of a recurrent encoder-decoder.
 
     With `query` "previous", the decoder attends before it updates its state (Bahdanau et al. 2015);
@@ -231,12 +231,12 @@ Pooling = Literal["mean", "first", "last", "max"]
 
 
 @dataclass(frozen=True)
-class PretrainedConfig(ModelConfig):
+class PretrainedConfig(ArchitectureConfig):
     """Configuration of a model in the layout of Hugging Face, see
     `sightline.model.data.pretrained`.
 
-    The fields of `ModelConfig` follow from config.json and the tokenizer, but may then be changed:
-    `dropout` is that of hidden states, or of attention weights if the family has no other.
+    The fields of `ArchitectureConfig` follow from config.json and the tokenizer, but may then be
+    changed: `dropout` is that of hidden states, or of attention weights if the family has no other.
     `pad_id` differs from `pad_token_id` of a language model if that also ends a text, because
     targets with the padding id are not part of the loss.
     """
@@ -270,7 +270,7 @@ class PretrainedConfig(ModelConfig):
         return default if found is None else found
 
 
-Config = TypeVar("Config", bound=ModelConfig)
+Config = TypeVar("Config", bound=ArchitectureConfig)
 
 
 def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:
@@ -307,7 +307,7 @@ def _read(name: str, text: str, fields: Mapping[str, Any]) -> Any:
         ) from None
 
 
-MODELS: dict[str, type[ModelConfig]] = {
+MODELS: dict[str, type[ArchitectureConfig]] = {
     "transformer": TransformerConfig,
     "recurrent": RecurrentConfig,
     "classifier": ClassifierConfig,
@@ -317,15 +317,15 @@ MODELS: dict[str, type[ModelConfig]] = {
 }
 
 
-def architecture_of(config: ModelConfig) -> str:
+def architecture_of(config: ArchitectureConfig) -> str:
     return next(name for name, kind in MODELS.items() if type(config) is kind)
 
 
-def model_config_to_json(config: ModelConfig) -> str:
+def model_config_to_json(config: ArchitectureConfig) -> str:
     return to_json({"architecture": architecture_of(config), **dataclasses.asdict(config)})
 
 
-def read_model_config(path: Path) -> ModelConfig:
+def read_model_config(path: Path) -> ArchitectureConfig:
     """Read what `model_config_to_json` wrote.
 
     Raises:

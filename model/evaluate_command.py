@@ -10,14 +10,14 @@ from typing import Any
 
 from sightline.base.errors import UsageError
 from sightline.model.checkpoint import load_checkpoint, load_metadata, replace_text
-from sightline.model.config import ModelConfig, PretrainedConfig, architecture_of
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, architecture_of
+from sightline.model.config_fields import read_fields, to_json
 from sightline.model.data.corpus import Split, open_corpus, open_held_out
 from sightline.model.data.formats import PAIR_TASKS
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
 from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
-from sightline.model.fields import read_fields, to_json
 from sightline.model.parts import CONFIG, WEIGHTS, load_parts
 from sightline.model.training.start import TASK_ARCHITECTURES
 
@@ -105,7 +105,7 @@ def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
     return (path.parent if path.name in ("averaged", "best") else path), path
 
 
-def _task_of(config: ModelConfig) -> TaskName:
+def _task_of(config: ArchitectureConfig) -> TaskName:
     """Return the task of a model."""
     if isinstance(config, PretrainedConfig):
         return config.task

@@ -4,12 +4,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from sightline.model.config import ModelConfig, read_model_config
+from sightline.model.config import ArchitectureConfig, read_model_config
 from sightline.model.data import pretrained
 from sightline.model.data.pretrained import CONFIG as CONFIG
 from sightline.model.data.pretrained import TOKENIZER as TOKENIZER
 from sightline.model.data.pretrained import is_pretrained, read_pretrained
-from sightline.model.data.tokenizer import check_tokenizer, read_tokenizer
+from sightline.model.data.tokenizer_training import check_tokenizer, read_tokenizer
 
 WEIGHTS = "weights.safetensors"
 
@@ -19,7 +19,7 @@ def weights_file(folder: Path) -> Path:
     return folder / (pretrained.WEIGHTS if is_pretrained(folder) else WEIGHTS)
 
 
-def load_parts(folder: Path) -> tuple[ModelConfig, Tokenizer]:
+def load_parts(folder: Path) -> tuple[ArchitectureConfig, Tokenizer]:
     """Read the configuration and the tokenizer of a checkpoint.
 
     A checkpoint of a model that others trained first has the layout of Hugging Face.

@@ -25,7 +25,8 @@ from sightline.base.errors import UsageError
 from sightline.base.options import flag_name
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, replace_text
-from sightline.model.config import ModelConfig, PretrainedConfig, read_model_config
+from sightline.model.config import ArchitectureConfig, PretrainedConfig, read_model_config
+from sightline.model.config_fields import read_fields, to_json
 from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS
 from sightline.model.data.chat_template import encode_records
 from sightline.model.data.corpus import Corpus, open_corpus
@@ -41,13 +42,11 @@ from sightline.model.data.preparation import (
     summary,
 )
 from sightline.model.data.records import TaskName
-from sightline.model.data.tokenizer import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
-from sightline.model.fields import read_fields, to_json
+from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
 from sightline.model.training.classification import CLASSIFICATION
-from sightline.model.training.config import CHANGEABLE, Precision, read_train_config
+from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.display import check_tensorboard
-from sightline.model.training.encoder import ENCODER
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.language_model import LANGUAGE_MODEL
 from sightline.model.training.options import (
@@ -72,6 +71,7 @@ from sightline.model.training.recipe import (
 )
 from sightline.model.training.start import start_from
 from sightline.model.training.task import Task
+from sightline.model.training.train_config import CHANGEABLE, Precision, read_train_config
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
@@ -91,7 +91,7 @@ class _Beginning:
     """Tokenizer of a run, and the model that it starts from, if there is one."""
 
     tokenizer: Tokenizer
-    model: ModelConfig | None = None
+    model: ArchitectureConfig | None = None
     initialise: Callable[[nn.Module], None] | None = None
     learnt_share: float | None = None  # of the texts of train, if the tokenizer was trained on them
 

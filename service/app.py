@@ -40,7 +40,7 @@ from sightline.service.inference.lazy import reload
 from sightline.service.inference.service import Backend, ServedModel, Service
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, ModelMetrics
-from sightline.service.runtime.protocol import RuntimeUnavailableError
+from sightline.service.runtime.runner import RuntimeUnavailableError
 from sightline.service.settings import Settings
 
 # Loads the models. Takes the settings and a function that returns the observer of a model's engine.

@@ -48,10 +48,10 @@ from sightline.service.inference.service import (
 )
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.device import DeviceRunner
-from sightline.service.runtime.memory import row_bytes, rows_within, trim_heap
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.runtime.provider import Provider, choose_provider
-from sightline.service.runtime.threads import ThreadPlan
+from sightline.service.runtime.state_memory import row_bytes, rows_within, trim_heap
+from sightline.service.runtime.thread_counts import ThreadPlan
 from sightline.service.settings import ALL_MODELS, Settings
 
 Result = TypeVar("Result")

@@ -24,6 +24,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from sightline.service.api_errors import CLIENT_GONE, ERRORS, Limit
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import (
     Compared,
@@ -36,9 +37,8 @@ from sightline.service.engine.request import (
     SimilarRequest,
     Timings,
 )
-from sightline.service.errors import CLIENT_GONE, ERRORS, Limit
 from sightline.service.logs import num_dropped_lines
-from sightline.service.runtime.memory import ModelMemory
+from sightline.service.runtime.state_memory import ModelMemory
 
 NAMESPACE = "sightline"
 PREFIX = f"{NAMESPACE}_"

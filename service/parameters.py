@@ -14,8 +14,8 @@ from pydantic import (
 )
 
 from sightline.base.bundle import MAX_BEAMS, GenerationDefaults, MapKind
-from sightline.service.errors import ApiError
-from sightline.service.fields import (
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import (
     MAX_ID,
     MAX_INPUTS,
     NULL,

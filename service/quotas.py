@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 from sightline.service.keys import Quota
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class QuotaExceededError(ApiError):
 
 
 @dataclass(frozen=True)
-class Window:
+class QuotaWindow:
     """Use of a quota in the current minute."""
 
     limit: int
@@ -60,14 +60,14 @@ class Window:
 class Grant:
     """The use of a key's quota at the start of a call."""
 
-    windows: Mapping[str, Window]  # by measure
+    windows: Mapping[str, QuotaWindow]  # by measure
     exceeded: Literal["requests", "tokens"] | None = None
     sequences_elsewhere: int = 0  # sequences in progress in the other processes of the service
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Grant":
         """Return a grant from its dataclass as JSON."""
-        windows = {measure: Window(**window) for measure, window in content["windows"].items()}
+        windows = {measure: QuotaWindow(**window) for measure, window in content["windows"].items()}
         return cls(windows, content["exceeded"], content["sequences_elsewhere"])
 
     def check(self) -> None:
@@ -126,7 +126,7 @@ class QuotaStore:
 
         held = self._held[label]
         elsewhere = held.total() - held[process]
-        windows: dict[str, Window] = {}
+        windows: dict[str, QuotaWindow] = {}
         exceeded: Literal["requests", "tokens"] | None = None
         if time.monotonic() >= self._retry_at:
             try:
@@ -163,10 +163,10 @@ class QuotaStore:
         for held in self._held.values():
             held.pop(process, None)
 
-    async def _window(self, item: Any, measure: str, label: str) -> Window:
+    async def _window(self, item: Any, measure: str, label: str) -> QuotaWindow:
         found = await self._open().get_window_stats(item, measure, label)
         # A window that has not begun yet may have a reset time in the past.
-        return Window(item.amount, found.remaining, max(1, math.ceil(found.reset_time - time.time())))
+        return QuotaWindow(item.amount, found.remaining, max(1, math.ceil(found.reset_time - time.time())))
 
     def _open(self) -> "FixedWindowRateLimiter":
         offset = time.time() - time.monotonic()

@@ -21,8 +21,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from starlette.types import Message, Receive, Scope, Send
 
 from sightline.base.machine import usable_threads
+from sightline.service.api_errors import CLIENT_GONE
 from sightline.service.app import create_app
-from sightline.service.errors import CLIENT_GONE
 from sightline.service.http.incoming import EXCHANGE, Exchange
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend

@@ -24,8 +24,8 @@ from sightline import __version__
 from sightline.service.app import EXIT_CANNOT_SERVE, create_app
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import rejection_logger
+from sightline.service.http.guarded_protocol import GuardedProtocol
 from sightline.service.http.incoming import IncomingBodies
-from sightline.service.http.protocol import GuardedProtocol
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import flush_logs

@@ -18,7 +18,7 @@ from sightline.base.errors import UsageError
 from sightline.base.machine import usable_memory
 from sightline.base.options import Options, Shown, add_options, check, fields_of, flag_name, given_variables, read_words
 from sightline.base.parser import Parser
-from sightline.service.fields import MAX_INPUTS
+from sightline.service.body_fields import MAX_INPUTS
 
 # Compatibility APIs, with the modules of service/compat/ that have their endpoints.
 COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(

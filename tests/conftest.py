@@ -119,7 +119,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sightline.model.architectures.transformer import Transformer
     from sightline.model.checkpoint import save_checkpoint
     from sightline.model.config import TransformerConfig
-    from sightline.model.data.tokenizer import train_tokenizer
+    from sightline.model.data.tokenizer_training import train_tokenizer
 
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -152,7 +152,7 @@ def classifier_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sightline.model.architectures.classifier import Classifier
     from sightline.model.checkpoint import save_checkpoint
     from sightline.model.config import ClassifierConfig
-    from sightline.model.data.tokenizer import train_tokenizer
+    from sightline.model.data.tokenizer_training import train_tokenizer
 
     tokenizer = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     trained = train_tokenizer(TOY_SENTENCES, vocab_size=400)

@@ -17,10 +17,10 @@ from lab.bench import report
 from lab.bench.record import RESULTS, read_results
 from sightline import __version__
 from sightline.base.bundle import SCHEMA_VERSION, read_manifest
+from sightline.service.api_errors import Limit
 from sightline.service.discovery import find_bundles
-from sightline.service.errors import Limit
 from sightline.service.metrics import Metrics
-from sightline.service.runtime.memory import row_bytes
+from sightline.service.runtime.state_memory import row_bytes
 from sightline.service.settings import REPLACED, SETTINGS, env_name
 
 DOCUMENTS = sorted([*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("bundles").rglob("*.md")])

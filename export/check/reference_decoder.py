@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from sightline.export.check.reference import (
+from sightline.export.check.numpy_reference import (
     EXACT,
     Arithmetic,
     Array,

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from sightline.base.bundle import is_entailment
-from sightline.export.check.reference import (
+from sightline.export.check.numpy_reference import (
     EXACT,
     Arithmetic,
     Array,
@@ -30,7 +30,7 @@ from sightline.export.families.weights import Weights
 
 
 @dataclass(frozen=True)
-class Encoded:
+class ReferenceEncoding:
     """Result of the encoder for one text of S tokens."""
 
     hidden: Array  # (S, M)
@@ -41,7 +41,7 @@ class Encoded:
     predictions: Array | None  # logits of tokens (R, V), None if the model does not predict them
 
 
-class Reference:
+class ReferenceEncoder:
     """Encoder of a described model."""
 
     def __init__(self, model: Description, weights: Weights, arithmetic: Arithmetic = EXACT) -> None:
@@ -49,11 +49,11 @@ class Reference:
         self._stack = model.encoder_stack
         self._layers = ReferenceLayers(weights, "encoder", self._stack, arithmetic)
 
-    def encode(self, ids: Sequence[int]) -> Encoded:
+    def encode(self, ids: Sequence[int]) -> ReferenceEncoding:
         """Encode one sequence of token ids, and keep all rows of the attention maps."""
         return self.encode_all([ids], all_rows([ids]))[0]
 
-    def encode_all(self, texts: Sequence[Sequence[int]], rows: Sequence[Positions]) -> list[Encoded]:
+    def encode_all(self, texts: Sequence[Sequence[int]], rows: Sequence[Positions]) -> list[ReferenceEncoding]:
         """Encode several sequences of token ids.
 
         Args:
@@ -95,7 +95,7 @@ class Reference:
             for states, ids in zip(pooled, texts, strict=True)
         ]
         return [
-            Encoded(
+            ReferenceEncoding(
                 hidden,
                 np.stack(maps[text]),
                 np.stack(slots[text]) if slots[text] else None,

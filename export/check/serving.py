@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 LONG = 5000  # characters
 # Empty, ordinary, long, and with characters that rules of tokenizers treat differently.

@@ -1,7 +1,7 @@
 """Verification of a bundle: its graphs in ONNX Runtime against the NumPy reference.
 
-It needs neither PyTorch nor transformers. `sightline.export.check.recurrent` verifies recurrent
-models, which have no description.
+It needs neither PyTorch nor transformers. `sightline.export.check.recurrent_check` verifies
+recurrent models, which have no description.
 
 The bundle is the written one, as it will be served. The reference reads the weights from the
 checkpoint, so that errors of the builder are found, too.
@@ -34,15 +34,15 @@ from sightline.base.bundle import (
     Manifest,
     Verification,
 )
-from sightline.export.check.reference import EXACT, Arithmetic, Rounded, log_softmax
+from sightline.export.check.check_report import MAPS, Difference, check_inputs, raise_if_exceeded
+from sightline.export.check.numpy_reference import EXACT, Arithmetic, Rounded, log_softmax
 from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import Reference
-from sightline.export.check.report import MAPS, Difference, check_inputs, raise_if_exceeded
+from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import DecoderSession, open_session, padded_sources, zero_states
-from sightline.export.errors import VerificationError
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.nodes import EXCLUDED
+from sightline.export.import_errors import VerificationError
 from sightline.export.sources.firefox.shortlist import Shortlist
 from sightline.model.float32 import UNIT_ROUNDOFF, max_abs, rounding_error
 
@@ -78,7 +78,7 @@ MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a 
 
 
 @dataclass(frozen=True)
-class Texts:
+class ComparedTexts:
     """Token ids to compare, the longest text first."""
 
     sources: tuple[tuple[int, ...], ...]  # inputs of the encoder, or prompts of a decoder-only model
@@ -98,7 +98,7 @@ def compared_rows(length: int) -> NDArray[np.int64]:
 
 
 def reference_outputs(
-    model: Description, weights: Weights, texts: Texts, arithmetic: Arithmetic = EXACT
+    model: Description, weights: Weights, texts: ComparedTexts, arithmetic: Arithmetic = EXACT
 ) -> dict[str, Array]:
     """Compute the outputs of a model with the reference.
 
@@ -112,7 +112,7 @@ def reference_outputs(
     memories: list[Array] | None = None
     if model.encoder is not None:
         rows = [compared_rows(len(source)) for source in texts.sources]
-        encoded = Reference(model, weights, arithmetic).encode_all(texts.sources, rows)
+        encoded = ReferenceEncoder(model, weights, arithmetic).encode_all(texts.sources, rows)
         memories = [one.hidden for one in encoded]
         for number, source in enumerate(encoded):
             outputs |= {f"hidden.{number}": source.hidden, f"encoder.{number}": source.maps}
@@ -138,7 +138,9 @@ def reference_outputs(
     return outputs
 
 
-def rounding_limits(model: Description, weights: Weights, texts: Texts) -> tuple[dict[str, Array], dict[str, float]]:
+def rounding_limits(
+    model: Description, weights: Weights, texts: ComparedTexts
+) -> tuple[dict[str, Array], dict[str, float]]:
     """Compute exact outputs and the largest accepted error of each.
 
     Returns:
@@ -149,7 +151,7 @@ def rounding_limits(model: Description, weights: Weights, texts: Texts) -> tuple
     largest = dict.fromkeys(exact, 0.0)
     short = list(range(1, len(texts.sources)))
     numbers = [0, *short * (max(1, SHORT_TEXTS // len(short)) if short else 1)]
-    repeated = Texts(
+    repeated = ComparedTexts(
         tuple(texts.sources[number] for number in numbers),
         tuple(texts.targets[number] for number in numbers) if texts.targets else (),
     )
@@ -176,7 +178,7 @@ class GraphRunner:
 
     def run(
         self, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], new_tokens: int
-    ) -> tuple[Texts, dict[str, Array]]:
+    ) -> tuple[ComparedTexts, dict[str, Array]]:
         """Run the graphs on sources; the decoder generates `new_tokens` tokens greedily.
 
         Args:
@@ -189,7 +191,7 @@ class GraphRunner:
             The sources with the inputs of the decoder, and the outputs. Logits that the graphs do
             not compute are NaN.
         """
-        texts = Texts(tuple(map(tuple, sources)))
+        texts = ComparedTexts(tuple(map(tuple, sources)))
         states: list[dict[str, Array]] = [{} for _ in sources]
         outputs: dict[str, Array] = {}
         if self._model.encoder is not None:
@@ -210,7 +212,7 @@ class GraphRunner:
         if self._model.decoder is None:
             return texts, outputs
         targets, decoded = self._decode(sources, prompts, states, new_tokens)
-        return Texts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
+        return ComparedTexts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
 
     def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
         """Return the outputs of the encoder graph for each source, without padding.
@@ -490,7 +492,7 @@ def compare_cosines(session: Any, table: Array) -> Difference:
 
 
 def _check_shortlist(
-    folder: Path, shortlist: Shortlist, texts: Texts, given: dict[str, Array], exact: dict[str, Array]
+    folder: Path, shortlist: Shortlist, texts: ComparedTexts, given: dict[str, Array], exact: dict[str, Array]
 ) -> None:
     """Check that the graphs exclude all tokens outside of the shortlist.
 
@@ -533,7 +535,7 @@ def differences_of(given: Mapping[str, Array], exact: Mapping[str, Array]) -> di
 
 
 def _count_generations(
-    new_tokens: int, texts: Texts, exact: Mapping[str, Array], limits: Mapping[str, float]
+    new_tokens: int, texts: ComparedTexts, exact: Mapping[str, Array], limits: Mapping[str, float]
 ) -> tuple[int, int]:
     """Compare each generated token with the best token of the reference after the same tokens.
 

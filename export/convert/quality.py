@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 from sightline.base.bundle import Bleu, Manifest, Quality
 from sightline.export.check.sessions import Sessions, onnx_steps
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.export.options import MAX_LOSS
-from sightline.model.data.tokenizer import decode_ids, encode_lines
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines
 
 if TYPE_CHECKING:
     from sightline.model.evaluation.bleu import EvaluationSet, Score

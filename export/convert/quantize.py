@@ -29,7 +29,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from sightline.base.bundle import LayerGroup, QuantScheme
 from sightline.export.graphs.builder import CONTRIB, WeightFile, external_tensor
 from sightline.export.graphs.nodes import PROJECTIONS
-from sightline.export.options import BLOCK_SIZES, Recipe
+from sightline.export.options import BLOCK_SIZES, QuantizationRecipe
 
 INT8_ACTIVATIONS = 4  # `accuracy_level`: round activations to int8, per row and block
 MIN_BLOCK_SIZE = 16
@@ -147,7 +147,7 @@ def quantize_graphs(
     models: Sequence[onnx.ModelProto],
     folder: Path,
     weights: WeightFile,
-    recipe: Recipe,
+    recipe: QuantizationRecipe,
     ranges: Ranges,
 ) -> list[onnx.ModelProto]:
     """Quantize the constant products of graphs.
@@ -250,14 +250,14 @@ def _layer_group(graph: onnx.GraphProto, product: _Product) -> LayerGroup:
     return "projection" if product.output in PROJECTIONS else "layers"
 
 
-def _scheme(graph: onnx.GraphProto, product: _Product, recipe: Recipe) -> QuantScheme:
+def _scheme(graph: onnx.GraphProto, product: _Product, recipe: QuantizationRecipe) -> QuantScheme:
     if graph.name in ("similar", "predict"):  # products with the table share it with its lookup
         scheme = recipe.projection if product.transposed else recipe.schemes["encoder"]
         return "float32" if scheme == "float32" else "group-wise"
     return recipe.schemes[_layer_group(graph, product)]
 
 
-def _quantized(rewriting: "_GraphRewriter", recipe: Recipe, tables: Collection[str]) -> onnx.ModelProto:
+def _quantized(rewriting: "_GraphRewriter", recipe: QuantizationRecipe, tables: Collection[str]) -> onnx.ModelProto:
     graph = rewriting.graph
     products = {product.node.name: product for product in _products(graph)}
     schemes = {name: _scheme(graph, product, recipe) for name, product in products.items()}
@@ -303,7 +303,7 @@ class _GraphRewriter:
     """Builder of a quantized graph: it creates replacement nodes and collects their constants."""
 
     def __init__(
-        self, model: onnx.ModelProto, folder: Path, weights: WeightFile, recipe: Recipe, ranges: Ranges
+        self, model: onnx.ModelProto, folder: Path, weights: WeightFile, recipe: QuantizationRecipe, ranges: Ranges
     ) -> None:
         self._model = model
         self.graph = model.graph

@@ -21,7 +21,7 @@ from sightline.base.bundle import Manifest, State
 from sightline.export.check.alignment import sentences_of
 from sightline.export.check.sessions import open_sessions, read_sources, run_step
 from sightline.export.convert.text_quality import text_ids
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 
 LEVELS = 127  # on each side of zero
 # Few sentences are read, and values beyond their range are clipped.

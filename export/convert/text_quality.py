@@ -23,17 +23,17 @@ from tokenizers import Tokenizer
 from sightline.base.bundle import (
     LABEL_OUTPUTS,
     AgreementQuality,
-    Embedding,
     EmbeddingQuality,
     LabelQuality,
     Manifest,
     PredictionQuality,
+    SentenceEmbedding,
     TextQuality,
 )
 from sightline.base.text.pairs import encode_with_template
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export.check.sessions import Array, Sessions, encode, initial_states, run_step, zero_states
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.export.options import (
     MAX_DIVERGENCE,
     MAX_SCORE_DIFFERENCE,
@@ -42,7 +42,7 @@ from sightline.export.options import (
     MIN_SAME_FIRST,
     MIN_SAME_LABELS,
 )
-from sightline.model.data.tokenizer import decode_ids
+from sightline.model.data.tokenizer_training import decode_ids
 
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 128  # of each greedy output
@@ -199,7 +199,7 @@ def _compare_encoders(float32: Sessions, quantized: Sessions, sources: Sequence[
     )
 
 
-def pool(hidden: Array, embedding: Embedding | None) -> NDArray[np.float64]:
+def pool(hidden: Array, embedding: SentenceEmbedding | None) -> NDArray[np.float64]:
     """Return the embedding (M,) of a text from its hidden states (S, M), not normalized."""
     states = hidden.astype(np.float64)
     match "mean" if embedding is None else embedding.pooling:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sightline.base.bundle import TrainingUnit
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 
 @dataclass(frozen=True)

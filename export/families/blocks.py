@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family
 from sightline.export.families.causal_encoders import classes_of, family_of
 from sightline.export.families.decoders import (
@@ -24,10 +23,11 @@ from sightline.export.families.decoders import (
     rotary_from,
     rotary_options,
 )
-from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
+from sightline.export.families.description import Attention, Description, FeedForward, Norm, Stack, TokenEmbedding
 from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
-from sightline.export.families.weights import Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 _LAYER_NORM_EPSILON = 1e-5  # of a LayerNorm of PyTorch
 
@@ -68,11 +68,11 @@ def _phi3_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     for part in ("query", "key", "value"):
         modules[f"decoder.{{}}.self_attention.{part}"] = _rows_of(f"{layer}.self_attn.qkv_proj", attention, part)
     for index, part in enumerate(("gate", "inner")):
-        modules[f"decoder.{{}}.feed_forward.{part}"] = Part(f"{layer}.mlp.gate_up_proj", index=index, count=2)
+        modules[f"decoder.{{}}.feed_forward.{part}"] = AdaptedModule(f"{layer}.mlp.gate_up_proj", index=index, count=2)
     return modules
 
 
-def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = False) -> Part:
+def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = False) -> AdaptedModule:
     """Return the queries, keys or values of a module that stores all of them.
 
     Args:
@@ -92,7 +92,7 @@ def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = Fa
         middle = pairs + size // 2  # end of the dimensions that are not rotated in the first half
         order = np.r_[:pairs, 2 * pairs : middle, pairs : 2 * pairs, middle:size]
     rows = tuple(int(row) for row in (starts + order).reshape(-1))
-    return Part(module, rows=rows, stored_rows=sum(counts) * size)
+    return AdaptedModule(module, rows=rows, stored_rows=sum(counts) * size)
 
 
 def _olmo2(config: Config, tensors: Tensors) -> Description:
@@ -124,7 +124,7 @@ def _granite(config: Config, tensors: Tensors) -> Description:
     stack = replace(
         stack,
         attention=tuple(replace(one, scale=scale) for one in stack.attention),
-        embedding=Embedding(scale=config.number("embedding_multiplier", 1.0)),
+        embedding=TokenEmbedding(scale=config.number("embedding_multiplier", 1.0)),
         residual_scale=config.number("residual_multiplier", 1.0),
     )
     return replace(model, decoder=stack, logits_scale=1 / config.number("logits_scaling", 1.0, above=0))
@@ -152,7 +152,7 @@ def _gpt_neox(config: Config, tensors: Tensors) -> Description:
         "pre",
         (attention,) * layers,
         FeedForward(activation(config.text("hidden_act", "gelu")), config.integer("intermediate_size")),
-        Embedding(),
+        TokenEmbedding(),
         has_final_norm=True,
         is_parallel=config.boolean("use_parallel_residual", True),
     )
@@ -202,7 +202,7 @@ def _opt(config: Config, tensors: Tensors) -> Description:
         "pre" if is_pre_norm else "post",
         (attention,) * layers,
         FeedForward(activation(config.text("activation_function", "relu")), config.integer("ffn_dim"), has_bias=bias),
-        Embedding(has_positions=True, projected_from=size, projects_tokens=size is not None),
+        TokenEmbedding(has_positions=True, projected_from=size, projects_tokens=size is not None),
         has_final_norm=is_pre_norm and not lacks_norm,
         projected_to=size,
     )
@@ -219,7 +219,7 @@ def _opt_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     layer = f"{start}layers.{{}}"
     modules: dict[str, Source] = {
         "embedding": f"{start}embed_tokens",
-        "decoder.positions": Part(f"{start}embed_positions", skip=2),  # two rows that no token uses
+        "decoder.positions": AdaptedModule(f"{start}embed_positions", skip=2),  # two rows that no token uses
         "decoder.embedding_projection": f"{start}project_in",
         "decoder.output_projection": f"{start}project_out",
         "decoder.norm": f"{start}final_layer_norm",

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family
 from sightline.export.families.description import Description, Head
 from sightline.export.families.encoders import label_kind, label_names
 from sightline.export.families.weights import Array, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 CLASSIFIER = "ForSequenceClassification"
 IGNORED = ("lm_head.weight",)  # which a class without a projection to the vocabulary does not read

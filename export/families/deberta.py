@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family
 from sightline.export.families.description import (
     Convolution,
     Description,
     Disentangled,
-    Embedding,
     FeedForward,
     Norm,
     Stack,
+    TokenEmbedding,
 )
 from sightline.export.families.encoders import (
     HeadModules,
@@ -29,7 +28,8 @@ from sightline.export.families.encoders import (
 )
 from sightline.export.families.values import activation, count, equal_heads
 from sightline.export.families.weights import Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 # A head above this size would be summed in parts whose number depends on the batch.
 _MAX_HEAD_SIZE = 128
@@ -54,7 +54,7 @@ def _deberta(config: Config, tensors: Tensors) -> Description:
         "post",
         (attention,) * count(config, "num_hidden_layers"),
         FeedForward(activation(config.text("hidden_act", "gelu")), config.integer("intermediate_size")),
-        Embedding(
+        TokenEmbedding(
             has_positions=config.boolean("position_biased_input", True),
             types=config.integer("type_vocab_size", 0, least=0),
             has_norm=True,

@@ -8,13 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family
 from sightline.export.families.causal_encoders import classes_of, family_of, generates_text
-from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from sightline.export.families.description import (
+    Attention,
+    Description,
+    FeedForward,
+    Norm,
+    Rotary,
+    Stack,
+    TokenEmbedding,
+)
 from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count, equal_heads
-from sightline.export.families.weights import Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 _HARMLESS = ("is_decoder", "is_llama_config", "unsloth_*")
 Frequencies = NDArray[np.float64]
@@ -173,7 +181,7 @@ def describe_relative(family: str, config: Config, tensors: Tensors, variant: Va
             gated=True,
             has_bias=variant.mlp_bias,
         ),
-        Embedding(),
+        TokenEmbedding(),
         has_final_norm=True,
     )
     check_output(config, tensors, f"{model_prefix(tensors)}embed_tokens.weight", default=family == "smollm3")
@@ -432,7 +440,7 @@ def _gpt2(config: Config, tensors: Tensors) -> Description:
         "pre",
         tuple(replace(attention, scale=scale / (layer + 1 if by_layer else 1)) for layer in range(layers)),
         FeedForward(activation(config.text("activation_function", "gelu_new")), config.integer("n_inner", 4 * width)),
-        Embedding(has_positions=True),
+        TokenEmbedding(has_positions=True),
         has_final_norm=True,
     )
     check_output(config, tensors, f"{_gpt2_start(tensors)}wte.weight", default=True)
@@ -452,13 +460,13 @@ def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         "decoder.positions": f"{start}wpe",
         "decoder.norm": f"{start}ln_f",
         "decoder.{}.self_attention_norm": f"{layer}.ln_1",
-        "decoder.{}.self_attention.output": Part(f"{layer}.attn.c_proj", transposed=True),
+        "decoder.{}.self_attention.output": AdaptedModule(f"{layer}.attn.c_proj", transposed=True),
         "decoder.{}.feed_forward_norm": f"{layer}.ln_2",
-        "decoder.{}.feed_forward.inner": Part(f"{layer}.mlp.c_fc", transposed=True),
-        "decoder.{}.feed_forward.outer": Part(f"{layer}.mlp.c_proj", transposed=True),
+        "decoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.c_fc", transposed=True),
+        "decoder.{}.feed_forward.outer": AdaptedModule(f"{layer}.mlp.c_proj", transposed=True),
     }
     for index, part in enumerate(("query", "key", "value")):
-        modules[f"decoder.{{}}.self_attention.{part}"] = Part(
+        modules[f"decoder.{{}}.self_attention.{part}"] = AdaptedModule(
             f"{layer}.attn.c_attn", transposed=True, index=index, count=3
         )
     return modules | output_modules(tensors, f"{start}wte.weight")

@@ -2,7 +2,7 @@
 
 `sightline.export.families` derives a description from the configuration of a checkpoint or of a
 training run, `sightline.export.graphs` builds ONNX graphs from it, and
-`sightline.export.check.reference` computes the same with NumPy.
+`sightline.export.check.numpy_reference` computes the same with NumPy.
 """
 
 from dataclasses import dataclass
@@ -146,7 +146,7 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
-class Embedding:
+class TokenEmbedding:
     """Conversion of token ids to vectors."""
 
     scale: float = 1.0
@@ -178,7 +178,7 @@ class Stack:
     norm_place: Literal["pre", "post", "none"]  # of the normalization of residual states
     attention: tuple[Attention, ...]  # one for each layer
     feed_forward: FeedForward
-    embedding: Embedding
+    embedding: TokenEmbedding
     cross: Attention | None = None  # cross-attention of a decoder
     relative_bias: RelativeBias | None = None
     # ALiBi (Press et al. 2022): the bias of a head is its slope times the distance, negated. In an

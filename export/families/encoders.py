@@ -11,22 +11,22 @@ from functools import partial
 from typing import Literal
 
 from sightline.base.bundle import is_entailment
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family
 from sightline.export.families.description import (
     Activation,
     Description,
-    Embedding,
     FeedForward,
     Head,
     Norm,
     RelativeBias,
     Rotary,
     Stack,
+    TokenEmbedding,
 )
 from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
-from sightline.export.families.weights import Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 # Keys of heads of pre-training and of sentence-transformers.
 _HARMLESS = ("pooler_*", "sbert_ce_default_activation_function", "sentence_transformers", "tie_*")
@@ -161,7 +161,11 @@ _ELECTRA_HEAD = HeadModules("classifier.dense", "gelu", "classifier.out_proj")
 
 
 def describe_encoder(
-    config: Config, family: str, embedding: Embedding, default_activation: str = "gelu", positions: str = "absolute"
+    config: Config,
+    family: str,
+    embedding: TokenEmbedding,
+    default_activation: str = "gelu",
+    positions: str = "absolute",
 ) -> Description:
     """Describe a post-norm encoder with the configuration keys of BERT."""
     check_common(config, positions)
@@ -202,7 +206,7 @@ def embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
     """
     return {
         "embedding": f"{embeddings}.word_embeddings",
-        "encoder.positions": Part(f"{embeddings}.position_embeddings", skip=skip),
+        "encoder.positions": AdaptedModule(f"{embeddings}.position_embeddings", skip=skip),
         "encoder.types": f"{embeddings}.token_type_embeddings",
         "encoder.embedding_norm": f"{embeddings}.LayerNorm",
     }
@@ -223,7 +227,7 @@ def with_old_names(modules: Mapping[str, Source], tensors: Tensors) -> Mapping[s
 
 
 def _bert(config: Config, tensors: Tensors) -> Description:
-    embedding = Embedding(has_positions=True, types=config.integer("type_vocab_size", 2), has_norm=True)
+    embedding = TokenEmbedding(has_positions=True, types=config.integer("type_vocab_size", 2), has_norm=True)
     return add_head(describe_encoder(config, "bert", embedding), config, _BERT_HEAD)
 
 
@@ -236,7 +240,9 @@ def _bert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 def _roberta(family: str, config: Config, tensors: Tensors) -> Description:
     # The position of padding is the id of the padding token, and those of tokens follow it.
     padding, types = config.integer("pad_token_id", 1, least=0), config.integer("type_vocab_size", 2)
-    embedding = Embedding(has_positions=True, skipped_positions=padding, padding=padding, types=types, has_norm=True)
+    embedding = TokenEmbedding(
+        has_positions=True, skipped_positions=padding, padding=padding, types=types, has_norm=True
+    )
     return add_head(describe_encoder(config, family, embedding), config, _ROBERTA_HEAD)
 
 
@@ -250,7 +256,7 @@ def _roberta_modules(model: Description, tensors: Tensors) -> Mapping[str, Sourc
 def _electra(config: Config, tensors: Tensors) -> Description:
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
     projected_from = None if size == config.integer("hidden_size") else size
-    embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=projected_from)
+    embedding = TokenEmbedding(has_positions=True, types=types, has_norm=True, projected_from=projected_from)
     return add_head(describe_encoder(config, "electra", embedding), config, _ELECTRA_HEAD)
 
 
@@ -268,7 +274,9 @@ _MPNET_BIAS = RelativeBias(buckets=32, max_distance=128, bidirectional=True)
 
 
 def _mpnet(config: Config, tensors: Tensors) -> Description:
-    embedding = Embedding(has_positions=True, skipped_positions=_MPNET_PADDING, padding=_MPNET_PADDING, has_norm=True)
+    embedding = TokenEmbedding(
+        has_positions=True, skipped_positions=_MPNET_PADDING, padding=_MPNET_PADDING, has_norm=True
+    )
     model = describe_encoder(config, "mpnet", embedding)
     config.neutral("relative_attention_num_buckets", _MPNET_BIAS.buckets)
     model = replace(model, encoder=replace(model.encoder_stack, relative_bias=_MPNET_BIAS))
@@ -301,7 +309,7 @@ def _distilbert(config: Config, tensors: Tensors) -> Description:
         "post",
         (equal_heads(config, "n_heads", width),) * count(config, "n_layers"),
         FeedForward(activation(config.text("activation", "gelu")), config.integer("hidden_dim")),
-        Embedding(has_positions=True, has_norm=True),
+        TokenEmbedding(has_positions=True, has_norm=True),
     )
     model = Description("distilbert", config.integer("vocab_size"), positions, stack)
     return add_head(model, config, _DISTILBERT_HEAD)
@@ -333,7 +341,7 @@ def _albert(config: Config, tensors: Tensors) -> Description:
         config.neutral(key, 0)
     config.neutral("down_scale_factor", 1)
     size, types = config.integer("embedding_size", 128), config.integer("type_vocab_size", 2)
-    embedding = Embedding(has_positions=True, types=types, has_norm=True, projected_from=size)
+    embedding = TokenEmbedding(has_positions=True, types=types, has_norm=True, projected_from=size)
     model = describe_encoder(config, "albert", embedding, default_activation="gelu_new")
     # Layers of a group share their weights, so that no shape shows the number of layers.
     groups, inner = count(config, "num_hidden_groups", 1), count(config, "inner_group_num", 1)
@@ -407,7 +415,7 @@ def _modernbert(config: Config, tensors: Tensors) -> Description:
             gated=True,
             has_bias=config.boolean("mlp_bias", False),
         ),
-        Embedding(has_norm=True),
+        TokenEmbedding(has_norm=True),
         has_final_norm=True,
         skips_first_norm=True,
     )
@@ -461,13 +469,13 @@ def _modernbert_modules(model: Description, tensors: Tensors) -> Mapping[str, So
         "encoder.{}.self_attention_norm": f"{layer}.attn_norm",
         "encoder.{}.self_attention.output": f"{layer}.attn.Wo",
         "encoder.{}.feed_forward_norm": f"{layer}.mlp_norm",
-        "encoder.{}.feed_forward.gate": Part(f"{layer}.mlp.Wi", index=0, count=2),
-        "encoder.{}.feed_forward.inner": Part(f"{layer}.mlp.Wi", index=1, count=2),
+        "encoder.{}.feed_forward.gate": AdaptedModule(f"{layer}.mlp.Wi", index=0, count=2),
+        "encoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.Wi", index=1, count=2),
         "encoder.{}.feed_forward.outer": f"{layer}.mlp.Wo",
         "encoder.norm": f"{prefix}final_norm",
     }
     for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attn.Wqkv", index=index, count=3)
+        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(f"{layer}.attn.Wqkv", index=index, count=3)
     return modules | head_modules(model, _MODERNBERT_HEAD)
 
 

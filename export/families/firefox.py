@@ -11,13 +11,13 @@ from functools import partial
 from typing import Any
 
 from sightline.base.bundle import GenerationDefaults
-from sightline.export.errors import ImportFailedError
-from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Stack
+from sightline.export.families.description import Attention, Description, FeedForward, Norm, Stack, TokenEmbedding
 from sightline.export.families.shapes import check_shapes
 from sightline.export.families.values import count, timescale_sinusoids
-from sightline.export.families.weights import Part, Source, Weights
-from sightline.export.sources.checkpoint import Config, Tensors
-from sightline.export.sources.generation import Generation
+from sightline.export.families.weights import AdaptedModule, Source, Weights
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.generation_settings import GenerationSettings
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 MAX_POSITIONS = 512  # not a limit of the architecture: the engine of Firefox wraps texts at 128 tokens
 END_ID = 0
@@ -158,7 +158,7 @@ def describe(
             "post",
             (attention,) * layers[name],
             FeedForward("relu", inners[name]),
-            Embedding(math.sqrt(width), has_positions=True),
+            TokenEmbedding(math.sqrt(width), has_positions=True),
             cross=attention if name == "decoder" else None,
             cell="ssru" if name == "decoder" else "attention",
         )
@@ -202,25 +202,25 @@ def vocabulary_sizes(model: Description) -> tuple[int, int]:
 def _modules(model: Description, *, is_shared: bool) -> Mapping[str, Source]:
     """Return the tensors of Marian; it stores matrices as (inputs, outputs) and vectors as rows."""
     # The decoder starts with a zero vector, which is the embedding of the added start token.
-    target = Part("Wemb" if is_shared else "decoder_Wemb", added=(0.0,))
+    target = AdaptedModule("Wemb" if is_shared else "decoder_Wemb", added=(0.0,))
     modules: dict[str, Source] = {"embedding.weight": target}
     if not is_shared:
         modules = {"encoder.embedding.weight": "encoder_Wemb", "decoder.embedding.weight": target}
-    modules["output.bias"] = Part("decoder_ff_logit_out_b", added=(_NEVER,), is_row=True)
+    modules["output.bias"] = AdaptedModule("decoder_ff_logit_out_b", added=(_NEVER,), is_row=True)
     for name, stack in (("encoder", model.encoder_stack), ("decoder", model.decoder_stack)):
         modules[f"{name}.positions"] = partial(timescale_sinusoids, model.max_positions, stack.width)
         for number in range(stack.layers):
             for short, long in _LAYER_TENSORS[name].items():
                 is_matrix = _MATRIX.fullmatch(short) is not None
-                part = Part(f"{name}_l{number + 1}_{short}", transposed=is_matrix, is_row=not is_matrix)
+                part = AdaptedModule(f"{name}_l{number + 1}_{short}", transposed=is_matrix, is_row=not is_matrix)
                 modules[f"{name}.{number}.{long}"] = part
     return modules
 
 
-def generation(model: Description, unknown_id: int | None = 1) -> Generation:
+def generation(model: Description, unknown_id: int | None = 1) -> GenerationSettings:
     """Return the special tokens, and settings for greedy search without unknown tokens."""
     start_id = model.vocabulary - 1
     suppressed = (start_id,) if unknown_id is None else (unknown_id, start_id)
     defaults = GenerationDefaults(suppress_tokens=suppressed, num_beams=1)
     # Padding of a source needs a token of the source vocabulary, which may be the smaller one.
-    return Generation(pad_id=END_ID, start_ids=(start_id,), end_ids=(END_ID,), defaults=defaults)
+    return GenerationSettings(pad_id=END_ID, start_ids=(start_id,), end_ids=(END_ID,), defaults=defaults)

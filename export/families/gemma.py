@@ -9,14 +9,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family
 from sightline.export.families.causal_encoders import as_encoder, classes_of, family_of, generates_text
 from sightline.export.families.decoders import check_output, decoder_modules, model_prefix, rotary_from, rotary_of
-from sightline.export.families.description import Attention, Description, Embedding, FeedForward, Norm, Rotary, Stack
+from sightline.export.families.description import (
+    Attention,
+    Description,
+    FeedForward,
+    Norm,
+    Rotary,
+    Stack,
+    TokenEmbedding,
+)
 from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count
-from sightline.export.families.weights import Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 _KINDS = {"sliding_attention": True, "full_attention": False}
 
@@ -156,7 +164,7 @@ def _describe(
         "pre",
         layers,
         FeedForward(activation(hidden_act), config.integer("intermediate_size"), gated=True, has_bias=False),
-        Embedding(scale=float(np.float32(width**0.5))),
+        TokenEmbedding(scale=float(np.float32(width**0.5))),
         has_final_norm=True,
         has_output_norms=version > 1,
     )
@@ -177,7 +185,7 @@ def _modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
             "decoder.{}.feed_forward_output_norm": f"{layer}.post_feedforward_layernorm",
         }
     return {
-        name: Part(source, offset=1.0) if name.endswith("norm") and isinstance(source, str) else source
+        name: AdaptedModule(source, offset=1.0) if name.endswith("norm") and isinstance(source, str) else source
         for name, source in modules.items()
     }
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sightline.export.families import Family
-from sightline.export.families.description import Description, Embedding
+from sightline.export.families.description import Description, TokenEmbedding
 from sightline.export.families.encoders import describe_encoder, embedding_modules, layer_modules, prefix_of
-from sightline.export.families.weights import Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 from sightline.model.config import alibi_slopes
 
 
@@ -28,7 +28,7 @@ def _jina(config: Config, tensors: Tensors) -> Description:
     types = config.integer("type_vocab_size", 2)
     config.neutral("feed_forward_type", "geglu")
     config.ignore("emb_pooler", "attn_implementation", "model_max_length")
-    model = describe_encoder(config, "jina_bert", Embedding(types=types, has_norm=True), positions="alibi")
+    model = describe_encoder(config, "jina_bert", TokenEmbedding(types=types, has_norm=True), positions="alibi")
     stack = model.encoder_stack
     feed_forward = replace(stack.feed_forward, gated=True, has_bias=False, has_output_bias=True)
     return replace(model, encoder=replace(stack, feed_forward=feed_forward, slopes=_slopes(stack.attention[0].heads)))
@@ -41,8 +41,8 @@ def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         embedding_modules(f"{prefix}embeddings")
         | layer_modules(layer)
         | {
-            "encoder.{}.feed_forward.gate": Part(f"{layer}.mlp.gated_layers", index=0, count=2),
-            "encoder.{}.feed_forward.inner": Part(f"{layer}.mlp.gated_layers", index=1, count=2),
+            "encoder.{}.feed_forward.gate": AdaptedModule(f"{layer}.mlp.gated_layers", index=0, count=2),
+            "encoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.gated_layers", index=1, count=2),
             "encoder.{}.feed_forward.outer": f"{layer}.mlp.wo",
             "encoder.{}.feed_forward_norm": f"{layer}.mlp.layernorm",
         }

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.description import Activation, Description, Predictions
 from sightline.export.families.values import activation
 from sightline.export.families.weights import Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from sightline.export.families import Family
-from sightline.export.families.description import Description, Embedding, FeedForward, Norm, Rotary, Stack
+from sightline.export.families.description import Description, FeedForward, Norm, Rotary, Stack, TokenEmbedding
 from sightline.export.families.encoders import (
     HeadModules,
     add_head,
@@ -22,8 +22,8 @@ from sightline.export.families.encoders import (
     prefix_of,
 )
 from sightline.export.families.values import activation, check_rotary_head, count, equal_heads
-from sightline.export.families.weights import Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Source
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 
 def _rotary(config: Config, head_size: int, default_base: float) -> Rotary:
@@ -99,7 +99,7 @@ def _nomic(config: Config, tensors: Tensors) -> Description:
         "post",
         (attention,) * count(config, layers),
         FeedForward(activation(function), inner, gated=True, has_bias=False),
-        Embedding(types=config.integer("type_vocab_size", 2, least=0), has_norm=True),
+        TokenEmbedding(types=config.integer("type_vocab_size", 2, least=0), has_norm=True),
     )
     model = Description("nomic_bert", config.integer("vocab_size"), positions, stack)
     return add_head(model, config, HeadModules("", "tanh", ""))
@@ -120,7 +120,7 @@ def _nomic_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]
         "encoder.{}.feed_forward_norm": f"{layer}.norm2",
     }
     for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attn.Wqkv", index=index, count=3)
+        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(f"{layer}.attn.Wqkv", index=index, count=3)
     return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
 
 
@@ -151,7 +151,7 @@ def _gte(family: str, config: Config, tensors: Tensors) -> Description:
             has_bias=False,
             has_output_bias=True,
         ),
-        Embedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True),
+        TokenEmbedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True),
     )
     positions = config.integer("max_position_embeddings", 8192)
     model = Description(family, config.integer("vocab_size"), positions, stack)
@@ -167,13 +167,15 @@ def _gte_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         "encoder.embedding_norm": f"{prefix}embeddings.LayerNorm",
         "encoder.{}.self_attention.output": f"{layer}.attention.o_proj",
         "encoder.{}.self_attention_norm": f"{layer}.attn_ln",
-        "encoder.{}.feed_forward.inner": Part(f"{layer}.mlp.up_gate_proj", index=0, count=2),
-        "encoder.{}.feed_forward.gate": Part(f"{layer}.mlp.up_gate_proj", index=1, count=2),
+        "encoder.{}.feed_forward.inner": AdaptedModule(f"{layer}.mlp.up_gate_proj", index=0, count=2),
+        "encoder.{}.feed_forward.gate": AdaptedModule(f"{layer}.mlp.up_gate_proj", index=1, count=2),
         "encoder.{}.feed_forward.outer": f"{layer}.mlp.down_proj",
         "encoder.{}.feed_forward_norm": f"{layer}.mlp_ln",
     }
     for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.attention.qkv_proj", index=index, count=3)
+        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(
+            f"{layer}.attention.qkv_proj", index=index, count=3
+        )
     return modules | head_modules(model, HeadModules(f"{prefix}pooler.dense", "tanh", "classifier"))
 
 
@@ -183,7 +185,7 @@ _JINA_HEAD = HeadModules("classifier.dense", "tanh", "classifier.out_proj")
 
 
 def _jina(config: Config, tensors: Tensors) -> Description:
-    embedding = Embedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True)
+    embedding = TokenEmbedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True)
     model = describe_encoder(config, "jina_embeddings_v3", embedding)
     stack = model.encoder_stack
     layers = tuple(replace(one, rotary=_rotary(config, one.head_size, 20_000.0)) for one in stack.attention)
@@ -204,7 +206,7 @@ def _jina_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
         "encoder.{}.feed_forward_norm": f"{layer}.norm2",
     }
     for index, part in enumerate(("query", "key", "value")):
-        modules[f"encoder.{{}}.self_attention.{part}"] = Part(f"{layer}.mixer.Wqkv", index=index, count=3)
+        modules[f"encoder.{{}}.self_attention.{part}"] = AdaptedModule(f"{layer}.mixer.Wqkv", index=index, count=3)
     return modules | head_modules(model, _JINA_HEAD)
 
 

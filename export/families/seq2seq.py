@@ -16,18 +16,18 @@ from sightline.export.families import Family
 from sightline.export.families.description import (
     Attention,
     Description,
-    Embedding,
     FeedForward,
     Head,
     Norm,
     Reader,
     RelativeBias,
     Stack,
+    TokenEmbedding,
 )
 from sightline.export.families.encoders import label_kind, label_names
 from sightline.export.families.values import activation, count, equal_heads, timescale_sinusoids
-from sightline.export.families.weights import Array, Part, Source
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.families.weights import AdaptedModule, Array, Source
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 # Keys without an effect on the graphs: sizes under a second name, settings of the training, and
 # settings of classes with labels.
@@ -80,7 +80,7 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
             variant.norm_place,
             (attention,) * count(config, f"{name}_layers"),
             FeedForward(function, config.integer(f"{name}_ffn_dim")),
-            Embedding(
+            TokenEmbedding(
                 scale,
                 has_positions=True,
                 padding=_M2M100_PAD if variant.positions == "fairseq" and name == "encoder" else None,
@@ -123,7 +123,7 @@ def _modules(variant: _Variant, model: Description, tensors: Tensors) -> Mapping
     modules = _embeddings(start, tensors)
     modules |= {"head.dense": "classification_head.dense", "head.output": "classification_head.out_proj"}
     if variant.family != "m2m_100":
-        modules["output.bias"] = Part("final_logits_bias", is_row=True)
+        modules["output.bias"] = AdaptedModule("final_logits_bias", is_row=True)
     for stack in ("encoder", "decoder"):
         layer, name = f"{stack}.{{}}", f"{start}{stack}.layers.{{}}"
         modules[f"{stack}.embedding_norm"] = f"{start}{stack}.layernorm_embedding"
@@ -170,7 +170,7 @@ def _positions(variant: _Variant, model: Description, name: str, tensors: Tensor
     stack = model.encoder_stack
     assert stack is not None, "an encoder-decoder has an encoder"
     if variant.positions == "learned":
-        return Part(name, skip=2)  # the first two rows are never used
+        return AdaptedModule(name, skip=2)  # the first two rows are never used
     if variant.positions == "fairseq":
         # The first position is the one after the padding token.
         return partial(timescale_sinusoids, model.max_positions, stack.width, _M2M100_PAD + 1)
@@ -215,7 +215,7 @@ def _t5(family: str, default_feed_forward: str, config: Config, tensors: Tensors
             "pre",
             (attention,) * layers,
             feed_forward,
-            Embedding(),
+            TokenEmbedding(),
             cross=attention if name == "decoder" else None,
             relative_bias=RelativeBias(num_buckets, max_distance, bidirectional=name == "encoder"),
             has_final_norm=True,

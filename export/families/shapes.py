@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.description import Attention, Description, Norm, Stack
 from sightline.export.families.weights import Weights
+from sightline.export.import_errors import ImportFailedError
 
 # Name of a tensor in `export.weights` and its shape, None for a tensor that must be absent.
 Expected = Iterator[tuple[str, tuple[int, ...] | None]]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
 from sightline.export.families.causal_encoders import as_reranker
 from sightline.export.families.description import Description
@@ -13,8 +12,9 @@ from sightline.export.families.refused import REASONS
 from sightline.export.families.shapes import check_shapes
 from sightline.export.families.token_types import type_separator
 from sightline.export.families.weights import Weights
-from sightline.export.sources.checkpoint import Config, Tensors
-from sightline.export.sources.generation import GENERATION_KEYS
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.generation_settings import GENERATION_KEYS
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 from sightline.export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20

@@ -7,7 +7,7 @@ to those after it. A tokenizer must do the same, or use type 0 for all tokens.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 _UNSUPPORTED = (
     "tokenizer.json: the token types of text pairs are not supported; type 0 must end with the first separator, such "

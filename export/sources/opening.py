@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from sightline.export.options import Kind
-from sightline.export.sources.checkpoint import FolderFiles, open_folder
+from sightline.export.sources.opened_checkpoint import FolderFiles, open_folder
 from sightline.export.sources.training_run import TrainingRun
 
 
@@ -13,7 +13,7 @@ def open_source(path: Path, kind: Kind, allowed: Iterable[Path] = (), half_weigh
 
     Args:
         path: the folder.
-        kind: kind of the folder, see `sightline.export.sources.checkpoint.detect_kind`.
+        kind: kind of the folder, see `sightline.export.sources.opened_checkpoint.detect_kind`.
         allowed: folders that symbolic links of a Hugging Face or Firefox folder may lead into.
         half_weights: round the matrices of a training run to float16.
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import Config, StoredTensor, Tensors
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, StoredTensor, Tensors
 
 WORD_BITS = 32
 GPTQ_BITS, AWQ_BITS = (2, 4, 8), 4

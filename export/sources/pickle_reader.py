@@ -1,10 +1,10 @@
 """Convert a PyTorch pickle of weights to safetensors.
 
-`sightline.export.sources.checkpoint` runs `python -P export/sources/pickle_reader.py SOURCE OUT` in
-a child process. PyTorch reads only tensors (`weights_only=True`); anything else in the pickle is an
-error and is not executed. The last line of standard error is the reason of a failure. This script
-imports no other module of this project, because the project may not be in the import path of the
-child process.
+`sightline.export.sources.opened_checkpoint` runs `python -P export/sources/pickle_reader.py SOURCE
+OUT` in a child process. PyTorch reads only tensors (`weights_only=True`); anything else in the
+pickle is an error and is not executed. The last line of standard error is the reason of a failure.
+This script imports no other module of this project, because the project may not be in the import
+path of the child process.
 """
 
 import json

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 
 from sightline.base.bundle import PairTemplate
 from sightline.base.text.jinja import ChatTemplateError
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.chat_template import read_pair_template
-from sightline.export.sources.checkpoint import Folder
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.chat_parts import read_pair_template
+from sightline.export.sources.opened_checkpoint import Folder
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_tokenizer_limit
 
 PUBLISHED_FAMILY = "qwen3"

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sightline.base.errors import UsageError
 from sightline.model.config import read_model_config
-from sightline.model.fields import read_fields
+from sightline.model.config_fields import read_fields
 from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS
 
 RECORD, SETTINGS = "record.json", "train.json"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 MAX_HEADER_BYTES = 100_000_000  # limit of the format
 BLOCK = 1 << 22  # elements that are converted at once, to limit memory
@@ -29,7 +29,7 @@ ITEM_BITS = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class SafetensorsTensor:
     """A tensor in a safetensors file."""
 
     dtype: str  # name in the format, such as "BF16"
@@ -119,7 +119,7 @@ def _widen(block: NDArray[np.uint16]) -> NDArray[np.float32]:
     return bits.view(np.float32)
 
 
-def _read_header(file: FileIO, name: str) -> dict[str, Entry]:
+def _read_header(file: FileIO, name: str) -> dict[str, SafetensorsTensor]:
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     length = int.from_bytes(start, "little")
@@ -142,7 +142,10 @@ def _read_header(file: FileIO, name: str) -> dict[str, Entry]:
     except (ValueError, RecursionError) as error:
         raise ImportFailedError(f"{name} is not a valid safetensors file: {error}") from None
     _check_extents(entries, size - 8 - length, name)
-    return {tensor: Entry(entry.dtype, entry.shape, 8 + length + entry.offset) for tensor, entry in entries.items()}
+    return {
+        tensor: SafetensorsTensor(entry.dtype, entry.shape, 8 + length + entry.offset)
+        for tensor, entry in entries.items()
+    }
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -158,7 +161,7 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _read_entry(tensor: str, fields: Any) -> Entry:
+def _read_entry(tensor: str, fields: Any) -> SafetensorsTensor:
     """Return an entry whose offset counts from the end of the header."""
     if not isinstance(fields, Mapping):
         raise ValueError(f"the entry of {tensor!r} is not an object")
@@ -172,10 +175,10 @@ def _read_entry(tensor: str, fields: Any) -> Entry:
     expected = math.prod(shape) * ITEM_BITS[dtype] // 8
     if offsets[1] - offsets[0] != expected:
         raise ValueError(f"{tensor!r} needs {expected:,} bytes, but its data_offsets span {offsets[1] - offsets[0]:,}")
-    return Entry(dtype, tuple(shape), offsets[0])
+    return SafetensorsTensor(dtype, tuple(shape), offsets[0])
 
 
-def _check_extents(entries: Mapping[str, Entry], available: int, name: str) -> None:
+def _check_extents(entries: Mapping[str, SafetensorsTensor], available: int, name: str) -> None:
     """Check that the tensors follow each other without gaps and end with the file."""
     end = 0
     for tensor, entry in sorted(entries.items(), key=lambda item: (item[1].offset, _num_bytes(item[1]))):
@@ -193,5 +196,5 @@ def _check_extents(entries: Mapping[str, Entry], available: int, name: str) -> N
         )
 
 
-def _num_bytes(entry: Entry) -> int:
+def _num_bytes(entry: SafetensorsTensor) -> int:
     return math.prod(entry.shape) * ITEM_BITS[entry.dtype] // 8

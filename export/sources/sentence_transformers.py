@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sightline.base.bundle import Embedding
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import Config
+from sightline.base.bundle import SentenceEmbedding
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config
 
 Pooling = Literal["mean", "first", "last", "max"]
 ReadJson = Callable[[str], Any]  # content of a JSON file of the folder, None if there is none
@@ -57,7 +57,7 @@ class DenseModule:
 class SentenceOptions:
     """Options of a sentence-transformers folder."""
 
-    embedding: Embedding  # without its layers
+    embedding: SentenceEmbedding  # without its layers
     max_tokens: int | None  # longest text with special tokens; None: the limit of the model
     dense: tuple[DenseModule, ...] = ()
     is_cross_encoder: bool = False  # the model scores pairs of texts, and computes no embeddings
@@ -80,7 +80,7 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     """
     modules = read_json("modules.json")
     if modules is None:
-        return SentenceOptions(Embedding(pooling="mean", normalize=False), read_tokenizer_limit(read_json, ""))
+        return SentenceOptions(SentenceEmbedding(pooling="mean", normalize=False), read_tokenizer_limit(read_json, ""))
     steps = _modules(modules)
     kinds = [kind for kind, _ in steps]
     if kinds in (["Transformer"], ["Transformer", "LogitScore"]):
@@ -101,7 +101,7 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     # Normalization removes the length of a vector, unless a layer comes before it.
     is_scaled = normalize and not dense
     pooling = _pooling(read_json, steps[1][1], is_scaled, has_prompts=any(prompts.values()))
-    embedding = Embedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
+    embedding = SentenceEmbedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
     max_tokens, has_template = _max_tokens(read_json, folder)
     if has_template:
         raise ImportFailedError(
@@ -134,7 +134,7 @@ def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Sen
             "formats its pairs of texts"
         )
     return SentenceOptions(
-        Embedding(pooling="mean", normalize=False),
+        SentenceEmbedding(pooling="mean", normalize=False),
         max_tokens,
         is_cross_encoder=True,
         answers=answers,
@@ -163,7 +163,7 @@ def _sparse_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> Se
             f"{folder}{_TRANSFORMER_FILES[0]}: modality_config has 'message', so that sentence-transformers puts each "
             "text into the chat template; this is not supported for sparse vectors"
         )
-    embedding = Embedding(pooling="mean", normalize=False, prompts=prompts, default_prompt=default)
+    embedding = SentenceEmbedding(pooling="mean", normalize=False, prompts=prompts, default_prompt=default)
     return SentenceOptions(embedding, max_tokens, is_sparse=True)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.sources.checkpoint import FolderFiles, StoredTensor, Tensors
+from sightline.export.sources.opened_checkpoint import FolderFiles, StoredTensor, Tensors
 from sightline.export.sources.run_folder import read_record
 from sightline.export.sources.safetensors_file import SafetensorsFile
 from sightline.model.parts import WEIGHTS, load_parts

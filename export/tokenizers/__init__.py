@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from tokenizers import AddedToken, Tokenizer, normalizers, processors
 
 from sightline.base.text.tokenizer import check_bounds
-from sightline.export.errors import ImportFailedError
-from sightline.export.tokenizers.languages import M2M100, MBART, MBART_50, language_ids, language_tokens
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.tokenizers.language_tokens import M2M100, MBART, MBART_50, language_ids, language_tokens
 from sightline.export.tokenizers.sentencepiece import (
     PieceKind,
     SentencePieceModel,
@@ -33,7 +33,7 @@ QWEN_WORDS = (
 
 
 class Files(Protocol):
-    """Files of a checkpoint, see `sightline.export.sources.checkpoint.Folder`."""
+    """Files of a checkpoint, see `sightline.export.sources.opened_checkpoint.Folder`."""
 
     @property
     def module(self) -> str: ...  # folder of the Transformer with a slash, or ""
@@ -63,7 +63,7 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
         ImportFailedError: a file is missing or invalid, or the kind of tokenizer is not supported.
     """
     with _library_errors("the files of the tokenizer"):
-        tokenizers = _read_or_convert(_Reader(folder))
+        tokenizers = _read_or_convert(_TokenizerFiles(folder))
         for tokenizer in (tokenizers.source, tokenizers.target):
             _try(tokenizer)
     return tokenizers
@@ -89,7 +89,7 @@ def _try(tokenizer: Tokenizer) -> None:
         tokenizer.encode("", pair)  # panics if the template has wrong names
 
 
-def _read_or_convert(reader: "_Reader") -> ConvertedTokenizers:
+def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
     if reader.model_type == "marian":
         return _convert_marian(reader)
     data = reader.data(TOKENIZER)
@@ -129,7 +129,7 @@ def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
     return tokenizer
 
 
-class _Reader:
+class _TokenizerFiles:
     """Access to the files of the folder with the Transformer."""
 
     def __init__(self, folder: Files) -> None:
@@ -252,7 +252,7 @@ def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
 
 
-def _add_tokens(tokenizer: Tokenizer, reader: _Reader) -> None:
+def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
     """Add the tokens that have ids after those of the vocabulary.
 
     They are those of added_tokens.json, and of `added_tokens_decoder` in tokenizer_config.json,
@@ -282,7 +282,7 @@ def _add_tokens(tokenizer: Tokenizer, reader: _Reader) -> None:
             )
 
 
-def _described_tokens(reader: _Reader) -> list[tuple[int, AddedToken]]:
+def _described_tokens(reader: _TokenizerFiles) -> list[tuple[int, AddedToken]]:
     """Return the ids and tokens of `added_tokens_decoder`.
 
     Raises:
@@ -304,19 +304,19 @@ def _described_tokens(reader: _Reader) -> list[tuple[int, AddedToken]]:
 # Conversions by model type
 
 
-def _convert_bert(reader: _Reader) -> Tokenizer:
+def _convert_bert(reader: _TokenizerFiles) -> Tokenizer:
     tokenizer = _word_pieces(reader, ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
     _set_template(tokenizer, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")
     return tokenizer
 
 
-def _convert_mpnet(reader: _Reader) -> Tokenizer:
+def _convert_mpnet(reader: _TokenizerFiles) -> Tokenizer:
     tokenizer = _word_pieces(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
     _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
     return tokenizer
 
 
-def _word_pieces(reader: _Reader, special: Sequence[str]) -> Tokenizer:
+def _word_pieces(reader: _TokenizerFiles, special: Sequence[str]) -> Tokenizer:
     lines = [line.rstrip("\r") for line in reader.lines("vocab.txt").removesuffix("\n").split("\n")]
     accents = reader.config.get("strip_accents")
     return convert_word_pieces(
@@ -328,7 +328,7 @@ def _word_pieces(reader: _Reader, special: Sequence[str]) -> Tokenizer:
     )
 
 
-def _byte_level(reader: _Reader, special: Sequence[str]) -> Tokenizer:
+def _byte_level(reader: _TokenizerFiles, special: Sequence[str]) -> Tokenizer:
     return convert_byte_level(
         reader.vocabulary("vocab.json"),
         reader.lines("merges.txt"),
@@ -337,13 +337,13 @@ def _byte_level(reader: _Reader, special: Sequence[str]) -> Tokenizer:
     )
 
 
-def _convert_roberta(reader: _Reader) -> Tokenizer:
+def _convert_roberta(reader: _TokenizerFiles) -> Tokenizer:
     tokenizer = _byte_level(reader, ["<s>", "<pad>", END, "<unk>", "<mask>"])
     _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
     return tokenizer
 
 
-def _convert_gpt2(reader: _Reader) -> Tokenizer:
+def _convert_gpt2(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the vocabulary of GPT-2 or OPT, whose texts can start and end with special tokens."""
     text_end = "<|endoftext|>"
     begin, end, unknown = (reader.special_token(key, text_end) for key in ("bos_token", "eos_token", "unk_token"))
@@ -364,12 +364,12 @@ def _add_bounds(tokenizer: Tokenizer, begin: str | None, end: str | None) -> Non
         _set_template(tokenizer, text, f"{text} {text.replace('$A', '$B')}")
 
 
-def _convert_qwen(reader: _Reader) -> Tokenizer:
+def _convert_qwen(reader: _TokenizerFiles) -> Tokenizer:
     vocabulary, merges = reader.vocabulary("vocab.json"), reader.lines("merges.txt")
     return convert_byte_level(vocabulary, merges, ["<|endoftext|>"], words=QWEN_WORDS)
 
 
-def _convert_t5(reader: _Reader) -> Tokenizer:
+def _convert_t5(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the model of T5, whose last ids are `<extra_id_99>` to `<extra_id_0>`."""
     model = reader.sentencepiece("spiece.model")
     count = reader.number("extra_ids", 100 if reader.model_type == "t5" else 0)
@@ -379,7 +379,7 @@ def _convert_t5(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
-def _convert_albert(reader: _Reader) -> Tokenizer:
+def _convert_albert(reader: _TokenizerFiles) -> Tokenizer:
     model = reader.sentencepiece("spiece.model")
     prefix: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if not reader.flag("keep_accents", False):
@@ -392,7 +392,7 @@ def _convert_albert(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
-def _convert_deberta(reader: _Reader) -> Tokenizer:
+def _convert_deberta(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the model of DeBERTa, whose mask has the id after the pieces.
 
     The model's own rules normalize a text, as in the training and in each tokenizer.json of
@@ -414,7 +414,7 @@ def _convert_deberta(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
-def _convert_pegasus(reader: _Reader) -> Tokenizer:
+def _convert_pegasus(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the model of Pegasus, whose ids are shifted for masks and unused tokens."""
     model = reader.sentencepiece("spiece.model")
     offset = reader.number("offset", 103)
@@ -428,7 +428,7 @@ def _convert_pegasus(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
-def _convert_llama(reader: _Reader) -> Tokenizer:
+def _convert_llama(reader: _TokenizerFiles) -> Tokenizer:
     tokenizer = convert_sentencepiece(reader.sentencepiece("tokenizer.model"))
     begin = "<s>" if reader.flag("add_bos_token", True) else None
     end = END if reader.flag("add_eos_token", False) else None
@@ -436,20 +436,20 @@ def _convert_llama(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
-def _convert_xlm_roberta(reader: _Reader) -> Tokenizer:
+def _convert_xlm_roberta(reader: _TokenizerFiles) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     tokenizer = convert_sentencepiece(model, _fairseq_ids(model, []), special=["<pad>", "<mask>"])
     _set_template(tokenizer, f"<s> $A {END}", f"<s> $A {END} {END} $B {END}")
     return tokenizer
 
 
-def _convert_mbart(reader: _Reader) -> Tokenizer:
+def _convert_mbart(reader: _TokenizerFiles) -> Tokenizer:
     is_50 = reader.config.get("tokenizer_class") in ("MBart50Tokenizer", "MBart50TokenizerFast")
     listed = language_tokens(reader.additional_special_tokens())
     return _fairseq(reader, listed or (MBART_50 if is_50 else MBART))
 
 
-def _convert_m2m(reader: _Reader) -> Tokenizer:
+def _convert_m2m(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the model of NLLB, or that of M2M100, whose ids are in vocab.json."""
     if reader.data("vocab.json") is None:
         languages = language_tokens(reader.additional_special_tokens())
@@ -470,7 +470,7 @@ def _convert_m2m(reader: _Reader) -> Tokenizer:
     return tokenizer
 
 
-def _fairseq(reader: _Reader, languages: Sequence[str]) -> Tokenizer:
+def _fairseq(reader: _TokenizerFiles, languages: Sequence[str]) -> Tokenizer:
     model = reader.sentencepiece("sentencepiece.bpe.model")
     special = ["<pad>", *languages, "<mask>"]
     tokenizer = convert_sentencepiece(model, _fairseq_ids(model, languages), special=special)
@@ -485,7 +485,7 @@ def _fairseq_ids(model: SentencePieceModel, languages: Sequence[str]) -> dict[st
     return _extended({}, [*special, *pieces, *languages, "<mask>"])
 
 
-def _convert_marian(reader: _Reader) -> ConvertedTokenizers:
+def _convert_marian(reader: _TokenizerFiles) -> ConvertedTokenizers:
     """Convert the two models of Marian.
 
     The ids of both are in vocab.json, which can have pieces of both languages. The target has its
@@ -518,7 +518,7 @@ def _extended(ids: Mapping[str, int], tokens: Sequence[str]) -> dict[str, int]:
     return extended
 
 
-CONVERSIONS: dict[str, Callable[[_Reader], Tokenizer]] = {
+CONVERSIONS: dict[str, Callable[[_TokenizerFiles], Tokenizer]] = {
     "albert": _convert_albert,
     "bart": _convert_roberta,
     "bert": _convert_bert,

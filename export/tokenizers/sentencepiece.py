@@ -20,7 +20,7 @@ from enum import IntEnum
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from sightline.base.text.tokenizer import OUTER_SPACES
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 SPACE = "▁"  # U+2581, a space in pieces
 # A name that starts with a space cannot be found in a text, in which all spaces are `SPACE`. It

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 UNKNOWN = "[UNK]"  # token of BERT for unknown words
 

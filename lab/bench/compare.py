@@ -14,7 +14,7 @@ from lab.bench.peers import MissingPeerError, Peer, Setting
 from lab.bench.record import Figure, Result, Row
 from lab.bench.server import RunningServer, serving
 from sightline.loadtest.load import Load
-from sightline.loadtest.report import Summary
+from sightline.loadtest.load_report import Summary
 
 OURS = "sightline"
 TURN = 150  # requests after which the next turn begins

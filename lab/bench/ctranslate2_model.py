@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.layers.attention import MultiHeadAttention
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
 from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer
 
 

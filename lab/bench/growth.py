@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import TransformerConfig
-from sightline.model.layers.attention import MultiHeadAttention
-from sightline.model.layers.transformer_layer import AddNorm, DecoderLayer, EncoderLayer, FeedForward
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
+from sightline.model.layers.transformer_layer import AddNorm, DecoderLayer, EncoderLayer, PositionwiseFeedForward
 
 
 def grow(small: Transformer, config: TransformerConfig) -> Transformer:
@@ -101,7 +101,7 @@ class _Growth:
         new.output.weight.copy_(_repeated(old.output.weight, self.in_head)[self.feature])
         new.output.bias.copy_(old.output.bias[self.feature])
 
-    def _feed_forward(self, old: FeedForward, new: FeedForward) -> None:
+    def _feed_forward(self, old: PositionwiseFeedForward, new: PositionwiseFeedForward) -> None:
         self._linear(old.inner, new.inner, self.unit)
         new.outer.weight.copy_(_repeated(old.outer.weight, self.unit)[self.feature])
         new.outer.bias.copy_(old.outer.bias[self.feature])

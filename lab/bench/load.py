@@ -9,7 +9,7 @@ import uvloop
 
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import Load, run_load
-from sightline.loadtest.report import Summary, summarize
+from sightline.loadtest.load_report import Summary, summarize
 
 GENERATE = "/v1/generate"
 TIMEOUT_S = 120

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.data.tokenizer import BOS, EOS, PAD
+from sightline.model.data.tokenizer_training import BOS, EOS, PAD
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece
 
 

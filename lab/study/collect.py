@@ -20,8 +20,8 @@ from lab.zoo.systems import PLAN
 from sightline.model.checkpoint import load_model
 from sightline.model.evaluation.bleu import moses_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.training.config import read_train_config
 from sightline.model.training.folder import read_log
+from sightline.model.training.train_config import read_train_config
 
 NAME = "collect"
 RUN_NAME = re.compile(r"(?P<system>.+)-(?P<seed>\d+)")

@@ -23,8 +23,8 @@ from lab.study.linformer_report import draw, tables
 from sightline.base.machine import usable_threads
 from sightline.export.graphs.builder import WeightFile
 from sightline.model.config import TransformerConfig
-from sightline.model.layers.attention import MultiHeadAttention
 from sightline.model.layers.linformer import LinformerAttention, Projections
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]
 

@@ -15,7 +15,7 @@ from lab.study.sentence_picture import draw_sentence
 from lab.study.served import Served, serve
 from lab.study.step import add_keep, keep_last_rows, no_tables
 from lab.zoo.systems import MULTI30K
-from sightline.base.bundle import Attention, Manifest
+from sightline.base.bundle import AttentionMaps, Manifest
 
 NAME = "sentence"
 MAX_NEW_TOKENS = 32  # of a translation that does not end by itself
@@ -69,7 +69,7 @@ def _query(served: Served, manifest: Manifest, sentence: str) -> list[Mapping[st
     return [{**facts, **{name: output[name] for name in names}, **_mean_map(entry)} for entry in output["maps"]]
 
 
-def _selected_attention(manifest: Manifest) -> list[Attention]:
+def _selected_attention(manifest: Manifest) -> list[AttentionMaps]:
     """Select cross-attention, and encoder attention with one head, with projected keys, or of the
     usual model.
     """

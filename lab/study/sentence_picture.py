@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lab.bench.record import Result, Row
 from lab.bench.style import GREY
 from lab.zoo.systems import SYSTEMS, bundle_name
-from sightline.model.config import ModelConfig, RecurrentConfig
+from sightline.model.config import ArchitectureConfig, RecurrentConfig
 
 # Pixels. A picture is as wide as a text column.
 WIDTH, COLUMNS, MARGIN = 700, 2, 10
@@ -104,7 +104,7 @@ def picture(title: str, rows: Sequence[Row]) -> str:
     )
 
 
-def _configs() -> dict[str, ModelConfig]:
+def _configs() -> dict[str, ArchitectureConfig]:
     """Return the configurations of all systems by the names of their bundles."""
     return {bundle_name(name): system.make_config(VOCABULARY) for name, system in SYSTEMS.items()}
 

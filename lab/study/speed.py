@@ -33,10 +33,10 @@ from sightline.base.machine import usable_threads
 from sightline.model.config import read_model_config
 from sightline.model.data.examples import MemoryExamples
 from sightline.model.data.text import read_lines
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.training.config import PRECISIONS, Precision, read_train_config
 from sightline.model.training.folder import read_log
+from sightline.model.training.train_config import PRECISIONS, Precision, read_train_config
 from sightline.model.training.trainer import Trainer
 
 __all__ = ["NAME", "add_arguments", "draw", "measure", "tables"]

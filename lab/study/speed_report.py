@@ -7,7 +7,7 @@ from typing import Any
 from lab.bench.record import Result, Row
 from lab.bench.report import table
 from lab.zoo.systems import COMPARED, MULTI30K, SYSTEMS
-from sightline.model.training.config import PRECISIONS
+from sightline.model.training.train_config import PRECISIONS
 
 REFERENCE = "transformer"  # speeds of the others are divided by its speed
 # Systems of the short table: those that are compared, and the extremes.

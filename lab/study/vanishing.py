@@ -31,7 +31,7 @@ from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import load_model
 from sightline.model.data.batches import make_batch
 from sightline.model.data.text import read_lines
-from sightline.model.data.tokenizer import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.evaluation.defaults import TEST_SPLIT
 
 NAME = "vanishing"

@@ -15,7 +15,7 @@ from sightline.commands.actions import run_action
 from sightline.commands.train import run_training
 from sightline.export.options import DEFAULT_SENTENCES
 from sightline.model.evaluate_command import write_json
-from sightline.model.training.config import PRECISIONS
+from sightline.model.training.train_config import PRECISIONS
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 

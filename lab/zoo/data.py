@@ -20,8 +20,8 @@ from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
 from sightline.model.data.learnt_texts import read_texts
 from sightline.model.data.preparation import check_corpus, prepare
-from sightline.model.data.tokenizer import BOS, special_id, train_tokenizer
-from sightline.model.training.config import TrainConfig
+from sightline.model.data.tokenizer_training import BOS, special_id, train_tokenizer
+from sightline.model.training.train_config import TrainConfig
 
 # Number of dialogues of a split, and the offset that is added to the seed of the run to generate
 # them.

@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from sightline.model.layers.attention import MultiHeadAttention
-from sightline.model.layers.recurrent_attention import Score
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
+from sightline.model.layers.recurrent_attention import ScoreFunction
 from sightline.model.training.folder import add_line
 from sightline.model.training.task import Task
 from sightline.model.training.trainer import Trainer
@@ -101,7 +101,7 @@ def _scores(model: nn.Module) -> Iterator[Mapping[str, tuple[float, float, int]]
     for name, module in model.named_modules():
         if isinstance(module, MultiHeadAttention):
             observe(name, module)
-        elif isinstance(module, Score):
+        elif isinstance(module, ScoreFunction):
             handles.append(module.register_forward_hook(lambda _, inputs, output, name=name: add(name, output)))
     try:
         yield found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from lab.zoo.instructions import KINDS, QUESTIONS, Instruction, Kind, Part, Phrasing, draw_instruction, words_of
-from sightline.model.data.smalltalk import Exchange, draw_exchange
+from sightline.model.data.smalltalk import SmalltalkPair, draw_exchange
 
 PLAIN_SHARE = 0.15  # share of dialogues without an instruction
 # Shares of dialogues by number of turns. The few long dialogues train positions that shorter ones
@@ -71,7 +71,7 @@ class ChatTemplate:
     bot: str = "Bot: {}\n"
     reply: str = "Bot:"
 
-    def render(self, earlier: Sequence[Exchange], message: str) -> str:
+    def render(self, earlier: Sequence[SmalltalkPair], message: str) -> str:
         """Return the prompt for the answer to `message`; a space separates the two."""
         turns = [self.user.format(one.message) + self.bot.format(one.answer) for one in earlier]
         return "".join(turns) + self.user.format(message) + self.reply
@@ -80,18 +80,18 @@ class ChatTemplate:
 CHAT = ChatTemplate()
 
 
-def draw_message(rng: Random, words: Sequence[str]) -> Exchange:
+def draw_message(rng: Random, words: Sequence[str]) -> SmalltalkPair:
     """Generate a message and its answer; half of the messages have generated words."""
     if rng.random() < 0.5:
         return draw_exchange(rng)
     message, answer = rng.choice(WORD_MESSAGES)
     used = [word.capitalize() if rng.random() < 0.5 else word for word in rng.sample(words, 2)]
-    return Exchange(message.format(*used), answer.format(*used))
+    return SmalltalkPair(message.format(*used), answer.format(*used))
 
 
-def ask(rng: Random, kind: Kind) -> Exchange:
+def ask(rng: Random, kind: Kind) -> SmalltalkPair:
     question = QUESTIONS[kind]
-    return Exchange(rng.choice(question.messages), question.default)
+    return SmalltalkPair(rng.choice(question.messages), question.default)
 
 
 def with_instruction(instruction: Instruction, message: str) -> str:
@@ -103,7 +103,7 @@ class Dialogue:
     """Training dialogue with the instruction, if any, only in the first message."""
 
     instruction: Instruction | None
-    turns: tuple[Exchange, ...]
+    turns: tuple[SmalltalkPair, ...]
 
     @property
     def prompt(self) -> str:
@@ -132,7 +132,7 @@ def draw_dialogue(rng: Random, words: Sequence[str], has_ghost_attention: bool) 
     """
     first, last, _ = rng.choices(TURNS, [share for *_, share in TURNS])[0]
     instruction = None if rng.random() < PLAIN_SHARE else draw_instruction(rng, rng.choice(KINDS), words)
-    said = list[Exchange]()
+    said = list[SmalltalkPair]()
     for _ in range(rng.randint(first, last)):
         kind = rng.choice(tuple(QUESTIONS))
         share = ASKED_SHARE / 10
@@ -141,8 +141,8 @@ def draw_dialogue(rng: Random, words: Sequence[str], has_ghost_attention: bool) 
         said.append(ask(rng, kind) if rng.random() < share else draw_message(rng, words))
     if instruction is None or (len(said) > 1 and not has_ghost_attention):
         return Dialogue(None, tuple(said))
-    start, *later = (Exchange(one.message, instruction.apply(one.message, one.answer)) for one in said)
-    return Dialogue(instruction, (Exchange(with_instruction(instruction, start.message), start.answer), *later))
+    start, *later = (SmalltalkPair(one.message, instruction.apply(one.message, one.answer)) for one in said)
+    return Dialogue(instruction, (SmalltalkPair(with_instruction(instruction, start.message), start.answer), *later))
 
 
 def draw_dialogues(seed: int, count: int, has_ghost_attention: bool) -> list[Dialogue]:
@@ -169,7 +169,9 @@ CONDITIONS: Mapping[str, Condition] = {
 }
 
 
-def draw_parts(rng: Random, kind: Kind, num_turns: int, condition: Condition) -> tuple[Instruction, list[Exchange]]:
+def draw_parts(
+    rng: Random, kind: Kind, num_turns: int, condition: Condition
+) -> tuple[Instruction, list[SmalltalkPair]]:
     """Generate an instruction and the messages of a dialogue; the last asks for the value.
 
     With an ending or a greeting, the last message is any.
@@ -177,7 +179,7 @@ def draw_parts(rng: Random, kind: Kind, num_turns: int, condition: Condition) ->
     words = words_of(condition.words)
     instruction = draw_instruction(rng, kind, words, condition.phrasings)
     if condition.messages == "held-out":
-        said = [Exchange(rng.choice(HELD_OUT_MESSAGES), "I see.") for _ in range(num_turns)]
+        said = [SmalltalkPair(rng.choice(HELD_OUT_MESSAGES), "I see.") for _ in range(num_turns)]
     else:
         said = [draw_message(rng, words) for _ in range(num_turns)]
     if kind in QUESTIONS:

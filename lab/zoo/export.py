@@ -6,12 +6,12 @@ from dataclasses import replace
 from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.base.bundle import Verification, read_manifest
 from sightline.export.describe import PLAIN_DIALOGUES
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions, languages_of
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.writing import clear_disk_errors
 from sightline.model.data.text import numbered_sentences
-from sightline.model.data.tokenizer import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.parts import load_parts
 
 

@@ -19,8 +19,8 @@ from sightline.base.errors import UsageError
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_metadata, load_model
 from sightline.model.config import architecture_of
-from sightline.model.data.smalltalk import Exchange
-from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
+from sightline.model.data.smalltalk import SmalltalkPair
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer
 from sightline.model.decoding.batched import continue_greedily
 from sightline.model.decoding.reference import one_thread
 from sightline.model.evaluation.share import Share
@@ -39,8 +39,8 @@ class Script:
     """Scripted dialogue: the messages of the user, and the exchanges so far."""
 
     instruction: Instruction
-    plain: list[Exchange]  # all messages, with the answers of a model without an instruction
-    said: list[Exchange] = field(default_factory=list)  # the exchanges so far
+    plain: list[SmalltalkPair]  # all messages, with the answers of a model without an instruction
+    said: list[SmalltalkPair] = field(default_factory=list)  # the exchanges so far
 
     @property
     def message(self) -> str:
@@ -54,7 +54,7 @@ class Script:
         return CHAT.render(self.said, self.message)
 
     def add_answer(self, answer: str) -> None:
-        self.said.append(Exchange(self.message, answer))
+        self.said.append(SmalltalkPair(self.message, answer))
 
     @property
     def is_kept(self) -> bool:

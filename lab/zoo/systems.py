@@ -10,7 +10,13 @@ from typing import Any, TypeAlias
 
 from lab.zoo.derived import Derived
 from lab.zoo.dialogues import CHAT, ChatTemplate
-from sightline.model.config import CausalConfig, ClassifierConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from sightline.model.config import (
+    ArchitectureConfig,
+    CausalConfig,
+    ClassifierConfig,
+    RecurrentConfig,
+    TransformerConfig,
+)
 from sightline.model.data.records import TaskName
 from sightline.model.training.options import Value, read_options
 
@@ -52,7 +58,7 @@ class System:
     """Model and its training."""
 
     description: str
-    make_config: Callable[[int], ModelConfig]  # maps the vocabulary size to a configuration
+    make_config: Callable[[int], ArchitectureConfig]  # maps the vocabulary size to a configuration
     settings: Settings
     task: TaskName = "translation"
     corpus: Corpus = MULTI30K
@@ -62,7 +68,7 @@ class System:
     has_diagnostics: bool = False  # the run records sizes of scores and gradients
 
 
-def _sentiment(vocab_size: int) -> ModelConfig:
+def _sentiment(vocab_size: int) -> ArchitectureConfig:
     return ClassifierConfig(
         vocab_size,
         positions="none",
@@ -78,14 +84,14 @@ def _sentiment(vocab_size: int) -> ModelConfig:
 def _tiny(description: str, **changes: Any) -> System:
     """Return Transformer-Tiny with some fields changed and the training of compared systems."""
 
-    def make_config(vocab_size: int) -> ModelConfig:
+    def make_config(vocab_size: int) -> ArchitectureConfig:
         return replace(TransformerConfig.tiny(vocab_size), **changes)
 
     return System(description, make_config, _settings("compared", learning_rate=2.5e-3))
 
 
 def _recurrent(description: str, **sizes: Any) -> System:
-    def make_config(vocab_size: int) -> ModelConfig:
+    def make_config(vocab_size: int) -> ArchitectureConfig:
         return RecurrentConfig(vocab_size, dropout=0.3, **sizes)
 
     return System(description, make_config, _settings("compared"))
@@ -127,7 +133,7 @@ def _small(system: System, corpus: Corpus = SMALL, **changes: Any) -> System:
     smaller.
     """
 
-    def make_config(vocab_size: int) -> ModelConfig:
+    def make_config(vocab_size: int) -> ArchitectureConfig:
         config = system.make_config(vocab_size)
         if isinstance(config, TransformerConfig):
             sizes = {"encoder_layers": 2, "decoder_layers": 2}

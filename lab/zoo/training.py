@@ -18,18 +18,18 @@ from lab.zoo.hard_attention import TRANSLATION
 from lab.zoo.recall import NUM_DIALOGUES, SEED, TURNS, recall_report
 from lab.zoo.systems import GROUPS, PLAN, SYSTEMS, System
 from sightline.base.errors import Interrupted, UsageError
-from sightline.model.config import ModelConfig, with_fields
+from sightline.model.config import ArchitectureConfig, with_fields
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.records import TaskName
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.evaluate_command import evaluated, write_json
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.evaluation.evaluate import evaluate_checkpoint
 from sightline.model.train_command import TASKS as PRODUCT_TASKS
-from sightline.model.training.config import Precision, TrainConfig, read_train_config
 from sightline.model.training.folder import RunFolder, locked
 from sightline.model.training.options import AUTO, read_options, training_fields
 from sightline.model.training.task import Task
+from sightline.model.training.train_config import Precision, TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer
 
 # The losses of hard attention belong to the study.
@@ -94,7 +94,7 @@ def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str
     settings = {**system.settings, "epochs": PLAN[name].epochs}
     settings |= {key: value for key, value in given.items() if value != AUTO}
 
-    def make(vocab_size: int) -> ModelConfig:
+    def make(vocab_size: int) -> ArchitectureConfig:
         return with_fields(system.make_config(vocab_size), dict(fields or {}))
 
     try:

@@ -18,8 +18,8 @@ from torch.nn import functional
 from sightline.model.architectures.encoder import mean_pool
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.pretrained import FAMILIES
-from sightline.model.layers.attention import length_mask
 from sightline.model.layers.dropout import Dropout
+from sightline.model.layers.multi_head_attention import length_mask
 from sightline.model.precision import at_least_float32
 
 # Those of `sightline.model.data.pretrained.ACTIVATIONS`.
@@ -95,7 +95,7 @@ DISTILBERT = Names(
 NAMES = {"mpnet": MPNET, "distilbert": DISTILBERT}  # of all other families: BERT
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     """Self-attention and feed-forward layer, each with dropout, residual and normalization."""
 
     def __init__(self, config: PretrainedConfig, names: Names, eps: float) -> None:
@@ -156,7 +156,7 @@ class BertEncoder(nn.Module):
         if self._types:
             place(self.embeddings, "token_type_embeddings", nn.Embedding(self._types, width))
         place(self.embeddings, "LayerNorm", nn.LayerNorm(width, eps=eps))
-        layers = nn.ModuleList(Layer(config, names, eps) for _ in range(config.fields[names.num_layers]))
+        layers = nn.ModuleList(BertLayer(config, names, eps) for _ in range(config.fields[names.num_layers]))
         place(self, names.layers, layers)
         self._layers = names.layers
         if config.family == "mpnet":
@@ -184,7 +184,7 @@ class BertEncoder(nn.Module):
         if self.config.family == "mpnet":
             mask = self._relative_bias(size, source.device).masked_fill(~mask, -math.inf)  # (B, H, S, S)
         hidden: Tensor = x
-        for layer in cast(Iterable[Layer], self.get_submodule(self._layers)):
+        for layer in cast(Iterable[BertLayer], self.get_submodule(self._layers)):
             hidden = layer(hidden, mask)
         return hidden
 

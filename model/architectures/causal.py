@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from sightline.model.config import CausalConfig
-from sightline.model.layers.attention import causal_mask
 from sightline.model.layers.embedding import TransformerBase
+from sightline.model.layers.multi_head_attention import causal_mask
 from sightline.model.layers.transformer_layer import EncoderLayer
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.model.config import EncoderConfig, EncoderOnlyConfig
-from sightline.model.layers.attention import length_mask
 from sightline.model.layers.embedding import TransformerBase
+from sightline.model.layers.multi_head_attention import length_mask
 from sightline.model.layers.transformer_layer import EncoderLayer
 from sightline.model.precision import at_least_float32
 

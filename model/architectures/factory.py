@@ -8,10 +8,10 @@ from sightline.model.architectures.llama import Llama
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import (
+    ArchitectureConfig,
     CausalConfig,
     ClassifierConfig,
     EncoderConfig,
-    ModelConfig,
     PretrainedConfig,
     RecurrentConfig,
     TransformerConfig,
@@ -22,7 +22,7 @@ PretrainedModel = BertClassifier | BertEncoder | Llama
 Model = TranslationModel | Classifier | CausalModel | TextEncoder | PretrainedModel
 
 
-def build_model(config: ModelConfig) -> Model:
+def build_model(config: ArchitectureConfig) -> Model:
     """Return a model with newly initialized weights, in training mode, on the CPU."""
     if isinstance(config, CausalConfig):
         return CausalModel(config)

@@ -58,7 +58,7 @@ class RMSNorm(nn.Module):
         return functional.rms_norm(at_least_float32(x), (x.size(-1),), self.weight, self.eps)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal self-attention, in which several queries share a key and a value head."""
 
     def __init__(self, config: PretrainedConfig, head_size: int, window: int | None, rotates: bool) -> None:
@@ -101,7 +101,7 @@ class Attention(nn.Module):
 _DEFAULT_KEYS = {"mistral": 8, "qwen2": 32, "qwen3": 32, "smollm3": 4}  # key heads if config.json has none
 
 
-class FeedForward(nn.Module):
+class GatedFeedForward(nn.Module):
     """Gated feed-forward layer (Shazeer 2020)."""
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -118,14 +118,14 @@ class FeedForward(nn.Module):
         return result
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     """Attention and feed-forward layer, each after a normalization and with a residual."""
 
     def __init__(self, config: PretrainedConfig, head_size: int, window: int | None, rotates: bool) -> None:
         super().__init__()
         width, eps = config.fields["hidden_size"], config.value("rms_norm_eps", _NORM_EPS)
-        self.self_attn = Attention(config, head_size, window, rotates)
-        self.mlp = FeedForward(config)
+        self.self_attn = LlamaAttention(config, head_size, window, rotates)
+        self.mlp = GatedFeedForward(config)
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(width, eps), RMSNorm(width, eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -134,7 +134,7 @@ class Layer(nn.Module):
         return result
 
 
-class Stack(nn.Module):
+class LlamaStack(nn.Module):
     """Embedding, layers and final normalization."""
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -144,7 +144,7 @@ class Stack(nn.Module):
         head_size = config.value("head_dim", 128 if config.family == "qwen3" else width // heads)
         self.embed_tokens = nn.Embedding(config.vocab_size, width, padding_idx=fields.get("pad_token_id"))
         self.layers = nn.ModuleList(
-            Layer(config, head_size, window, rotates)
+            LlamaLayer(config, head_size, window, rotates)
             for window, rotates in zip(_windows(config), _rotating(config), strict=True)
         )
         self.norm = RMSNorm(width, config.value("rms_norm_eps", _NORM_EPS))
@@ -156,7 +156,7 @@ class Stack(nn.Module):
         angles = (positions[:, None].float() * self.frequencies).repeat(1, 2)  # (T, D)
         cos, sin = angles.cos(), angles.sin()
         x = self.embed_tokens(ids)
-        for layer in cast(Iterable[Layer], self.layers):
+        for layer in cast(Iterable[LlamaLayer], self.layers):
             x = layer(x, cos, sin)
         normalized: Tensor = self.norm(x)
         return normalized
@@ -197,7 +197,7 @@ class Llama(nn.Module):
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = Stack(config)
+        self.model = LlamaStack(config)
         self.is_tied = bool(config.value("tie_word_embeddings", config.family == "smollm3"))
         if not self.is_tied:
             self.lm_head = nn.Linear(config.fields["hidden_size"], config.vocab_size, bias=False)

@@ -30,7 +30,7 @@ class Memory(NamedTuple):
     context: Tensor  # (B, A), the last encoder state of each direction; (B, 0) if steps do not read it
 
 
-class State(NamedTuple):
+class RecurrentState(NamedTuple):
     """State of the decoder between two steps."""
 
     hidden: Tensor  # (B, H)
@@ -38,12 +38,12 @@ class State(NamedTuple):
     feed: Tensor  # (B, E), the previous attentional vector, for input feeding
 
 
-class Step(NamedTuple):
+class RecurrentStep(NamedTuple):
     """Outputs of one decoder step."""
 
     features: Tensor  # (B, E), to be multiplied by the embedding matrix
     weights: Tensor  # (B, S), all 0 without attention
-    state: State
+    state: RecurrentState
 
 
 class RecurrentModel(nn.Module):
@@ -132,20 +132,20 @@ class RecurrentModel(nn.Module):
         keys = annotations[:, :, :0] if self.score is None else self.score.keys(annotations)
         return Memory(annotations, keys, state, self.dropout(last_states)[:, : self.config.context_size]), None
 
-    def initial_state(self, memory: Memory) -> State:
+    def initial_state(self, memory: Memory) -> RecurrentState:
         """Return the decoder's state before its first step."""
         feed = memory.state.new_zeros(memory.state.size(0), self.config.embedding_size)
-        return State(memory.state, torch.zeros_like(memory.state), feed)
+        return RecurrentState(memory.state, torch.zeros_like(memory.state), feed)
 
     def step(
         self,
         embedded: Tensor,
         position: int,
-        state: State,
+        state: RecurrentState,
         memory: Memory,
         source_lengths: Tensor,
         select: Select | None = None,
-    ) -> Step:
+    ) -> RecurrentStep:
         """Run the decoder on one token of each sequence.
 
         Args:
@@ -173,14 +173,14 @@ class RecurrentModel(nn.Module):
             hidden, cell = self.update_state(embedded, state)
             context, weights = self._attend(hidden, position, memory, source_lengths, select)
         read = self.readout(hidden, context, embedded)
-        return Step(self.features(read), weights, State(hidden, cell, read))
+        return RecurrentStep(self.features(read), weights, RecurrentState(hidden, cell, read))
 
     def features(self, read: Tensor) -> Tensor:
         """Return the input of `logits` (B, E): the readout times its gain, after dropout."""
         scaled: Tensor = self.dropout(self.readout.gain * read)
         return scaled
 
-    def update_state(self, embedded: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    def update_state(self, embedded: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor]:
         """Return the next hidden and cell state (B, H), for `query` "current".
 
         Such a decoder needs no context vector to update its state.
@@ -188,7 +188,7 @@ class RecurrentModel(nn.Module):
         inputs = torch.cat((embedded, state.feed), dim=1) if self.config.input_feeding else embedded
         return self._run_cell(inputs, state)
 
-    def _run_cell(self, inputs: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    def _run_cell(self, inputs: Tensor, state: RecurrentState) -> tuple[Tensor, Tensor]:
         if self.config.cell == "lstm":
             hidden, cell = self.cell(inputs, (state.hidden, state.cell))
             return hidden, cell
@@ -240,7 +240,7 @@ class RecurrentModel(nn.Module):
         features, weights = self.stack_steps(list(self.steps(target, memory, source_lengths)))
         return features, None, weights if need_weights else None
 
-    def steps(self, target: Tensor, memory: Memory, source_lengths: Tensor) -> Iterator[Step]:
+    def steps(self, target: Tensor, memory: Memory, source_lengths: Tensor) -> Iterator[RecurrentStep]:
         """Yield the outputs of each of the T steps over target prefixes (B, T)."""
         state = self.initial_state(memory)
         for position, embedded in enumerate(self.embed_steps(target)):
@@ -248,7 +248,7 @@ class RecurrentModel(nn.Module):
             state = step.state
             yield step
 
-    def stack_steps(self, steps: Sequence[Step]) -> tuple[Tensor, Tensor | None]:
+    def stack_steps(self, steps: Sequence[RecurrentStep]) -> tuple[Tensor, Tensor | None]:
         """Stack the features of all steps (B, T, E) and their weights (1, B, 1, T, S).
 
         The weights have one layer and one head; they are None for a model without attention.

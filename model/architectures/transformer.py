@@ -10,9 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from sightline.model.config import TransformerConfig
-from sightline.model.layers.attention import AttentionWithoutWeights, MultiHeadAttention, causal_mask, length_mask
 from sightline.model.layers.embedding import TransformerBase
 from sightline.model.layers.linformer import LinformerAttention, Projections, token_weights
+from sightline.model.layers.multi_head_attention import (
+    AttentionWithoutWeights,
+    MultiHeadAttention,
+    causal_mask,
+    length_mask,
+)
 from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer, SelfAttention
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sightline.model.config import ClassifierConfig, ModelConfig, PretrainedConfig
+from sightline.model.config import ArchitectureConfig, ClassifierConfig, PretrainedConfig
 from sightline.model.data.examples import Example
 
 
@@ -55,7 +55,7 @@ def pad(rows: Sequence[Sequence[int] | NDArray[np.int64]], pad_id: int) -> Tenso
     return torch.from_numpy(padded)
 
 
-def make_batch(pairs: Sequence[Example], config: ModelConfig) -> Batch:
+def make_batch(pairs: Sequence[Example], config: ArchitectureConfig) -> Batch:
     """Return a batch of translation pairs for a model with a configuration."""
     return Batch(
         source=pad([source for source, _ in pairs], config.pad_id),
@@ -65,7 +65,7 @@ def make_batch(pairs: Sequence[Example], config: ModelConfig) -> Batch:
     )
 
 
-def make_labelled_batch(examples: Sequence[Example], config: ModelConfig) -> LabelledBatch:
+def make_labelled_batch(examples: Sequence[Example], config: ArchitectureConfig) -> LabelledBatch:
     """Return a batch of texts for a classifier with a configuration."""
     assert isinstance(config, ClassifierConfig | PretrainedConfig)
     sources = [source for source, _ in examples]

@@ -8,7 +8,7 @@ reads.
 
 from collections.abc import Iterator, Sequence
 
-from sightline.model.data.records import Message, Role
+from sightline.model.data.records import DialogueMessage, Role
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
 CHAT_TOKENS = (IM_START, IM_END)  # special tokens, which no text contains
@@ -28,14 +28,14 @@ def header(role: Role) -> str:
     return f"{role}\n"
 
 
-def text_of(message: Message) -> str:
+def text_of(message: DialogueMessage) -> str:
     """Return the text between `IM_START` and `IM_END`."""
     return header(message.role) + message.content.strip()
 
 
-def exchanges(messages: Sequence[Message]) -> Iterator[list[Message]]:
+def exchanges(messages: Sequence[DialogueMessage]) -> Iterator[list[DialogueMessage]]:
     """Split a dialogue after each reply; messages after the last reply are left out."""
-    exchange: list[Message] = []
+    exchange: list[DialogueMessage] = []
     for index, message in enumerate(messages):
         exchange.append(message)
         following = messages[index + 1].role if index + 1 < len(messages) else None

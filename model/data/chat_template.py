@@ -16,13 +16,13 @@ from sightline.base.text.jinja import ChatTemplateError, JinjaTemplate, find_tem
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.examples import Example
 from sightline.model.data.pretrained import CHAT_TEMPLATE, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
-from sightline.model.data.records import DialogueRecord, Message, TextRecord
+from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRecord
 
 # Templates may ask for the time. It must not change, so that a resumed run has the same examples.
 _NOW = datetime(2024, 7, 26)
 
 
-class ChatTemplate:
+class CompiledTemplate:
     """A compiled chat template."""
 
     def __init__(self, text: str, special_tokens: Mapping[str, str]) -> None:
@@ -40,7 +40,7 @@ class ChatTemplate:
         except ChatTemplateError as error:
             raise UsageError(f"the chat template of the checkpoint cannot be used: {error}") from None
 
-    def render(self, messages: Sequence[Message], *, reply: bool = False) -> str:
+    def render(self, messages: Sequence[DialogueMessage], *, reply: bool = False) -> str:
         """Return a dialogue as text; with `reply`, followed by the beginning of a reply.
 
         Raises:
@@ -57,7 +57,7 @@ class ChatTemplate:
             ) from None
 
 
-def read_chat_template(config: PretrainedConfig) -> ChatTemplate | None:
+def read_chat_template(config: PretrainedConfig) -> CompiledTemplate | None:
     """Compile the chat template of a checkpoint; return None if it has none.
 
     Raises:
@@ -66,7 +66,7 @@ def read_chat_template(config: PretrainedConfig) -> ChatTemplate | None:
     settings = _object(config.files.get(TOKENIZER_CONFIG))
     special_tokens = _object(config.files.get(SPECIAL_TOKENS_MAP))
     found = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
-    return None if found is None else ChatTemplate(*found)
+    return None if found is None else CompiledTemplate(*found)
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -80,14 +80,14 @@ def _object(text: str | None) -> dict[str, Any]:
 class DialogueEncoder:
     """Encodes dialogues as token ids, and marks the tokens of the replies."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: CompiledTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.encode_special_tokens = False  # the template names special tokens
         added = tokenizer.get_added_tokens_decoder()
         self._special = {id_: token.content for id_, token in added.items() if token.special}
 
-    def encode(self, messages: Sequence[Message]) -> Example:
+    def encode(self, messages: Sequence[DialogueMessage]) -> Example:
         """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0.
 
         Raises:
@@ -108,7 +108,7 @@ class DialogueEncoder:
                 self._mark(text, encoding, len(start), message.content.strip(), mask)
         return encoding.ids, mask
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[DialogueMessage]) -> list[int]:
         """Return the token ids of a dialogue that ends with the beginning of a reply.
 
         Raises:
@@ -119,7 +119,7 @@ class DialogueEncoder:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def _check_messages(self, messages: Sequence[Message]) -> None:
+    def _check_messages(self, messages: Sequence[DialogueMessage]) -> None:
         for message in messages:
             found = next((name for name in self._special.values() if name and name in message.content), None)
             if found is not None:
@@ -156,7 +156,9 @@ def end_token(config: PretrainedConfig, tokenizer: Tokenizer) -> int:
     """
     template = read_chat_template(config)
     assert template is not None, "the caller checks it"
-    ids, mask = DialogueEncoder(template, tokenizer).encode([Message("user", "x"), Message("assistant", "y")])
+    ids, mask = DialogueEncoder(template, tokenizer).encode(
+        [DialogueMessage("user", "x"), DialogueMessage("assistant", "y")]
+    )
     return [id_ for id_, is_trained in zip(ids, mask, strict=True) if is_trained][-1]
 
 

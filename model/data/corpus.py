@@ -27,7 +27,7 @@ LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{
 
 
 @dataclass(frozen=True)
-class Part:
+class Division:
     """Rule that divides the records of one file between train and dev, by a hash of their texts.
 
     Equal texts are in the same part.
@@ -51,7 +51,7 @@ class Split:
     files: tuple[Path, ...]  # one, or two for the two sides of pairs
     task: TaskName
     multi_label: bool = False
-    part: Part | None = None  # None: all records of the files
+    part: Division | None = None  # None: all records of the files
 
     def __iter__(self) -> Iterator[Record]:
         return (record for _, record in self.numbered() if record is not None)
@@ -326,5 +326,5 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
             "file dev"
         )
     count = min(max(round(DEV_SHARE * len(different)), 1), MAX_DEV_RECORDS, len(candidates))
-    part = Part(False, seed, int(candidates[count - 1]), frozenset(train_only))
+    part = Division(False, seed, int(candidates[count - 1]), frozenset(train_only))
     return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 
 from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
 from sightline.model.data.examples import Example
-from sightline.model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from sightline.model.data.tokenizer import BOS, encode_lines, special_id
+from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from sightline.model.data.tokenizer_training import BOS, encode_lines, special_id
 
 Tokens = tuple[list[int], list[int]]  # ids, and 1 for each token that is part of the loss, otherwise 0
 
@@ -23,7 +23,7 @@ def encode(
       examples.
 
     Args:
-        tokenizer: trained by or adapted in `sightline.model.data.tokenizer`.
+        tokenizer: trained by or adapted in `sightline.model.data.tokenizer_training`.
         records: pairs, or labelled texts, or texts and dialogues.
         labels: names of all labels, for labelled texts.
         max_length_tokens: length of the windows of texts and dialogues; at least 2.
@@ -74,7 +74,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], max_length_tokens: 
 
 
 def encode_dialogues(
-    tokenizer: Tokenizer, dialogues: Sequence[Sequence[Message]], max_length_tokens: int
+    tokenizer: Tokenizer, dialogues: Sequence[Sequence[DialogueMessage]], max_length_tokens: int
 ) -> list[list[Tokens]]:
     """Encode each dialogue in the chat format, see `sightline.model.data.chat_format`.
 
@@ -88,7 +88,7 @@ def encode_dialogues(
     return [list(encoder.windows(messages, max_length_tokens)) for messages in dialogues]
 
 
-def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, messages: Sequence[DialogueMessage]) -> list[int]:
     """Return the ids of messages and the start of a reply."""
     encoder = _Messages(tokenizer)
     return [*encoder.encode(messages)[0], encoder.start_id, *encoder.ids(header("assistant"))]
@@ -106,7 +106,7 @@ class _Messages:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def encode(self, messages: Sequence[Message]) -> Tokens:
+    def encode(self, messages: Sequence[DialogueMessage]) -> Tokens:
         encodings = self._tokenizer.encode_batch([text_of(one) for one in messages], add_special_tokens=False)
         ids, is_counted = list[int](), list[int]()
         for message, encoding in zip(messages, encodings, strict=True):
@@ -116,7 +116,7 @@ class _Messages:
             is_counted += [0] * len(self._between)
         return ids, is_counted
 
-    def windows(self, messages: Sequence[Message], max_length_tokens: int) -> Iterator[Tokens]:
+    def windows(self, messages: Sequence[DialogueMessage], max_length_tokens: int) -> Iterator[Tokens]:
         has_system = bool(messages) and messages[0].role == "system"
         system = self.encode(messages[:has_system])
         ids, is_counted = system

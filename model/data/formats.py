@@ -23,9 +23,9 @@ from typing import Any, NoReturn, get_args
 
 from sightline.base.errors import UsageError
 from sightline.model.data.records import (
+    DialogueMessage,
     DialogueRecord,
     LabelledRecord,
-    Message,
     PairRecord,
     Record,
     Role,
@@ -306,7 +306,7 @@ class _Reader:
             )
         return label
 
-    def _messages(self, value: Any) -> tuple[Message, ...]:
+    def _messages(self, value: Any) -> tuple[DialogueMessage, ...]:
         if not isinstance(value, list):
             self._fail(f"messages must be a list of objects with role and content, got {_kind_of(value)}")
         messages = []
@@ -326,7 +326,7 @@ class _Reader:
                         "assistant take turns"
                     )
                 turn += 1
-            messages.append(Message(role, self._content(one["content"], f"{name}.content")))
+            messages.append(DialogueMessage(role, self._content(one["content"], f"{name}.content")))
         if turn == 0 or turn % 2:
             self._fail("messages must end with a message of the assistant")
         return tuple(messages)

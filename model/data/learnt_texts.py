@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from sightline.model.data.corpus import hash_texts
 from sightline.model.data.records import Record, texts_of
-from sightline.model.data.tokenizer import MAX_LEARNT_CHARACTERS
+from sightline.model.data.tokenizer_training import MAX_LEARNT_CHARACTERS
 
 MAX_WORD_BYTES = 1_500_000  # of the different words of a sample
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
 from sightline.model.config import Pooling, PretrainedConfig, PretrainedTask
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, GENERATION = (
@@ -37,7 +37,7 @@ _POOLING_KEYS: Mapping[Pooling, str] = {
     "max": "pooling_mode_max_tokens",
 }
 _POOLING_MODES: Mapping[str, Pooling] = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
-MAX_SIZE = 1 << 20  # as that of our own models, see `sightline.model.fields.Size`
+MAX_SIZE = 1 << 20  # as that of our own models, see `sightline.model.config_fields.Size`
 MAX_LAYERS = 1000
 _UNLIMITED = 10**9  # tokenizers without a limit have a larger model_max_length
 _ENDS: Mapping[PretrainedTask, str] = {
@@ -48,7 +48,7 @@ _ENDS: Mapping[PretrainedTask, str] = {
 
 
 @dataclass(frozen=True)
-class Family:
+class TrainableFamily:
     """A family of checkpoints, by `model_type` of config.json."""
 
     classes: str  # start of the names of its classes
@@ -72,8 +72,8 @@ _OF_ENCODERS = {**_COMMON, "is_decoder": (False, None), "position_embedding_type
 _OF_DECODERS = {**_COMMON, "partial_rotary_factor": (1.0, None), "rope_interleaved": (False, None)}
 
 
-def _decoder(classes: str, **supported: tuple[object, ...]) -> Family:
-    return Family(
+def _decoder(classes: str, **supported: tuple[object, ...]) -> TrainableFamily:
+    return TrainableFamily(
         classes,
         "model.",
         "decoder",
@@ -84,13 +84,15 @@ def _decoder(classes: str, **supported: tuple[object, ...]) -> Family:
     )
 
 
-FAMILIES: Mapping[str, Family] = {
-    "bert": Family("Bert", "bert.", supported=_OF_ENCODERS),
-    "roberta": Family("Roberta", "roberta.", skipped_positions=None, supported=_OF_ENCODERS),
-    "xlm-roberta": Family("XLMRoberta", "roberta.", skipped_positions=None, supported=_OF_ENCODERS),
-    "camembert": Family("Camembert", "roberta.", skipped_positions=None, supported=_OF_ENCODERS),
-    "distilbert": Family("DistilBert", "distilbert.", dropout="dropout", supported=_OF_ENCODERS, has_pooler=False),
-    "mpnet": Family(
+FAMILIES: Mapping[str, TrainableFamily] = {
+    "bert": TrainableFamily("Bert", "bert.", supported=_OF_ENCODERS),
+    "roberta": TrainableFamily("Roberta", "roberta.", skipped_positions=None, supported=_OF_ENCODERS),
+    "xlm-roberta": TrainableFamily("XLMRoberta", "roberta.", skipped_positions=None, supported=_OF_ENCODERS),
+    "camembert": TrainableFamily("Camembert", "roberta.", skipped_positions=None, supported=_OF_ENCODERS),
+    "distilbert": TrainableFamily(
+        "DistilBert", "distilbert.", dropout="dropout", supported=_OF_ENCODERS, has_pooler=False
+    ),
+    "mpnet": TrainableFamily(
         "MPNet",
         "mpnet.",
         skipped_positions=2,
@@ -220,7 +222,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _find_family(folder: Path, fields: Mapping[str, Any]) -> Family:
+def _find_family(folder: Path, fields: Mapping[str, Any]) -> TrainableFamily:
     name = fields.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         kinds = [[key for key, one in FAMILIES.items() if one.kind == kind] for kind in ("encoder", "decoder")]
@@ -356,7 +358,7 @@ def _is_multi_label(fields: Mapping[str, Any]) -> bool:
 
 
 def _positions(
-    folder: Path, fields: Mapping[str, Any], family: Family, files: Mapping[str, str], task: PretrainedTask
+    folder: Path, fields: Mapping[str, Any], family: TrainableFamily, files: Mapping[str, str], task: PretrainedTask
 ) -> int:
     """Return the number of tokens of the longest text."""
     skipped = family.skipped_positions

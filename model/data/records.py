@@ -26,7 +26,7 @@ class LabelledRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class DialogueMessage:
     """One message of a dialogue."""
 
     role: Role
@@ -44,7 +44,7 @@ class TextRecord:
 class DialogueRecord:
     """A dialogue: an optional system message, then messages of user and assistant by turns."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[DialogueMessage, ...]
 
 
 Record: TypeAlias = PairRecord | LabelledRecord | TextRecord | DialogueRecord

@@ -87,17 +87,17 @@ INTENTS: Sequence[Intent] = (
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SmalltalkPair:
     """Message and its answer."""
 
     message: str
     answer: str
 
 
-def draw_exchange(rng: Random) -> Exchange:
+def draw_exchange(rng: Random) -> SmalltalkPair:
     """Generate a random exchange."""
     intent = rng.choice(INTENTS)
     index = rng.randrange(len(intent.values))
     value = intent.values[index]
     of = intent.counterparts[index] if intent.counterparts else ""
-    return Exchange(rng.choice(intent.messages).format(value), intent.answer.format(value, of=of))
+    return SmalltalkPair(rng.choice(intent.messages).format(value), intent.answer.format(value, of=of))

@@ -34,7 +34,7 @@ Stop = Callable[[Sequence[int]], bool]
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class ReferenceHypothesis:
     """Generated tokens, including the end token if it was generated, but not a forced prefix."""
 
     ids: tuple[int, ...] = ()
@@ -53,8 +53,8 @@ class Hypothesis:
         """
         return self.total / math.pow(num_forced + len(self.ids), length_penalty)
 
-    def extended(self, token: int, log_prob: float, processed: float) -> "Hypothesis":
-        return Hypothesis((*self.ids, token), (*self.log_probs, log_prob), self.total + processed)
+    def extended(self, token: int, log_prob: float, processed: float) -> "ReferenceHypothesis":
+        return ReferenceHypothesis((*self.ids, token), (*self.log_probs, log_prob), self.total + processed)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def greedy(
     prefix: Sequence[int] = (),
     processors: LogitsProcessors = NO_PROCESSORS,
     stop: Stop = never,
-) -> Hypothesis:
+) -> ReferenceHypothesis:
     """Select the most likely token until the end token, `stop` or `max_new_tokens`.
 
     Ties go to the lowest token id. The processors are applied to raw logits.
@@ -107,7 +107,7 @@ def greedy(
         processors: logits processors.
         stop: returns True for generated tokens that end the hypothesis.
     """
-    prompt, hypothesis, ends = [start_id, *prefix], Hypothesis(), set(as_tuple(end_ids))
+    prompt, hypothesis, ends = [start_id, *prefix], ReferenceHypothesis(), set(as_tuple(end_ids))
     while len(hypothesis.ids) < max_new_tokens and ends.isdisjoint(hypothesis.ids) and not stop(hypothesis.ids):
         (logits,) = next_logits([[*prompt, *hypothesis.ids]])  # (V,)
         token = int(processors(logits, prompt, hypothesis.ids, end_ids).argmax())
@@ -130,7 +130,7 @@ def beam(
     num_forced: int = 0,
     processors: LogitsProcessors = NO_PROCESSORS,
     stop: Stop = never,
-) -> list[Hypothesis]:
+) -> list[ReferenceHypothesis]:
     """Beam search.
 
     Each step ranks all one-token extensions of the running beams by their sum of processed
@@ -139,8 +139,8 @@ def beam(
     end, with the end token or by `stop`, become finished hypotheses; lower-ranked extensions that
     end are dropped. The best num_beams extensions that do not end are the running beams of the next
     step. The num_beams finished hypotheses with the best penalised total
-    (`Hypothesis.penalised_total`) are kept. At `max_new_tokens`, the best num_beams extensions
-    become finished hypotheses even if they have not ended.
+    (`ReferenceHypothesis.penalised_total`) are kept. At `max_new_tokens`, the best num_beams
+    extensions become finished hypotheses even if they have not ended.
 
     The search ends when num_beams hypotheses are finished and either `early_stopping` is True, or
     the best running beam cannot score higher than the worst finished one. The bound on a running
@@ -175,7 +175,12 @@ def beam(
     """
     if not 1 <= num_return <= num_beams:
         raise ValueError(f"num_return must be between 1 and num_beams ({num_beams}), got {num_return}")
-    prompt, beams, finished, ends = [start_id, *prefix], [Hypothesis()], list[Hypothesis](), as_tuple(end_ids)
+    prompt, beams, finished, ends = (
+        [start_id, *prefix],
+        [ReferenceHypothesis()],
+        list[ReferenceHypothesis](),
+        as_tuple(end_ids),
+    )
     count = max(2, 1 + len(ends)) * num_beams
     for length in range(1, max_new_tokens + 1):
         candidates = _extensions(next_logits, prompt, ends, processors, beams, count)
@@ -200,9 +205,9 @@ def _extensions(
     prompt: Sequence[int],
     end_ids: EndIds,
     processors: LogitsProcessors,
-    beams: Sequence[Hypothesis],
+    beams: Sequence[ReferenceHypothesis],
     count: int,
-) -> list[Hypothesis]:
+) -> list[ReferenceHypothesis]:
     """Return the `count` best allowed one-token extensions of the beams, best first."""
     log_probs = log_softmax(next_logits([[*prompt, *hypothesis.ids] for hypothesis in beams]))  # (beams, V)
     processed = np.stack([processors(row, prompt, h.ids, end_ids) for row, h in zip(log_probs, beams, strict=True)])

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.data.records import LabelledRecord, Record
-from sightline.model.data.tokenizer import encode_lines
-from sightline.model.evaluation.batches import device_of, encode_fitting, grouped, padded
+from sightline.model.data.tokenizer_training import encode_lines
+from sightline.model.evaluation.length_groups import device_of, encode_fitting, grouped, padded
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 from sightline.model.evaluation.share import Share
 

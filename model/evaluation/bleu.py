@@ -23,9 +23,9 @@ from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.data.records import PairRecord, Record
 from sightline.model.data.text import read_lines, read_parallel
-from sightline.model.data.tokenizer import decode_ids, encode_lines
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines
 from sightline.model.decoding.batched import translate_batch
-from sightline.model.evaluation.batches import MAX_TOKENS, encode_fitting, grouped
+from sightline.model.evaluation.length_groups import MAX_TOKENS, encode_fitting, grouped
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 
 MAX_NEW_TOKENS = 128

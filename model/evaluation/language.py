@@ -16,10 +16,10 @@ from sightline.model.data.chat_format import IM_END, exchanges
 from sightline.model.data.chat_template import DialogueEncoder, encode_records, read_chat_template
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.examples import Example
-from sightline.model.data.records import DialogueRecord, Message, Record, TextRecord
-from sightline.model.data.tokenizer import decode_ids, special_id
+from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
+from sightline.model.data.tokenizer_training import decode_ids, special_id
 from sightline.model.decoding.batched import continue_greedily
-from sightline.model.evaluation.batches import device_of, grouped, padded
+from sightline.model.evaluation.length_groups import device_of, grouped, padded
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 from sightline.model.evaluation.share import Share
 
@@ -53,7 +53,7 @@ def perplexity(nats: float, count: int) -> float:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ComparedReply:
     """Generated and expected last reply of a dialogue."""
 
     message: str  # the message before the reply
@@ -79,7 +79,7 @@ class _Chat:
         else:
             self.end_ids = (special_id(tokenizer, IM_END), model.config.eos_id)
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    def prompt(self, messages: Sequence[DialogueMessage]) -> list[int]:
         return encode_prompt(self._tokenizer, messages) if self._encoder is None else self._encoder.prompt(messages)
 
 
@@ -92,7 +92,9 @@ def encode_all(
     return encode(tokenizer, records, max_length_tokens=model.config.max_positions)
 
 
-def answer_dialogues(model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]) -> list[Answer]:
+def answer_dialogues(
+    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]
+) -> list[ComparedReply]:
     """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding.
 
     Dialogues that are too long for the model, and those whose last reply has more than
@@ -127,7 +129,7 @@ def answer_dialogues(model: CausalModel | Llama, tokenizer: Tokenizer, records: 
         for index, ids in zip(group, generated, strict=True):
             given[index] = ids
     return [
-        Answer(message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
+        ComparedReply(message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
         for message, reply, ids in zip(messages, replies, given, strict=True)
     ]
 
@@ -136,7 +138,7 @@ def _has_dialogue(records: Sequence[Record]) -> bool:
     return any(isinstance(record, DialogueRecord) for record in records)
 
 
-def exact_answers(answers: Sequence[Answer]) -> Share:
+def exact_answers(answers: Sequence[ComparedReply]) -> Share:
     """Return the share of replies that the model reproduces."""
     return Share(sum(answer.is_exact for answer in answers), len(answers))
 
@@ -175,7 +177,7 @@ def language_fields(model: CausalModel | Llama, tokenizer: Tokenizer, records: S
 
 
 def samples(
-    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record], answers: Sequence[Answer]
+    model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record], answers: Sequence[ComparedReply]
 ) -> list[str]:
     """Return lines that show some outputs."""
     lines = [

@@ -11,8 +11,8 @@ from torch import Tensor
 from sightline.model.architectures.bert import BertEncoder
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.data.records import PairRecord, Record
-from sightline.model.data.tokenizer import encode_lines
-from sightline.model.evaluation.batches import device_of, encode_fitting, grouped, padded
+from sightline.model.data.tokenizer_training import encode_lines
+from sightline.model.evaluation.length_groups import device_of, encode_fitting, grouped, padded
 from sightline.model.evaluation.result import Evaluation, Method, shortened
 from sightline.model.evaluation.share import Share
 

@@ -8,8 +8,8 @@ import math
 from torch import Tensor, nn
 
 from sightline.model.config import StackConfig
-from sightline.model.layers.attention import AttentionHeads
 from sightline.model.layers.dropout import Dropout
+from sightline.model.layers.multi_head_attention import AttentionHeads
 from sightline.model.layers.positions import RelativePositions, sinusoidal_positions
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.model.config import TransformerConfig, matrix_indices
-from sightline.model.layers.attention import AttentionHeads
+from sightline.model.layers.multi_head_attention import AttentionHeads
 
 
 class Projections(nn.Module):

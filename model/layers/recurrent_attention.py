@@ -1,8 +1,8 @@
 """Attention of recurrent decoders: score functions, windows and weights.
 
-The score functions are those of Bahdanau et al. 2015 and Luong et al. 2015. `Score.keys` runs once
-per source and computes everything that depends only on the annotations; `Score.forward` runs at
-each decoder step.
+The score functions are those of Bahdanau et al. 2015 and Luong et al. 2015. `ScoreFunction.keys`
+runs once per source and computes everything that depends only on the annotations;
+`ScoreFunction.forward` runs at each decoder step.
 
 Shapes use B batch, S source, H decoder state, A annotation, K key.
 """
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sightline.model.config import RecurrentConfig
-from sightline.model.layers.attention import masked_softmax
+from sightline.model.layers.multi_head_attention import masked_softmax
 
 
-class Score(nn.Module):
+class ScoreFunction(nn.Module):
     """Base class of score functions, which compare a decoder state with each source position."""
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -34,7 +34,7 @@ class Score(nn.Module):
         raise NotImplementedError
 
 
-class ProjectedScore(Score):
+class ProjectedScore(ScoreFunction):
     """Base class of score functions whose keys are projected annotations."""
 
     annotation: nn.Linear
@@ -72,7 +72,7 @@ class AdditiveScore(ProjectedScore):
         return scores
 
 
-class DotScore(Score):
+class DotScore(ScoreFunction):
     """Dot score, h_t^T h_s (Luong et al. 2015, section 3.1), divided by sqrt(K) if scaled."""
 
     def forward(self, state: Tensor, keys: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class ReducedRankScore(ProjectedScore):
         return dot(self.state(state), keys) * self.scale(keys.size(-1))
 
 
-class LocationScore(Score):
+class LocationScore(ScoreFunction):
     """Location score, W h_t + b (Luong et al. 2015, equation 8, which has no bias).
 
     It depends on the decoder state and the position, not on the annotations.
@@ -127,7 +127,7 @@ class LocationScore(Score):
         return scores
 
 
-SCORES: dict[str, type[Score]] = {
+SCORES: dict[str, type[ScoreFunction]] = {
     "additive": AdditiveScore,
     "concat": AdditiveScore,
     "dot": DotScore,

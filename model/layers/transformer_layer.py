@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from sightline.model.config import StackConfig
-from sightline.model.layers.attention import AttentionWithoutWeights, MultiHeadAttention
 from sightline.model.layers.dropout import Dropout
 from sightline.model.layers.linformer import LinformerAttention
+from sightline.model.layers.multi_head_attention import AttentionWithoutWeights, MultiHeadAttention
 
 
 class AddNorm(nn.Module):
@@ -42,7 +42,7 @@ class AddNorm(nn.Module):
         return result
 
 
-class FeedForward(nn.Module):
+class PositionwiseFeedForward(nn.Module):
     """Position-wise feed-forward network, max(0, x W_1 + b_1) W_2 + b_2 (equation 2)."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:
@@ -75,7 +75,7 @@ class EncoderLayer(nn.Module):
             config, config.num_heads
         )
         self.self_attention_norm = AddNorm(config, pre_norm)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.feed_forward = PositionwiseFeedForward(config.d_model, config.d_ff)
         self.feed_forward_norm = AddNorm(config, pre_norm)
 
     def forward(
@@ -111,7 +111,7 @@ class DecoderLayer(nn.Module):
         self.self_attention_norm = AddNorm(config, pre_norm)
         self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads, config.scaled)
         self.cross_attention_norm = AddNorm(config, pre_norm)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.feed_forward = PositionwiseFeedForward(config.d_model, config.d_ff)
         self.feed_forward_norm = AddNorm(config, pre_norm)
 
     def forward(

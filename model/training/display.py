@@ -13,14 +13,14 @@ import torch
 from tqdm import tqdm
 
 from sightline.base.errors import UsageError
-from sightline.model.training.record import CHECKOUT
+from sightline.model.training.run_record import CHECKOUT
 
 INTERVAL_S = 5.0  # between two lines
 MEASURED_STEPS = 5  # updates before the time of the run is estimated; the first is slower and not counted
 
 
 @dataclass(frozen=True)
-class Step:
+class UpdateFacts:
     """Facts of an update."""
 
     epoch: int
@@ -57,7 +57,7 @@ class Display:
             name = f"epoch {epoch} of {self._max_epochs}"
             self._bar = tqdm(total=num_steps, initial=done, desc=name, unit="step", leave=False, file=self._stream)
 
-    def update(self, step: Step) -> None:
+    def update(self, step: UpdateFacts) -> None:
         """Show an update."""
         self._tokens += step.tokens
         now = time.monotonic()

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from sightline.base.errors import UsageError
 from sightline.model.checkpoint import average, replace_text, save_checkpoint, save_tensors
-from sightline.model.config import ModelConfig
+from sightline.model.config import ArchitectureConfig
 from sightline.model.parts import CONFIG, TOKENIZER
 from sightline.model.training.curve import draw_curve
 
@@ -85,7 +85,7 @@ class RunFolder:
 
     def write_epoch(
         self,
-        config: ModelConfig,
+        config: ArchitectureConfig,
         weights: Mapping[str, Tensor],
         facts: Mapping[str, Any],
         *,

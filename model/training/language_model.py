@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sightline.model.architectures.causal import CausalModel
-from sightline.model.config import ModelConfig
+from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import TensorBatch, pad
 from sightline.model.data.examples import Example
 from sightline.model.evaluation.language import evaluate_language
@@ -31,7 +31,7 @@ class LanguageBatch(TensorBatch):
     targets: Tensor
 
 
-def make_batch(examples: Sequence[Example], config: ModelConfig) -> LanguageBatch:
+def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> LanguageBatch:
     targets = [
         [token if is_counted else IGNORED for token, is_counted in zip(ids[1:], mask[1:], strict=True)]
         for ids, mask in examples

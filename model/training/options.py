@@ -19,8 +19,8 @@ from sightline.base.errors import UsageError
 from sightline.base.options import Given, Options, Shown, check, flag_name, given_keys, key_of, read_toml, to_toml
 from sightline.model.data.corpus import LANGUAGE_TAG
 from sightline.model.data.records import TaskName
-from sightline.model.training.config import Precision, TrainConfig
 from sightline.model.training.recipe import LABEL_SMOOTHING, MAX_LENGTH_TOKENS, Size
+from sightline.model.training.train_config import Precision, TrainConfig
 
 AUTO = "auto"
 TASK_KEY = "task"  # key of a configuration file that names its task
@@ -183,7 +183,7 @@ FLAGS: Mapping[str, str] = {
 
 
 def with_flags(message: str) -> str:
-    """Return a message of `sightline.model.training.config` with flags instead of names of
+    """Return a message of `sightline.model.training.train_config` with flags instead of names of
     settings.
     """
     return re.sub(r"\b[a-z]+(_[a-z]+)+\b", lambda name: FLAGS.get(name[0], name[0]), message)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
 from sightline.model.data.records import TaskName
-from sightline.model.training.config import TrainConfig
+from sightline.model.training.train_config import TrainConfig
 
 if TYPE_CHECKING:
     from sightline.model.data.preparation import Facts
@@ -85,7 +85,7 @@ class Recipe:
     """Settings of a run, its model, and why they were chosen."""
 
     config: TrainConfig
-    model: ModelConfig
+    model: ArchitectureConfig
     reasons: tuple[str, ...]  # one line for each choice
 
 
@@ -110,7 +110,7 @@ def choose(
     size: Size | None = None,
     dropout: float | None = None,
     multi_label: bool = False,
-    model: ModelConfig | None = None,
+    model: ArchitectureConfig | None = None,
     start: Start = "random",
     updates_in_time: int | None = None,
 ) -> Recipe:
@@ -119,7 +119,7 @@ def choose(
     Args:
         facts: facts about the encoded data.
         vocabulary: fields of the model that the tokenizer determines, see
-            `sightline.model.data.tokenizer.token_fields`.
+            `sightline.model.data.tokenizer_training.token_fields`.
         given: fields of TrainConfig that the user gave.
         size: size of the model, if the user gave one.
         dropout: dropout of the model, if the user gave one.
@@ -162,7 +162,7 @@ def _choose_model(
     dropout: float | None,
     multi_label: bool,
     reasons: list[str],
-) -> ModelConfig:
+) -> ArchitectureConfig:
     task, num_examples = facts.task, facts.examples["train"]
     longest = max(lengths.longest for lengths in facts.tokens.values())
     positions = max(MIN_POSITIONS, math.ceil(longest / _POSITIONS_STEP) * _POSITIONS_STEP)
@@ -195,7 +195,7 @@ def _choose_model(
 
 def _choose_training(
     facts: "Facts",
-    model: ModelConfig,
+    model: ArchitectureConfig,
     given: Mapping[str, Any],
     start: Start,
     updates_in_time: int | None,

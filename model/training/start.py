@@ -16,7 +16,13 @@ from sightline.model.architectures.bert import BertClassifier
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_tensors, one_line, read_safetensors
-from sightline.model.config import ClassifierConfig, ModelConfig, PretrainedConfig, RecurrentConfig, architecture_of
+from sightline.model.config import (
+    ArchitectureConfig,
+    ClassifierConfig,
+    PretrainedConfig,
+    RecurrentConfig,
+    architecture_of,
+)
 from sightline.model.data.chat_template import end_token, read_chat_template
 from sightline.model.data.pretrained import (
     CHAT_TEMPLATE,
@@ -44,7 +50,7 @@ _STORED_POSITIONS = ("embeddings.position_ids", "embeddings.token_type_ids", "ro
 class Start:
     """Model and tokenizer with which a run starts."""
 
-    config: ModelConfig
+    config: ArchitectureConfig
     tokenizer: Tokenizer
     # Sets the weights of a new model of this configuration. Layers that the checkpoint does not
     # have, such as the output layer for new labels, keep their random weights.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from sightline.model.config import ModelConfig
+from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import TensorBatch
 from sightline.model.data.examples import Example, Examples
 from sightline.model.data.records import Record, TaskName
@@ -38,7 +38,7 @@ class Task(Generic[BatchT, ModelT]):
     """
 
     name: TaskName
-    make_batch: Callable[[Sequence[Example], ModelConfig], BatchT]
+    make_batch: Callable[[Sequence[Example], ArchitectureConfig], BatchT]
     count: Callable[[BatchT, int], int]  # batch, padding id
     training_loss: Callable[[ModelT, BatchT, float], Tensor]  # model, batch, label smoothing
     evaluate: Metric | None = None

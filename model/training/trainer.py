@@ -24,24 +24,24 @@ from torch import nn
 from sightline.base.errors import Interrupted, UsageError
 from sightline.model.architectures.factory import build_model
 from sightline.model.checkpoint import load_metadata, one_line, replace_text
-from sightline.model.config import ModelConfig, model_config_to_json, read_model_config
+from sightline.model.config import ArchitectureConfig, model_config_to_json, read_model_config
 from sightline.model.data.batches import bucket
 from sightline.model.data.examples import Examples, TrainingData
-from sightline.model.data.tokenizer import check_tokenizer
+from sightline.model.data.tokenizer_training import check_tokenizer
 from sightline.model.precision import autocast, default_device
-from sightline.model.training.config import (
+from sightline.model.training.display import plural
+from sightline.model.training.folder import RunFolder, locked
+from sightline.model.training.interrupts import Interrupts
+from sightline.model.training.run_report import Report, RunFacts
+from sightline.model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
+from sightline.model.training.task import Evaluation, Task
+from sightline.model.training.train_config import (
     CHANGEABLE,
     TrainConfig,
     changed_settings,
     read_train_config,
     train_config_to_json,
 )
-from sightline.model.training.display import plural
-from sightline.model.training.folder import RunFolder, locked
-from sightline.model.training.interrupts import Interrupts
-from sightline.model.training.report import Report, RunFacts
-from sightline.model.training.state import Progress, RandomState, load_state, random_state, save_state, set_random_state
-from sightline.model.training.task import Evaluation, Task
 
 SAVED_BEFORE_VALIDATION_S = 60.0  # age of the last state from which it is saved again before a validation
 
@@ -68,7 +68,7 @@ class Trainer:
         config: TrainConfig,
         task: Task[Any, Any],
         data: TrainingData,
-        model_config: ModelConfig,
+        model_config: ArchitectureConfig,
         device: torch.device | None = None,
         *,
         initialise: Callable[[nn.Module], None] | None = None,

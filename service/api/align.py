@@ -7,10 +7,10 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.base.bundle import AlignmentStep
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from sightline.service.api.types import ONE_TARGET, Inputs, ModelName, check_targets
-from sightline.service.fields import NULL, RequestBody, field_error
+from sightline.service.body_fields import NULL, RequestBody, field_error
 from sightline.service.inference.align import AlignResult, align
 from sightline.service.inference.generate import parameters_for
-from sightline.service.inference.languages import generating_model
+from sightline.service.inference.language_choice import generating_model
 from sightline.service.parameters import NEUTRAL, GenerateParameters, HeadIndex, Language, given_parameters
 
 # The languages are fields of the body, so that they can be combined with `targets`.

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from sightline.service.api.types import ModelName
-from sightline.service.fields import RequestBody, Text
+from sightline.service.body_fields import RequestBody, Text
 from sightline.service.inference.answer import AnswerOptions, AnswerResult, answer
 
 DEFAULTS = AnswerOptions()

@@ -8,11 +8,11 @@ from pydantic import ConfigDict, Field, model_validator
 from sightline.service.api.endpoint import JSON, OUTPUT_ERRORS, SVG, Call, Endpoint, Headers, Raw, prefers
 from sightline.service.api.messages import Messages, check_dialogue, prompt_of
 from sightline.service.api.types import INPUTS_OR_PAIRS, ONE_TARGET, Inputs, ModelName, check_targets
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts, TextsOrPairs, field_error
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts, TextsOrPairs, field_error
 from sightline.service.inference.attention import TARGET_PARAMETERS, AttentionResult, attention
 from sightline.service.inference.generate import parameters_for
-from sightline.service.inference.languages import generating_model
+from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.picture import View, draw, selection_to_draw
 from sightline.service.parameters import (
     NEUTRAL,

@@ -13,7 +13,7 @@ from sightline.service.api.types import (
     MultiLabel,
     Truncate,
 )
-from sightline.service.fields import RequestBody, TextsOrPairs, field_error
+from sightline.service.body_fields import RequestBody, TextsOrPairs, field_error
 from sightline.service.inference.classify import ClassifyResult, classify
 from sightline.service.inference.zero_shot import DEFAULT_TEMPLATE, classify_zero_shot
 from sightline.service.parameters import ReturnAttention

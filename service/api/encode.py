@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, PromptName, Truncate
-from sightline.service.fields import RequestBody
+from sightline.service.body_fields import RequestBody
 from sightline.service.inference.encode import EncodeResult, Pooling, encode
 from sightline.service.parameters import Encoding
 

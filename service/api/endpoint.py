@@ -12,7 +12,7 @@ import orjson
 from fastapi import Depends, Path, Request
 from pydantic import BaseModel, Field
 
-from sightline.service.errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
+from sightline.service.api_errors import ERRORS, ApiError, ErrorCode, ErrorType, complete_message
 from sightline.service.inference import call as inference_call
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken
 from sightline.service.keys import Role

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName
-from sightline.service.fields import RequestBody
+from sightline.service.body_fields import RequestBody
 from sightline.service.inference.fill_mask import FillMaskResult, fill_mask
 
 Target = Annotated[str, Field(min_length=1, max_length=256)]

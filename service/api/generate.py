@@ -7,8 +7,8 @@ from pydantic import ConfigDict, Field
 
 from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, event_of
 from sightline.service.api.types import INPUTS, ModelName
-from sightline.service.errors import ApiError
-from sightline.service.fields import OnEmpty, RequestBody, TextsWithBlanks
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks
 from sightline.service.inference.generate import (
     DoubtfulResult,
     GenerateResult,
@@ -16,8 +16,8 @@ from sightline.service.inference.generate import (
     generate,
     parameters_for,
 )
-from sightline.service.inference.languages import generating_model
-from sightline.service.inference.sentences import generate_by_sentence, sentence_warnings
+from sightline.service.inference.language_choice import generating_model
+from sightline.service.inference.sentence_splitting import generate_by_sentence, sentence_warnings
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
-from sightline.base.text.chat import Prompt, Turn, apply_chat_template
-from sightline.service.errors import ERRORS, ApiError
-from sightline.service.fields import RequestBody, field_error, must_equal
+from sightline.base.text.chat_prompt import Prompt, Turn, apply_chat_template
+from sightline.service.api_errors import ERRORS, ApiError
+from sightline.service.body_fields import RequestBody, field_error, must_equal
 from sightline.service.inference.service import ServedModel
 
 MAX_MESSAGES = 1024

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import ModelName, Truncate
-from sightline.service.fields import (
+from sightline.service.body_fields import (
     TEXT_SCHEMA,
     RequestBody,
     Text,

@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sightline.service.api.endpoint import PARAMETER_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, check_targets
-from sightline.service.fields import RequestBody
-from sightline.service.inference.languages import generating_model
+from sightline.service.body_fields import RequestBody
+from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.score import ScoreResult, score
 from sightline.service.parameters import HiddenSourceTokens, Language, TopLogprobs
 

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field, StrictInt, model_validator
 
 from sightline.service.api.endpoint import ENGINE_ERRORS, Call, Endpoint
 from sightline.service.api.types import ModelName
-from sightline.service.fields import RequestBody, Texts, Word, field_error
+from sightline.service.body_fields import RequestBody, Texts, Word, field_error
 from sightline.service.inference.similar import SimilarResult, similar
 from sightline.service.inference.tokens import Side
 

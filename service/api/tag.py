@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 
 from sightline.service.api.endpoint import TASK_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, Truncate
-from sightline.service.fields import RequestBody
+from sightline.service.body_fields import RequestBody
 from sightline.service.inference.tag import OUTSIDE, Aggregation, TagResult, tag
 
 AggregationName = Annotated[

@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field
 
 from sightline.service.api.endpoint import Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName
-from sightline.service.errors import ErrorCode
-from sightline.service.fields import MAX_INPUTS, RequestBody
+from sightline.service.api_errors import ErrorCode
+from sightline.service.body_fields import MAX_INPUTS, RequestBody
 from sightline.service.inference.tokens import DetokenizeResult, Side, TokenizeResult, detokenize, tokenize
 from sightline.service.parameters import TokenId
 

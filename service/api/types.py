@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from sightline.service.fields import MAX_INPUTS, Text, TextOrTexts, Texts, field_error
+from sightline.service.body_fields import MAX_INPUTS, Text, TextOrTexts, Texts, field_error
 
 INPUTS = "A text, or a list of texts; SIGHTLINE_MAX_INPUTS can limit their number further."
 INPUTS_OR_PAIRS = f"{INPUTS} A pair of texts in the list is a list of two, `[text, pair]`."

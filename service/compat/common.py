@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from sightline.base.bundle import Manifest, Task
 from sightline.service.api.endpoint import ErrorFormat
-from sightline.service.errors import ApiError, ErrorCode, ErrorType, complete_message
+from sightline.service.api_errors import ApiError, ErrorCode, ErrorType, complete_message
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.results import OutputToken

@@ -10,8 +10,10 @@ from typing_extensions import TypedDict
 from sightline import __version__
 from sightline.base.bundle import Manifest, Task
 from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import described_as, paths_of, validate
 from sightline.service.compat.common import manifest_of_query, model_of_query
-from sightline.service.compat.tasks import (
+from sightline.service.compat.huggingface_tasks import (
     Filled,
     FillMaskParameters,
     FillMaskTaskBody,
@@ -33,8 +35,6 @@ from sightline.service.compat.tei_schemas import (
 )
 from sightline.service.compat.tgi import ERRORS, generate_text
 from sightline.service.compat.tgi_schemas import TextGenerationBody, TextGenerationParameters, TextGenerationResponse
-from sightline.service.errors import ApiError
-from sightline.service.fields import described_as, paths_of, validate
 from sightline.service.inference.answer import Answer
 from sightline.service.parameters import MAX_STOP_STRINGS
 

@@ -8,12 +8,12 @@ from typing_extensions import TypedDict
 from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.languages import find_language, language_name
 from sightline.service.api.endpoint import ENGINE_ERRORS, FORM, JSON, BodyFormat, Call, Endpoint
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import OnEmpty, RequestBody, TextsWithBlanks, must_equal
 from sightline.service.compat.common import SENTENCE_ERRORS
-from sightline.service.errors import ApiError
-from sightline.service.fields import OnEmpty, RequestBody, TextsWithBlanks, must_equal
 from sightline.service.inference.generate import parameters_for
-from sightline.service.inference.languages import fitting_translators, language_pairs
-from sightline.service.inference.sentences import generate_by_sentence
+from sightline.service.inference.language_choice import fitting_translators, language_pairs
+from sightline.service.inference.sentence_splitting import generate_by_sentence
 
 AUTO = "auto"
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from sightline import __version__
 from sightline.base.bundle import ChatTemplate, Manifest, Task
-from sightline.base.text.chat import Prompt, apply_chat_template
+from sightline.base.text.chat_prompt import Prompt, apply_chat_template
 from sightline.service.api.endpoint import (
     JSON,
     NDJSON,
@@ -20,10 +20,11 @@ from sightline.service.api.endpoint import (
     line_of,
 )
 from sightline.service.api.messages import prompt_of
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
 from sightline.service.compat.ollama_schemas import (
     Capability,
-    DecodingBody,
     DecodingOptions,
     Details,
     DialogueBody,
@@ -31,6 +32,7 @@ from sightline.service.compat.ollama_schemas import (
     Embeddings,
     GeneratedPart,
     Logprob,
+    OllamaBody,
     OllamaEmbedBody,
     PromptBody,
     ShowBody,
@@ -38,8 +40,6 @@ from sightline.service.compat.ollama_schemas import (
     Tags,
     Version,
 )
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.encode import encode
 from sightline.service.inference.generate import generate
 from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
@@ -61,7 +61,7 @@ async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventSt
     then a line with `done: true` and the token counts.
     """
     model = await call.model(name_of(call, body.model), "generate")
-    response = TextResponse(call, model, body, lambda text: {"response": text})
+    response = OllamaResponse(call, model, body, lambda text: {"response": text})
     if not body.inputs:
         return cast(GeneratedPart, response.loaded())
     return cast(GeneratedPart | EventStream, await response.of(_prompt(model, body)))
@@ -74,7 +74,7 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
     then a line with `done: true` and the token counts.
     """
     model = await call.model(name_of(call, body.model), "generate")
-    response = TextResponse(call, model, body, lambda text: {"message": {"role": "assistant", "content": text}})
+    response = OllamaResponse(call, model, body, lambda text: {"message": {"role": "assistant", "content": text}})
     return cast(DialoguePart | EventStream, await response.of(prompt_of(model, body.inputs)))
 
 
@@ -91,7 +91,7 @@ def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
     return Texts.one(body.inputs)
 
 
-def decoding_parameters(body: DecodingBody, model: ServedModel) -> GenerateParameters:
+def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParameters:
     """Return the parameters of a body; the model's defaults are used for those that are absent."""
     options = body.options or DecodingOptions()
     given = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
@@ -101,10 +101,10 @@ def decoding_parameters(body: DecodingBody, model: ServedModel) -> GenerateParam
     return parameters_by_temperature(model, given, options.temperature, stream=body.is_streamed)
 
 
-class TextResponse:
+class OllamaResponse:
     """One text, whole or as JSON lines."""
 
-    def __init__(self, call: Call, model: ServedModel, body: DecodingBody, content: Content) -> None:
+    def __init__(self, call: Call, model: ServedModel, body: OllamaBody, content: Content) -> None:
         """Prepare a response; `content` returns the fields that hold a text."""
         self._call = call
         self._model = model

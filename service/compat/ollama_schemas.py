@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
+from sightline.service.body_fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
 from sightline.service.compat.common import Ignored
-from sightline.service.fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
 from sightline.service.inference.results import Numbers
 from sightline.service.parameters import (
     MAX_TEMPERATURE,
@@ -77,7 +77,7 @@ class DecodingOptions(RequestBody):
     embedding_only: Ignored[bool] = None
 
 
-class DecodingBody(RequestBody):
+class OllamaBody(RequestBody):
     """Fields that both text endpoints share."""
 
     model: RequiredModel
@@ -102,7 +102,7 @@ class DecodingBody(RequestBody):
         return self
 
 
-class PromptBody(DecodingBody):
+class PromptBody(OllamaBody):
     inputs: str = Field(
         default="",
         alias="prompt",
@@ -130,7 +130,7 @@ class PromptBody(DecodingBody):
     )
 
 
-class DialogueBody(DecodingBody):
+class DialogueBody(OllamaBody):
     inputs: Messages = Field(alias="messages")
     tools: Annotated[Any, must_equal([])] = None
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from sightline.base.bundle import Task
 from sightline.service.api.endpoint import OUTPUT_ERRORS, PARAMETER_ERRORS, Call, Endpoint, ModelInQuery
+from sightline.service.api_errors import ApiError, ErrorCode
+from sightline.service.body_fields import Texts
 from sightline.service.compat.common import check_dimensions, manifest_of_query, model_of_query, typed_errors
 from sightline.service.compat.tei_schemas import (
     DecodeBody,
@@ -28,8 +30,6 @@ from sightline.service.compat.tei_schemas import (
     TokensBody,
     ZeroShotBody,
 )
-from sightline.service.errors import ApiError, ErrorCode
-from sightline.service.fields import Texts
 from sightline.service.inference.classify import ClassifyResult, classify, function_of
 from sightline.service.inference.encode import EncodeResult, encode
 from sightline.service.inference.rerank import rerank

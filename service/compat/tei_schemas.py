@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from sightline.service.api.tag import IgnoreLabels
 from sightline.service.api.types import CandidateLabels, HypothesisTemplate, Inputs, MultiLabel, PromptName, Truncate
-from sightline.service.fields import (
+from sightline.service.body_fields import (
     MAX_ID,
     MAX_INPUTS,
     IdLists,

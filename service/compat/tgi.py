@@ -13,6 +13,7 @@ from sightline.service.api.endpoint import (
     ModelInQuery,
     event_of,
 )
+from sightline.service.body_fields import Texts
 from sightline.service.compat.common import (
     DataEventEncoder,
     blank_before,
@@ -28,9 +29,8 @@ from sightline.service.compat.tgi_schemas import (
     TextGenerationResponse,
     TextGenerationToken,
 )
-from sightline.service.fields import Texts
 from sightline.service.inference.generate import GenerateOutput, generate, parameters_for
-from sightline.service.inference.languages import generating_model
+from sightline.service.inference.language_choice import generating_model
 from sightline.service.inference.results import OutputToken, alternatives_of
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
@@ -62,7 +62,7 @@ async def generate_text(
         served = await model_of_query(call, model, "generate")
     if parameters.return_full_text:
         check_continues_prompt(served, "parameters.return_full_text")
-    generation = Generation(served, body.inputs, parameters)
+    generation = TgiResponse(served, body.inputs, parameters)
     given = given_parameters(parameters)
     if parameters.is_sampled:
         given["do_sample"] = True
@@ -79,7 +79,7 @@ async def stream_text(call: Call, body: StreamedTextGenerationBody, model: Model
     return cast(EventStream, await generate_text(call, body, model))
 
 
-class Generation(DataEventEncoder):
+class TgiResponse(DataEventEncoder):
     """One response, whole or as the events of a stream."""
 
     def __init__(self, model: ServedModel, prompt: str, parameters: TextGenerationParameters) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from sightline.service.fields import RequestBody, Text, must_equal
+from sightline.service.body_fields import RequestBody, Text, must_equal
 from sightline.service.parameters import (
     DEFAULT_LENGTH,
     FrequencyPenalty,

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest
-from sightline.service.engine.attention import Maps
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, NonFiniteError
 from sightline.service.engine.hypothesis import Hypothesis
+from sightline.service.engine.recorded_maps import Maps
 from sightline.service.engine.request import FinishReason, GenerateRequest, StopCondition, Target
 from sightline.service.engine.sampling import best_indices
 from sightline.service.engine.scores import StepScores

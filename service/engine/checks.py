@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sightline.base.bundle import State
 from sightline.service.engine.generation import NonFiniteError
 from sightline.service.engine.scores import TOP_OUTPUTS
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
 GraphName = Literal["encoder", "prefill", "decoder"]  # "prefill": the decoder graph over a prompt

@@ -12,14 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
-from sightline.service.engine.attention import (
-    ENCODER_KINDS,
-    Maps,
-    encoder_maps,
-    map_outputs,
-    prompt_block,
-    record_step,
-)
 from sightline.service.engine.beam import BeamGeneration
 from sightline.service.engine.checks import GraphName, checked_outputs, find_non_finite, run_test_input
 from sightline.service.engine.generation import (
@@ -34,6 +26,14 @@ from sightline.service.engine.generation import (
 from sightline.service.engine.observer import EngineObserver, NullObserver
 from sightline.service.engine.prefill import BUDGET_S, Prefill, PrefillQueue
 from sightline.service.engine.prefix_cache import PrefixCache
+from sightline.service.engine.recorded_maps import (
+    ENCODER_KINDS,
+    Maps,
+    encoder_maps,
+    map_outputs,
+    prompt_block,
+    record_step,
+)
 from sightline.service.engine.request import (
     Cancelled,
     Compared,
@@ -53,7 +53,7 @@ from sightline.service.engine.scheduler import Scheduler, WaitingSequence, share
 from sightline.service.engine.scores import StepScores
 from sightline.service.engine.single import SingleGeneration
 from sightline.service.engine.throughput import Throughput
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
 ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row yet

@@ -8,9 +8,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from sightline.base.bundle import TOP_TOKENS, Manifest
-from sightline.service.engine.attention import STEP_KINDS, MapRecorder, Maps, map_outputs
 from sightline.service.engine.hypothesis import Hypothesis
 from sightline.service.engine.processors import changes_scores, make_processors, process
+from sightline.service.engine.recorded_maps import STEP_KINDS, MapRecorder, Maps, map_outputs
 from sightline.service.engine.request import (
     EncodeRequest,
     Event,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sightline.service.engine.attention import MapRecorder, RecordedMaps
+from sightline.service.engine.recorded_maps import MapRecorder, RecordedMaps
 from sightline.service.engine.request import FinishReason, StopCondition, Target, Token
 
 Alternatives = tuple[tuple[int, float], ...]

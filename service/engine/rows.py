@@ -22,7 +22,7 @@ from sightline.service.engine.generation import ActiveRequest, BeamCopies, Gener
 from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
 from sightline.service.engine.scores import TOP_OUTPUTS
-from sightline.service.runtime.protocol import Int32, Int64, Runner
+from sightline.service.runtime.runner import Int32, Int64, Runner
 
 Array = NDArray[Any]
 logger = logging.getLogger(__name__)

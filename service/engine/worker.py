@@ -14,8 +14,8 @@ from typing import Any
 
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Failed, FailureCode, Request, TokenEvent
-from sightline.service.runtime.memory import trim_heap
-from sightline.service.runtime.threads import Activity, NoActivity
+from sightline.service.runtime.state_memory import trim_heap
+from sightline.service.runtime.thread_counts import Activity, NoActivity
 
 logger = logging.getLogger(__name__)
 

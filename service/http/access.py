@@ -7,8 +7,8 @@ import binascii
 from collections.abc import Mapping
 
 from sightline.service.api.endpoint import HTML, Endpoint, prefers
-from sightline.service.errors import ApiError
-from sightline.service.http.call import HttpCall
+from sightline.service.api_errors import ApiError
+from sightline.service.http.http_call import HttpCall
 from sightline.service.keys import KeyRing
 
 # Schemes of the header Authorization that are followed by the key.

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from sightline.service.api.endpoint import CALL, JSON, Endpoint, ErrorFormat
-from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.http.dispatch import respond
 from sightline.service.http.openapi import RESPONSE_HEADERS, declared_errors, declared_request, schemas_of_errors
 from sightline.service.http.routing import RouteTable

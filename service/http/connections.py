@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from sightline.service.errors import ApiError, Limit
+from sightline.service.api_errors import ApiError, Limit
 
 # Without free file descriptors, the event loop resets new connections silently. The kernel assigns
 # the lowest free number, so a high number means that few are left. This many are kept for

@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
-from sightline.service.errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
+from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
 from sightline.service.http.access import authorize, authorize_with
-from sightline.service.http.call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
 from sightline.service.http.hosts import AllowedHosts
+from sightline.service.http.http_call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
 from sightline.service.http.routing import RouteTable
 from sightline.service.inference.service import Service

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from sightline.service.api.endpoint import JSON, Call, Endpoint, Headers, Raw, to_json
-from sightline.service.http.call import HttpCall
+from sightline.service.http.http_call import HttpCall
 from sightline.service.http.static import StaticContent
 
 MAX_DEPTH = 3  # of nested fields in a table

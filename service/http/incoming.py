@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 
 EXCHANGE = "sightline.exchange"  # key of a request's Exchange in the ASGI scope
 

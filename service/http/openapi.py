@@ -17,8 +17,8 @@ from sightline.service.api.endpoint import (
     Endpoint,
     ErrorFormat,
 )
-from sightline.service.errors import ApiError, ErrorCode
-from sightline.service.http.call import REQUEST_ID
+from sightline.service.api_errors import ApiError, ErrorCode
+from sightline.service.http.http_call import REQUEST_ID
 
 # Any request can fail before its head is complete. Such errors have the native format.
 HEAD_ERRORS: tuple[ErrorCode, ...] = ("malformed_request", "client_too_slow", "headers_too_large")

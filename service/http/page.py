@@ -11,7 +11,7 @@ from typing import Annotated
 
 from sightline.service.api.endpoint import HTML, JSON, SVG, Call, Endpoint, Headers, Raw, described, prefers, to_json
 from sightline.service.api.root import Root, root_of
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 from sightline.service.http.static import StaticContent
 
 MEDIA_TYPES = {"css": "text/css", "html": HTML, "js": "text/javascript", "svg": SVG}

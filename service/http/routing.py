@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from starlette.routing import compile_path
 
 from sightline.service.api.endpoint import NATIVE_ERRORS, Endpoint, ErrorFormat
-from sightline.service.errors import ApiError
-from sightline.service.http.call import HttpCall
+from sightline.service.api_errors import ApiError
+from sightline.service.http.http_call import HttpCall
 
 MAX_SUGGESTED_PATH = 128  # characters; longer paths are not compared with the routes
 

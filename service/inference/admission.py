@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
 
+from sightline.service.api_errors import ApiError, Limit
 from sightline.service.engine.request import FailureCode
 from sightline.service.engine.throughput import Throughput
-from sightline.service.errors import ApiError, Limit
 
 REJECTIONS_PER_S = 500  # rejections beyond this rate are delayed
 REJECTION_BURST = 100

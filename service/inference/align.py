@@ -10,13 +10,13 @@ from pydantic import Field
 
 from sightline.base.bundle import AlignmentStep
 from sightline.base.text.words import Word
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Generated
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.attention import check_one_sequence
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import Decoding, check_parameters
-from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.service import ServedModel

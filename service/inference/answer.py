@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sightline.base.text.tokenizer import Window
+from sightline.base.text.tokenizer import PairWindow
+from sightline.service.api_errors import ApiError
 from sightline.service.engine.request import Encoded
-from sightline.service.errors import ApiError
 from sightline.service.inference.call import Call, input_too_long
 from sightline.service.inference.classify import apply_function
-from sightline.service.inference.encoder import run_encoder
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import run_encoder
 from sightline.service.inference.tokens import BYTES_PER_SPAN
 
 EXCLUDED = -10000.0  # logit of tokens that no answer can begin or end at
@@ -100,7 +100,7 @@ async def answer(
 
 def _windows(
     call: Call, model: ServedModel, question: str, context: str, options: AnswerOptions, field: str
-) -> list[Window]:
+) -> list[PairWindow]:
     """Tokenize a question and its context.
 
     Raises:
@@ -128,7 +128,7 @@ def _windows(
 
 
 def find_answers(
-    window: Window, logits: NDArray[np.float32], context: str, options: AnswerOptions
+    window: PairWindow, logits: NDArray[np.float32], context: str, options: AnswerOptions
 ) -> tuple[list[Answer], float]:
     """Return the most probable answers in a window, and the score of having none.
 

@@ -7,17 +7,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sightline.base.text.chat import Prompt
+from sightline.base.text.chat_prompt import Prompt
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded, Generated
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.generate import Decoding, check_parameters, parameters_for
-from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention
 from sightline.service.inference.results import DecoderOutputs
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 from sightline.service.parameters import AttentionSelection, GenerateParameters
 
 # Generation parameters that can be combined with targets.

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.chat import Prompt
+from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.pairs import encode_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
+from sightline.service.api_errors import ApiError, ClientGoneError
+from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.request import Request, Timings
-from sightline.service.errors import ApiError, ClientGoneError
-from sightline.service.fields import IdLists, Texts
 from sightline.service.inference.admission import AdmissionController, Reservation, ResponseReservation
 from sightline.service.inference.lazy import load_on_first_use
 from sightline.service.inference.results import TimingsMs

@@ -13,8 +13,8 @@ from functools import partial
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.threads import run_in_daemon_thread
+from sightline.service.api_errors import ApiError
 from sightline.service.engine.request import FailureCode
-from sightline.service.errors import ApiError
 from sightline.service.inference.admission import AdmissionController
 from sightline.service.inference.service import LoadedModel, Service
 from sightline.service.metrics import Texts, texts_of

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.base.text.tokenizer import Offsets
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.maps import AttentionMap, MapWriter
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 from sightline.service.parameters import AttentionSelection
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]

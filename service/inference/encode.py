@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
 from sightline.base.bundle import Manifest, VectorPooling
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.dense import DenseLayer
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 from sightline.service.parameters import Encoding
 
 Pooling = Literal[VectorPooling, "none"]

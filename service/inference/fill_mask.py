@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call, Ids
 from sightline.service.inference.classify import apply_function
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.results import BYTES_PER_TOKEN, FLOAT_BYTES, Outputs
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 
 MAX_MASKS = 16  # of one input
 BYTES_PER_SCORE = 3 * FLOAT_BYTES  # a logit, and its probability in float64

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import Field
 
 from sightline.base.bundle import MAX_BEAMS
-from sightline.base.text.chat import Prompt
+from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.engine.attention import ENCODER_KINDS, reason_against_hiding
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import IdLists, OnEmpty, Texts
+from sightline.service.engine.recorded_maps import ENCODER_KINDS, reason_against_hiding
 from sightline.service.engine.request import Generated, GenerateRequest, Target, Token
 from sightline.service.engine.throughput import Throughput
-from sightline.service.errors import ApiError
-from sightline.service.fields import IdLists, OnEmpty, Texts
 from sightline.service.inference.call import (
     AnyInputs,
     Call,
@@ -30,7 +30,7 @@ from sightline.service.inference.call import (
     encode_texts,
     too_many_sequences,
 )
-from sightline.service.inference.languages import NO_LANGUAGES, LanguageChoice, choose_languages
+from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention
 from sightline.service.inference.results import (
     BYTES_PER_TOKEN,

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 from sightline.service.inference.changes import remove_engine
 from sightline.service.inference.service import ListedModel, ServedModel, Service
 

@@ -8,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from sightline.base.bundle import AlignmentStep, Attention, MapKind
+from sightline.base.bundle import AlignmentStep, AttentionMaps, MapKind
 from sightline.base.text.tokenizer import Offsets, TextTokenizer
 from sightline.base.text.words import Span, Word, merge_weights, rows_that_read, words_of
-from sightline.service.engine.attention import ENCODER_KINDS
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import IdLists, Texts
+from sightline.service.engine.recorded_maps import ENCODER_KINDS
 from sightline.service.engine.request import (
     Encoded,
     EncodeRequest,
@@ -21,8 +23,6 @@ from sightline.service.engine.request import (
     SourceRequest,
     Target,
 )
-from sightline.service.errors import ApiError
-from sightline.service.fields import IdLists, Texts
 from sightline.service.inference.call import AnyInputs, Call, Ids
 from sightline.service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from sightline.service.inference.service import ServedModel
@@ -46,7 +46,7 @@ class AttentionWindow:
     ]
 
 
-def window_of(attention: Attention) -> AttentionWindow | None:
+def window_of(attention: AttentionMaps) -> AttentionWindow | None:
     window = attention.window
     return None if window is None else AttentionWindow(window.centre, window.radius)
 
@@ -215,7 +215,7 @@ class WordMap:
 class Selection:
     """The selected layers and heads of one kind of attention maps."""
 
-    attention: Attention
+    attention: AttentionMaps
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     reduce: Reduce

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, MapKind
 from sightline.service import drawing
+from sightline.service.api_errors import ApiError
 from sightline.service.drawing import Matrix
-from sightline.service.errors import ApiError
 from sightline.service.inference.maps import AttentionMap, TargetAttention
 from sightline.service.parameters import AttentionSelection
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sightline.base.threads import run_in_daemon_thread
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call
 from sightline.service.inference.service import Service
 

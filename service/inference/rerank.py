@@ -9,13 +9,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.classify import apply_function, function_of
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, WithJsonSchema
 
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 from sightline.service.parameters import Encoding
 
 MAX_NUMBERS = 1_000_000  # maximum of embedding or attention values in one response

@@ -5,11 +5,11 @@ from typing import Annotated
 
 from pydantic import Field
 
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Generated
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import Decoding, output_token, without_forced
-from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.results import DecoderOutputs, OutputTokens
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import NEUTRAL

@@ -10,16 +10,16 @@ from typing import Literal, Protocol
 from sightline.base.bundle import GenerationDefaults, Manifest, Task
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.base.threads import run_in_daemon_thread
+from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.throughput import Throughput
 from sightline.service.engine.worker import Worker
-from sightline.service.errors import ApiError, ErrorCode
 from sightline.service.inference.admission import AdmissionController, RejectionPacer, ResponseMemory
 from sightline.service.inference.dense import DenseLayer
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, Texts
 from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
-from sightline.service.runtime.memory import ModelMemory, prefix_block_bytes, row_bytes
+from sightline.service.runtime.state_memory import ModelMemory, prefix_block_bytes, row_bytes
 from sightline.service.settings import Settings
 from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
 

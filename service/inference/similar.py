@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Compared, SimilarRequest
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel

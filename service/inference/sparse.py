@@ -3,13 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.encode import with_prompt
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 
 BYTES_PER_WEIGHT = 320  # of a response: an object, its numbers, and their JSON
 SparseVector = tuple[NDArray[np.int64], NDArray[np.float32]]  # ids of tokens in ascending order, and their weights

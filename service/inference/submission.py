@@ -7,9 +7,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
+from sightline.service.api_errors import ApiError, ClientGoneError, Limit
 from sightline.service.engine.request import Cancelled, Event, Failed, FailureCode, Request, Timings, TokenEvent
 from sightline.service.engine.worker import RequestFuture, Worker
-from sightline.service.errors import ApiError, ClientGoneError, Limit
 from sightline.service.inference.admission import Reservation
 from sightline.service.inference.results import MAX_NUMBERS
 

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call, Ids
 from sightline.service.inference.classify import apply_function
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 from sightline.service.inference.tokens import BYTES_PER_SPAN
 
 Aggregation = Literal["none", "simple"]

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.service import ServedModel
 

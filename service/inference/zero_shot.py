@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import is_entailment
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.classify import ClassifyOutput, ClassifyResult, apply_function, rank_scores
-from sightline.service.inference.encoder import read_sources, run_encoder
 from sightline.service.inference.service import ServedModel
+from sightline.service.inference.source_encoding import read_sources, run_encoder
 
 DEFAULT_TEMPLATE = "This example is {}."
 

@@ -9,7 +9,6 @@ import numpy as np
 import onnxruntime
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest, State
-from sightline.service.runtime.protocol import Array, Int32, Int64
 from sightline.service.runtime.provider import (
     Provider,
     load_optional_session,
@@ -17,7 +16,8 @@ from sightline.service.runtime.provider import (
     run_options,
     session_options,
 )
-from sightline.service.runtime.threads import (
+from sightline.service.runtime.runner import Array, Int32, Int64
+from sightline.service.runtime.thread_counts import (
     Activity,
     NoActivity,
     ThreadPlan,

@@ -15,9 +15,9 @@ import onnxruntime
 
 from sightline.base.bundle import Manifest, State
 from sightline.service.runtime.base import SessionRunner, StateGroup, zeros
-from sightline.service.runtime.memory import PagedArray
-from sightline.service.runtime.protocol import Array, Int32, Int64, group_states
 from sightline.service.runtime.provider import Provider, load_session, session_options
+from sightline.service.runtime.runner import Array, Int32, Int64, group_states
+from sightline.service.runtime.state_memory import PagedArray
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import onnxruntime
 
 from sightline.base.bundle import PREFILL_TOKENS, BundleError, Manifest, State
 from sightline.service.runtime.base import SessionRunner, StateGroup
-from sightline.service.runtime.memory import PagedArray, prefix_block_bytes, row_bytes
-from sightline.service.runtime.protocol import Array, Int32, Int64, group_states
 from sightline.service.runtime.provider import run_options
+from sightline.service.runtime.runner import Array, Int32, Int64, group_states
+from sightline.service.runtime.state_memory import PagedArray, prefix_block_bytes, row_bytes
 
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,

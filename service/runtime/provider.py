@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 
 from sightline.base.bundle import Graph
-from sightline.service.runtime.protocol import RuntimeUnavailableError
+from sightline.service.runtime.runner import RuntimeUnavailableError
 
 Provider = Literal["cpu", "cuda"]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 
 Handler = Callable[..., Awaitable[Any]]  # takes and returns values of JSON
 _LENGTH = struct.Struct("!I")

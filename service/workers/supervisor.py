@@ -21,13 +21,13 @@ from prometheus_client.core import GaugeMetricFamily
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.machine import available_memory, usable_threads
+from sightline.service.api_errors import ApiError
 from sightline.service.discovery import find_bundles
-from sightline.service.errors import ApiError
 from sightline.service.http.connections import network_of
 from sightline.service.keys import Quota
 from sightline.service.metrics import FAILED_WORKERS, PREFIX, SHARED_SETTINGS, Texts, merge, texts_of, without_gauges
 from sightline.service.quotas import Grant, QuotaStore
-from sightline.service.runtime.threads import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
+from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
 from sightline.service.server import (
     EXIT_CUT_SHORT,
     RESPONSE_S,
@@ -40,7 +40,7 @@ from sightline.service.server import (
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import Channel, ChannelClosedError
 from sightline.service.workers.handover import connected_pair, ended_connections, send_connection
-from sightline.service.workers.worker import run_worker
+from sightline.service.workers.worker_process import run_worker
 
 PROCESS_BYTES = 160_000_000  # a worker without models; measured, see docs/how-to/tune.md
 BACKLOG = 2048

@@ -34,7 +34,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 Task = Literal[
     "generate", "encode", "attention", "classify", "rerank", "tag", "answer", "fill-mask", "sparse", "similar"
 ]
-MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `Attention`
+MapKind = Literal["encoder", "encoder_slots", "cross", "decoder"]  # see `AttentionMaps`
 LabelKind = Literal["classes", "independent", "score", "tokens", "span"]  # see `Manifest.label_kind`
 VectorPooling = Literal["mean", "first", "last", "max"]
 # Unit of the texts that an encoder-decoder model was trained on.
@@ -160,7 +160,7 @@ class Window(_Part):
     radius: int
 
 
-class Attention(_Part):
+class AttentionMaps(_Part):
     """Attention maps of one kind.
 
     - `encoder`: self-attention of the encoder. One graph output for each layer, (B, heads, S, S).
@@ -184,7 +184,7 @@ class Attention(_Part):
     by_position: bool = False  # True if weights depend on the index of the column (location score)
 
     @model_validator(mode="after")
-    def _check_columns(self) -> "Attention":
+    def _check_columns(self) -> "AttentionMaps":
         if (self.kind == "encoder_slots") != (self.columns is not None):
             raise ValueError("columns is required if kind is 'encoder_slots', and not allowed otherwise")
         return self
@@ -358,7 +358,7 @@ class Dense(_Part):
     activation: Literal["identity", "tanh"]
 
 
-class Embedding(_Part):
+class SentenceEmbedding(_Part):
     """Computation of one vector from the hidden states of a text."""
 
     pooling: VectorPooling
@@ -521,7 +521,7 @@ class Manifest(_Part):
     similar: Graph | None = None  # compares tokens by their embeddings
     predict: Graph | None = None  # predicts tokens; only of masked language models
     states: tuple[State, ...]
-    attention: tuple[Attention, ...]
+    attention: tuple[AttentionMaps, ...]
     alignment: Alignment | None = None  # None: not chosen, or there is no cross-attention
     labels: tuple[str, ...] = ()  # names in the order of the output with their scores
     # Output of the encoder graph: "classes" and "tokens" have log-probabilities, the others have
@@ -535,7 +535,7 @@ class Manifest(_Part):
     chat: ChatTemplate | None = None  # only for chat models
     pair_template: PairTemplate | None = None  # only for rerankers that are language models
     generation: GenerationDefaults = GenerationDefaults()
-    embedding: Embedding | None = None  # None: mean pooling, not normalized
+    embedding: SentenceEmbedding | None = None  # None: mean pooling, not normalized
     origin: Origin | None = None  # None for models trained with this project
     verification: Verification | None  # only for float32 bundles: quantised graphs differ by design
     quantization: Quantization | None = None
@@ -704,7 +704,7 @@ class Manifest(_Part):
         prompt_tokens = source_tokens if self.is_decoder_only else len(self.tokens.start_ids)
         return self.limits.max_target_tokens - (prompt_tokens - 1)
 
-    def attention_of(self, kind: str) -> Attention:
+    def attention_of(self, kind: str) -> AttentionMaps:
         """Return the description of the attention maps of one kind.
 
         Raises:

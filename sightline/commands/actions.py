@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from sightline.base.bundle import BundleError
 from sightline.base.errors import EXIT_FAILED, exit_status
-from sightline.export.errors import VerificationError, one_line
+from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import out_of_memory
 
 

@@ -18,8 +18,8 @@ from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.extras import install_command
-from sightline.service.errors import ApiError, complete_message
-from sightline.service.fields import Texts
+from sightline.service.api_errors import ApiError, complete_message
+from sightline.service.body_fields import Texts
 from sightline.service.inference.attention import AttentionOutput, attention
 from sightline.service.inference.call import Call
 from sightline.service.inference.picture import View, draw, selection_to_draw

@@ -26,10 +26,10 @@ from sightline.loadtest.arguments import duration, objective, rates, read_prompt
 from sightline.loadtest.client import Client
 from sightline.loadtest.compare import Change, NotComparableError, compare_measurements, compare_records, format_changes
 from sightline.loadtest.load import Load, run_load
-from sightline.loadtest.page import write_page
+from sightline.loadtest.load_record import LoadRecord, RecordError, make_record, read_record, write_record
+from sightline.loadtest.load_report import DEFINITIONS, TIMES, Summary, format_rates, format_table
 from sightline.loadtest.profiles import Stage, split, sweep, window
-from sightline.loadtest.record import Record, RecordError, make_record, read_record, write_record
-from sightline.loadtest.report import DEFINITIONS, TIMES, Summary, format_rates, format_table
+from sightline.loadtest.report_page import write_page
 from sightline.loadtest.targets import TARGETS, RequestOptions
 
 DEFAULT_DURATION_S = 10.0
@@ -271,7 +271,7 @@ def soak_changes(stage: Stage, duration_s: float, objectives: Mapping[str, float
     return compare_measurements(first, last, objectives, stage.rate)
 
 
-def _print_failure(record: Record, changes: Sequence[Change], options: LoadOptions) -> int:
+def _print_failure(record: LoadRecord, changes: Sequence[Change], options: LoadOptions) -> int:
     """Print the first of the errors of a run and return the exit code."""
     summaries = [stage.figures for stage in record.stages]
     if not record.is_valid:

@@ -21,7 +21,7 @@ class OutputBusyError(Exception):
     """A file that another process writes; the message names it and the way out."""
 
 
-class Output(Protocol):
+class TranslationOutput(Protocol):
     """Receives the lines of a translation in order."""
 
     num_done: int  # lines that are written already

@@ -21,12 +21,12 @@ from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.base.text.sentences import split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
-from sightline.commands.output import Output, OutputBusyError, OutputError, OutputFile, StreamOutput
-from sightline.service.errors import ApiError
-from sightline.service.fields import MAX_INPUTS, Texts
+from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import MAX_INPUTS, Texts
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import check_parameters, generate
-from sightline.service.inference.sentences import generate_by_sentence
+from sightline.service.inference.sentence_splitting import generate_by_sentence
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
 from sightline.service.settings import Settings, make_settings
@@ -163,7 +163,7 @@ def read_source(file: str) -> Source:
 
 
 def translate_into(
-    output: Output,
+    output: TranslationOutput,
     source: Source,
     folder: Path,
     manifest: Manifest,

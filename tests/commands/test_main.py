@@ -20,7 +20,7 @@ from sightline.commands.extras import LIBRARIES, install_command
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import RecurrentConfig
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 
 
 def run(*arguments: str, before: str = "", after: str = "") -> subprocess.CompletedProcess[str]:

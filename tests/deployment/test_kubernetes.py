@@ -29,7 +29,7 @@ from sightline.service.api import health
 from sightline.service.compat import open_inference
 from sightline.service.discovery import find_bundles
 from sightline.service.metrics import Metrics
-from sightline.service.runtime.memory import row_bytes
+from sightline.service.runtime.state_memory import row_bytes
 from sightline.service.server import END_S, RESPONSE_S
 from sightline.service.settings import Settings, read_settings
 from tests.deployment.custom_resources import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from sightline.service.errors import ERRORS
+from sightline.service.api_errors import ERRORS
 from sightline.service.metrics import PREFIX, Metrics
 
 RUNBOOK = "docs/how-to/runbook.md"

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
 Outputs = list[dict[str, Array]]  # of the encoder, then of each step

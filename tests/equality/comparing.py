@@ -15,7 +15,7 @@ from sightline.model.decoding.reference import beam, greedy, log_softmax, pytorc
 from sightline.model.rounding import Reference, reference
 from sightline.service.engine.request import GenerateRequest, Target
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 from tests.equality.running import BEAMS, GREEDY, MAX_NEW_TOKENS, make_request, run
 from tests.rounding import assert_within_rounding
 

@@ -18,7 +18,7 @@ from sightline.base.bundle import read_bundle, read_manifest
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
-from sightline.model.data.tokenizer import encode_lines, read_tokenizer
+from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.serving import client_of
 from tests.support.training_runs import export_bundle

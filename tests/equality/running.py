@@ -8,7 +8,7 @@ import numpy as np
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Generated, GenerateRequest
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 FAR = 1e9  # a deadline, and a time to wait in the queue, that no test comes near
 MAX_NEW_TOKENS = 12

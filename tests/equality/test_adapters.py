@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from lab.bench.weights import dequantize, read_model
 from sightline.base.bundle import read_manifest
 from sightline.export.check.sessions import encode, open_sessions
-from sightline.export.convert.bundles import quantize_bundle
-from sightline.export.options import Recipe
+from sightline.export.convert.conversions import quantize_bundle
+from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.rounding import reference
 from tests.equality.conftest import SHIPPED
@@ -28,9 +28,11 @@ def test_the_model_read_from_a_bundle_is_the_one_that_was_exported(model: Transf
         torch.testing.assert_close(read.state_dict()[name], tensor, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("recipe", "largest"), [(Recipe(8), 0.015), (Recipe(4), 0.15)], ids=str)
+@pytest.mark.parametrize(
+    ("recipe", "largest"), [(QuantizationRecipe(8), 0.015), (QuantizationRecipe(4), 0.15)], ids=str
+)
 def test_the_model_read_from_a_quantised_bundle_has_the_rounded_weights_that_it_multiplies_by(
-    recipe: Recipe,
+    recipe: QuantizationRecipe,
     largest: float,
     model: Transformer,
     float_bundle: Path,

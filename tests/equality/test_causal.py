@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import PREFILL_TOKENS, BundleError, QuantScheme, read_bundle
 from sightline.export.check.sessions import open_sessions
-from sightline.export.convert.bundles import half_bundle, quantize_bundle
 from sightline.export.convert.calibrate import MAX_NEW_TOKENS as MAX_STEPS
 from sightline.export.convert.calibrate import measure_ranges
+from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText, compare
-from sightline.export.errors import VerificationError
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.import_errors import VerificationError
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model, save_checkpoint
 from sightline.model.config import CausalConfig
-from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer, read_tokenizer
 from sightline.model.decoding.reference import beam, greedy, log_softmax, pytorch_steps
 from sightline.model.evaluation import bleu
 from sightline.model.rounding import Reference, reference
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Encoded, EncodeRequest, Event, Generated, Target
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.memory import prefix_block_bytes
 from sightline.service.runtime.ort import OnnxRunner, _ArrayGroup
+from sightline.service.runtime.state_memory import prefix_block_bytes
 from tests.equality.company import assert_bits_do_not_depend_on_company
 from tests.equality.running import BEAMS, FAR, GREEDY, MAX_NEW_TOKENS, make_request, run, run_events
 from tests.equality.serving import client_of
@@ -408,7 +408,7 @@ def test_a_prompt_after_values_that_are_not_finite_is_rejected(folder: Path) -> 
 def test_a_quantized_bundle_reads_prompts_row_by_row(
     scheme: QuantScheme, folder: Path, tmp_path: Path, toy_sentences: list[str], prompts: list[Ids]
 ) -> None:
-    recipe = Recipe(8, layers=scheme)
+    recipe = QuantizationRecipe(8, layers=scheme)
     record = quantize_bundle(folder / "bundle", tmp_path / "small", recipe, None, calibration=toy_sentences)
     assert record.schemes == {"layers": scheme, "projection": "group-wise"}
     runner = OnnxRunner(tmp_path / "small", read_bundle(tmp_path / "small"), num_threads=1, max_rows=12)

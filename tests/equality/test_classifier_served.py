@@ -13,7 +13,7 @@ from sightline.base.bundle import read_bundle
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
 from sightline.model.config import ClassifierConfig
-from sightline.model.data.tokenizer import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.rounding import Reference, reference
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Encoded, EncodeRequest, Event

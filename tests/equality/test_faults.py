@@ -11,13 +11,13 @@ from onnx import TensorProto, helper
 
 from sightline.base.bundle import read_bundle, read_manifest, record_files, write_manifest
 from sightline.base.text.tokenizer import read_tokenizer
-from sightline.export.convert.bundles import half_bundle
+from sightline.export.convert.conversions import half_bundle
 from sightline.service.engine.checks import checked_outputs, run_test_input
 from sightline.service.engine.request import Failed, Generated
 from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 from tests.equality.running import final, make_request, run, run_events
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small

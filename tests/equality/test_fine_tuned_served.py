@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from sightline.__main__ import main
 from sightline.base.bundle import read_manifest
-from sightline.export import __main__ as export
 from sightline.export import pipeline
-from sightline.model import __main__ as model
 from sightline.model.architectures.bert import BertClassifier, BertEncoder
 from sightline.model.architectures.llama import Llama
 from sightline.model.checkpoint import load_model
@@ -59,9 +58,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         start = folder / ("decoder" if name in ("plain", "chat") else "encoder")
         task, *options = TASKS[name]
         options += ["--from", str(start), "--epochs", "1", "--threads", "1"]
-        assert model.main(["train", task, str(data), "--run", str(run), *options]) == 0
+        assert main(["train", task, str(data), "--run", str(run), *options]) == 0
         with patch.object(pipeline, "check_in_child", pipeline.check):
-            assert export.main([str(run), "--out", str(bundle)]) == 0
+            assert main(["export", str(run), "--out", str(bundle)]) == 0
     return folder
 
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from sightline.__main__ import main as train
 from sightline.base.bundle import ChatTemplate, read_manifest
-from sightline.base.text.chat import apply_chat_template
+from sightline.base.text.chat_prompt import apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export import pipeline
 from sightline.export.card import CARD
@@ -28,13 +28,13 @@ from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
 from sightline.model.architectures.factory import Model, build_model
 from sightline.model.checkpoint import load_model, save_checkpoint
-from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
 from sightline.model.data.chat_format import IM_END, IM_START
 from sightline.model.data.customer_messages import LABELS as MESSAGE_LABELS
 from sightline.model.data.encoding import encode_prompt
-from sightline.model.data.records import Message, Role
+from sightline.model.data.records import DialogueMessage, Role
 from sightline.model.data.samples import write_sample
-from sightline.model.data.tokenizer import decode_ids, prompt_tokenizer, train_tokenizer
+from sightline.model.data.tokenizer_training import decode_ids, prompt_tokenizer, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from tests.equality.serving import ask, client_of
 from tests.support.export import main
@@ -73,11 +73,11 @@ def message_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
 
 def prompt_ids(tokenizer: Tokenizer, messages: Sequence[tuple[Role, str]]) -> list[int]:
     """Return the ids of a dialogue that ends with the start of the reply."""
-    return encode_prompt(tokenizer, [Message(*message) for message in messages])
+    return encode_prompt(tokenizer, [DialogueMessage(*message) for message in messages])
 
 
 def make_model(name: str, vocab_size: int) -> Model:
-    configs: dict[str, ModelConfig] = {
+    configs: dict[str, ArchitectureConfig] = {
         "five": ClassifierConfig(vocab_size, labels=LABELS, **TINY),
         "several": ClassifierConfig(vocab_size, labels=LABELS, multi_label=True, **TINY),
         "vectors": EncoderConfig(vocab_size, **TINY),

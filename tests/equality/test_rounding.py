@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import TransformerConfig
 from sightline.model.float32 import rounding_error
-from sightline.model.layers.attention import causal_mask
+from sightline.model.layers.multi_head_attention import causal_mask
 from sightline.model.rounding import Reference, reference
 from tests.instruction_sets.__main__ import SETS, lesser_sets
 from tests.rounding import assert_within_rounding, rounding_bound, rows_sum_to_one

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import read_bundle
 from sightline.export.check.sessions import encode, open_sessions
-from sightline.export.convert.bundles import half_bundle, quantize_bundle
-from sightline.export.errors import VerificationError
-from sightline.export.options import Recipe
+from sightline.export.convert.conversions import half_bundle, quantize_bundle
+from sightline.export.import_errors import VerificationError
+from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint, save_checkpoint
 from sightline.model.config import TransformerConfig
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.rounding import Reference, reference
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.company import assert_bits_do_not_depend_on_company
@@ -148,7 +148,7 @@ def test_encoders_in_float16_and_in_8_bits_stay_near_float32(
     if form == "half":
         half_bundle(bundle, tmp_path / form, None)
     else:
-        quantize_bundle(bundle, tmp_path / form, Recipe(8, states="float32"), None)
+        quantize_bundle(bundle, tmp_path / form, QuantizationRecipe(8, states="float32"), None)
     tokenizer = read_tokenizer(bundle / "tokenizer.json")
     sources = [encoding.ids for encoding in tokenizer.encode_batch(toy_sentences)]
     expected, given = (encode(open_sessions(one, read_bundle(one)), sources) for one in (bundle, tmp_path / form))

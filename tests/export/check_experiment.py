@@ -22,11 +22,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from sightline.export.check.verify import GraphRunner, Texts, differences_of, random_inputs, rounding_limits
+from sightline.export.check.verify import ComparedTexts, GraphRunner, differences_of, random_inputs, rounding_limits
 from sightline.export.families.description import Attention, Description, Stack
 from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
-from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import open_folder
 from tests.export.graph_bundles import write_bundle
 
 Array = NDArray[Any]
@@ -286,7 +286,7 @@ def check_model(architecture: str, options: Options, seed: int, scale: float, *,
         with open_folder(folder) as opened:
             family = find_family(opened.config)
             model, weights = describe(family, opened.config, opened.tensors, input_names=())
-            known: dict[Texts, tuple[dict[str, Array], dict[str, float]]] = {}
+            known: dict[ComparedTexts, tuple[dict[str, Array], dict[str, float]]] = {}
 
             def ratio(built: Description, used: Weights) -> float:
                 """Return the ratio for graphs of a changed model."""

@@ -3,7 +3,7 @@
 import os
 
 from sightline.base.bundle import Verification
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 
 
 def end_process(*_: object) -> Verification:

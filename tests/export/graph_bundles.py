@@ -10,7 +10,7 @@ from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
-from sightline.export.graphs.encoder import encoder_graph
+from sightline.export.graphs.encoder_graph import encoder_graph
 from sightline.export.graphs.model import attention_maps
 from sightline.export.graphs.predict import predict_graph
 

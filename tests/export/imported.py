@@ -16,9 +16,9 @@ from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.decoder import decoder_graph, states
-from sightline.export.graphs.encoder import encoder_graph
-from sightline.export.sources.checkpoint import Config, open_folder
-from sightline.export.sources.generation import Generation, read_generation
+from sightline.export.graphs.encoder_graph import encoder_graph
+from sightline.export.sources.generation_settings import GenerationSettings, read_generation
+from sightline.export.sources.opened_checkpoint import Config, open_folder
 
 Array = NDArray[np.floating]
 
@@ -28,7 +28,7 @@ class Imported:
     """Encoder-decoder whose graphs were built from a checkpoint."""
 
     model: Description
-    generation: Generation
+    generation: GenerationSettings
     sessions: Sessions
 
 

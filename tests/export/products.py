@@ -13,18 +13,18 @@ from onnx import TensorProto
 from sightline.base.bundle import QuantScheme
 from sightline.export.convert.quantize import product_inputs, quantize_blocks, quantize_graphs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.options import Recipe
+from sightline.export.options import QuantizationRecipe
 
 Array = NDArray[np.float32]
 Draw = Callable[[GraphBuilder, str], str]  # adds nodes that read a value, gives their output's name
 
 SIZE, INNER = 24, 64  # N and K of products; K is part of a block or several
-IN_BLOCKS = [Recipe(8, 16), Recipe(8, 32), Recipe(8, 64), Recipe(4, 16)]
+IN_BLOCKS = [QuantizationRecipe(8, 16), QuantizationRecipe(8, 32), QuantizationRecipe(8, 64), QuantizationRecipe(4, 16)]
 LARGEST = 3.0  # what is said to have been measured of every value; some of `random` lies beyond it
 
 
-def everywhere(form: QuantScheme) -> Recipe:
-    return Recipe(8, encoder=form, layers=form, projection=form)
+def everywhere(form: QuantScheme) -> QuantizationRecipe:
+    return QuantizationRecipe(8, encoder=form, layers=form, projection=form)
 
 
 def random(*shape: int) -> Array:
@@ -78,7 +78,7 @@ def draw(folder: Path, nodes: Draw, inner: int = INNER) -> onnx.ModelProto:
 
 
 def quantized(
-    model: onnx.ModelProto, folder: Path, recipe: Recipe, largest: float = LARGEST
+    model: onnx.ModelProto, folder: Path, recipe: QuantizationRecipe, largest: float = LARGEST
 ) -> tuple[list[str], Callable[[Array], Array]]:
     """Quantize a graph; return its operators and a function that computes `y`."""
     out = folder / "quantized"

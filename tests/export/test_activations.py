@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from sightline.export.check.reference import activate
+from sightline.export.check.numpy_reference import activate
 from sightline.export.families.description import Activation
 from sightline.export.families.values import ACTIVATIONS
 from sightline.export.graphs.builder import GraphBuilder, WeightFile

@@ -9,7 +9,7 @@ from sightline.base.bundle import AgreementQuality, EmbeddingQuality, Manifest, 
 from sightline.export import commands
 from sightline.export.convert import text_quality
 from sightline.export.options import ImportOptions, Kind
-from sightline.export.sources.checkpoint import Provenance
+from sightline.export.sources.opened_checkpoint import Provenance
 from tests.export.firefox.models import random_tensors, write_folder
 from tests.export.folders import names
 from tests.export.folders_of_others import write_bert

@@ -29,14 +29,14 @@ from sightline.base.text.tokenizer import read_tokenizer
 from sightline.export.check import verify
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.convert.text_quality import text_ids
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint, verify_bundle
-from sightline.export.sources.chat_template import read_pair_template
-from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.chat_parts import read_pair_template
+from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.export.sources.reranker import PUBLISHED
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.inference.call import encode_texts
 from sightline.service.inference.dense import read_dense
 from sightline.service.inference.encode import pool
@@ -179,8 +179,8 @@ def test_labels_are_those_of_the_last_token_that_is_no_padding(name: str, tmp_pa
     model = ENCODERS[name].save(tmp_path, architecture, num_labels=4, problem_type="multi_label_classification")
     rows = ((7, padding, 9, 3, padding, padding), (7, padding, 9, 3), (padding, padding, padding), (5,))
     imported = import_folder(tmp_path)
-    assert_equals_transformers(imported, model, verify.Texts(rows))
-    assert_graphs_equal_the_reference(imported, verify.Texts(rows))
+    assert_equals_transformers(imported, model, verify.ComparedTexts(rows))
+    assert_graphs_equal_the_reference(imported, verify.ComparedTexts(rows))
 
 
 # Rerankers
@@ -244,7 +244,9 @@ def test_scores_of_a_reranker_are_those_of_transformers(
     model = qwen3(**RERANKERS[name])
     model.save_pretrained(tmp_path)
     imported, (yes, no) = import_folder(tmp_path, answers=answers), answers
-    texts = verify.Texts(tuple(tuple(token % 256 for token in range(start, 8 * start + 1)) for start in (5, 3, 0)))
+    texts = verify.ComparedTexts(
+        tuple(tuple(token % 256 for token in range(start, 8 * start + 1)) for start in (5, 3, 0))
+    )
     assert_graphs_equal_the_reference(imported, texts)
     outputs = imported.outputs(texts)
     for row, ids in enumerate(texts.sources):

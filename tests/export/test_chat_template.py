@@ -11,12 +11,12 @@ from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from sightline.base.bundle import ChatTemplate, Thinking
-from sightline.base.text import chat
-from sightline.base.text.chat import apply_chat_template
+from sightline.base.text import chat_prompt
+from sightline.base.text.chat_prompt import apply_chat_template
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.export.sources.chat_template import convert, read_chat_template
-from sightline.export.sources.checkpoint import FolderFiles
+from sightline.export.sources.chat_parts import convert, read_chat_template
+from sightline.export.sources.opened_checkpoint import FolderFiles
 from tests.base.text.kinds import byte_fallback, byte_level
 from tests.export.chat_templates import (
     CHANNELS,
@@ -141,7 +141,7 @@ def test_served_prompts_are_those_of_transformers(kind: str, name: str, monkeypa
     fast = PreTrainedTokenizerFast(
         tokenizer_object=with_special_tokens(TOKENIZERS[kind]()), bos_token="<s>", eos_token="</s>", chat_template=text
     )
-    for module in (chat_template_utils, chat):
+    for module in (chat_template_utils, chat_prompt):
         monkeypatch.setattr(module, "datetime", FixedClock)
     template, compared = converted(text), 0
     for system, turns in DIALOGUES:

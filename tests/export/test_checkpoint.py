@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources import pickle_reader
-from sightline.export.sources.checkpoint import Config, Folder, Tensors, open_folder
+from sightline.export.sources.opened_checkpoint import Config, Folder, Tensors, open_folder
 
 TENSORS = {
     "float32": torch.randn(3, 5),

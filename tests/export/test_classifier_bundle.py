@@ -9,11 +9,11 @@ import pytest
 
 from sightline.base.bundle import MANIFEST, BundleError, read_bundle, read_manifest
 from sightline.export.check.sessions import Array, encode, open_session, open_sessions
-from sightline.export.convert.bundles import half_bundle
-from sightline.export.errors import VerificationError
+from sightline.export.convert.conversions import half_bundle
+from sightline.export.import_errors import VerificationError
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.parts import TOKENIZER
 from tests.export.verified import verify_trained
 from tests.support.training_runs import verify_bundle

@@ -6,8 +6,8 @@ import transformers
 from sightline.base.bundle import GenerationDefaults
 from sightline.export.families import Family
 from sightline.export.families.table import FAMILIES
-from sightline.export.sources.checkpoint import Config
-from sightline.export.sources.generation import read_generation
+from sightline.export.sources.generation_settings import read_generation
+from sightline.export.sources.opened_checkpoint import Config
 from tests.equality import test_sampling_filters
 from tests.export.test_family_options import CASES
 from tests.zoo.models import MODELS

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sightline.export.check.verify import Texts
-from sightline.export.errors import ImportFailedError
+from sightline.export.check.verify import ComparedTexts
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
 from tests.export.folders_of_others import word_tokenizer
@@ -209,7 +209,7 @@ def change_beyond(imported: Imported, hf: Any) -> float:
     """
     limit = imported.model.max_positions
     beyond = random_texts(hf, [limit + 1])
-    within = Texts((beyond.sources[0][:limit],), (beyond.sources[0][:limit],))
+    within = ComparedTexts((beyond.sources[0][:limit],), (beyond.sources[0][:limit],))
     assert_equals_transformers(imported, hf, within)
     short, long = (hf_outputs(hf, texts)["decoder.0"] for texts in (within, beyond))
     return float(np.abs(long[:, :, :limit, :limit] - short).max())

@@ -19,7 +19,7 @@ import pytest
 
 from sightline.base.bundle import read_bundle
 from sightline.base.errors import UsageError
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.catalogue import CATALOGUE
 from sightline.export.sources.download import (
     Repository,
@@ -34,7 +34,7 @@ from tests.export.hub import COMMIT, Hub, serve_hub
 
 DOWNLOADS = """
 import json, sys
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.download import download, parse_repository
 
 for line in sys.stdin:

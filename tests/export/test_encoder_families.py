@@ -10,13 +10,13 @@ import safetensors.numpy
 import torch
 from numpy.testing import assert_array_equal
 
-from sightline.export.check.verify import Texts
-from sightline.export.errors import ImportFailedError
+from sightline.export.check.verify import ComparedTexts
 from sightline.export.families.description import Disentangled, RelativeBias
 from sightline.export.families.table import describe, find_family
 from sightline.export.graphs.disentangled import rows_of_distances
 from sightline.export.graphs.relative import buckets
-from sightline.export.sources.checkpoint import Tensors, open_folder
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Tensors, open_folder
 from tests.zoo.comparing import (
     CLS,
     SEP,
@@ -112,7 +112,7 @@ def test_padding_token_in_a_text_takes_no_position(name: str, options: dict[str,
     assert imported.model.max_positions == 132 - padding
     rows = [list(one) for one in random_texts(hf, [20, 12, 5, 1]).sources]
     rows[1][3] = rows[1][4] = padding
-    texts = Texts(tuple(map(tuple, rows)))
+    texts = ComparedTexts(tuple(map(tuple, rows)))
     assert_equals_transformers(imported, hf, texts)
     assert_graphs_equal_the_reference(imported, texts)
 

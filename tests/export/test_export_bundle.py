@@ -17,14 +17,14 @@ from sightline.base.bundle import BundleError, check_files, read_bundle, read_ma
 from sightline.base.errors import UsageError
 from sightline.base.external_data import ExternalTensor, external_tensors
 from sightline.export.check.verify import MAX_ROWS
-from sightline.export.convert.bundles import half_bundle
-from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.convert.conversions import half_bundle
 from sightline.export.graphs.builder import WeightFile, external_tensor
+from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_checkpoint, save_checkpoint
 from sightline.model.config import CausalConfig
-from sightline.model.data.tokenizer import read_tokenizer, train_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
 from tests.export.folders import BUNDLE_FILES, names
 from tests.support.training_runs import export_bundle, verify_bundle
 

@@ -8,13 +8,13 @@ import pytest
 
 from sightline.base.bundle import ChatTemplate, Languages, read_bundle, read_manifest, write_manifest
 from sightline.export import commands, pipeline
-from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.options import languages_of
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import CausalConfig, TransformerConfig
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from tests.export.products import everywhere
 from tests.support.export import main
 

@@ -18,12 +18,12 @@ import pytest
 import transformers
 from numpy.typing import NDArray
 
-from sightline.export.check.verify import Texts
+from sightline.export.check.verify import ComparedTexts
 from sightline.export.configurations import check_configuration
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.decoders import ROPE_TYPES
 from sightline.export.families.table import FAMILIES, find_family
-from sightline.export.sources.checkpoint import Config, open_folder
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config, open_folder
 from tests.zoo.comparing import TOLERANCE, hf_outputs, import_folder
 from tests.zoo.models import (
     BART_LIKE,
@@ -59,8 +59,8 @@ WITHOUT_EFFECT = {
     "n_positions",
 }
 IDS = (3, 60, 17, 2, 44, 45, 46, 8, 9, 71, 30, 31, 12, 5, 6)
-TEXTS = Texts((IDS,), (IDS,))
-TARGETS = Texts((IDS,), ((4, 33, 21, 9, 70, 11),))  # of an encoder-decoder
+TEXTS = ComparedTexts((IDS,), (IDS,))
+TARGETS = ComparedTexts((IDS,), ((4, 33, 21, 9, 70, 11),))  # of an encoder-decoder
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from sightline.export.families import firefox
 from sightline.export.families.description import Description
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.checkpoint import StoredTensor, Tensors
 from sightline.export.sources.firefox import find_firefox_files
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.firefox.shortlist import parse_shortlist
+from sightline.export.sources.opened_checkpoint import StoredTensor, Tensors
 from sightline.export.tokenizers import firefox_tokenizer
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy

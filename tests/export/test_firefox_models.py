@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import State
 from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import Reference
+from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import Sessions, onnx_steps
 from sightline.export.families import firefox
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
-from sightline.export.sources.checkpoint import Tensors
+from sightline.export.sources.opened_checkpoint import Tensors
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
 from tests.export.firefox.reference import FirefoxReference
@@ -141,7 +141,7 @@ def test_the_reference_of_verification_agrees(student: Student) -> None:
     targets = [[START, *target] for target in TARGETS]
     runs, _ = run_rows(student.sessions, SOURCES, targets)
     for run, source, target in zip(runs, SOURCES, targets, strict=True):
-        encoded = Reference(student.model, student.weights).encode(source)
+        encoded = ReferenceEncoder(student.model, student.weights).encode(source)
         decoded = ReferenceDecoder(student.model, student.weights).decode(target, encoded.hidden)
         assert decoded.cross_maps is not None
         np.testing.assert_allclose(run.encoder, encoded.maps, rtol=0, atol=MAP_TOLERANCE)

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from sightline.base.bundle import GenerationDefaults
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import Config
-from sightline.export.sources.generation import Generation, read_generation
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.generation_settings import GenerationSettings, read_generation
+from sightline.export.sources.opened_checkpoint import Config
 
 CONFIG: dict[str, Any] = {"decoder_start_token_id": 2, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 
 
-def read(generation: dict[str, Any] | None = None, is_decoder_only: bool = False, **changes: Any) -> Generation:
+def read(generation: dict[str, Any] | None = None, is_decoder_only: bool = False, **changes: Any) -> GenerationSettings:
     """Read the settings of a configuration without the keys that are None."""
     values = {key: value for key, value in (CONFIG | changes).items() if value is not None}
     settings = None if generation is None else Config(generation, "generation_config.json")
@@ -20,7 +20,7 @@ def read(generation: dict[str, Any] | None = None, is_decoder_only: bool = False
 
 
 def test_tokens_of_a_configuration() -> None:
-    assert read() == Generation(1, (2,), (2,), GenerationDefaults())
+    assert read() == GenerationSettings(1, (2,), (2,), GenerationDefaults())
 
 
 def test_the_file_of_settings_replaces_those_of_the_configuration() -> None:

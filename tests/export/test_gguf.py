@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from sightline.base.bundle import read_bundle, sha256_of
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
-from sightline.export.sources.checkpoint import open_folder
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.gguf import GgufFile, convert
+from sightline.export.sources.opened_checkpoint import open_folder
 from tests.support.export import main
 from tests.zoo.models import LLAMA3, LLAMA_LIKE, YARN, random_model
 

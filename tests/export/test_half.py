@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import BundleError, Manifest, Quantization, read_bundle, write_manifest
 from sightline.export.check.sessions import Sessions, encode, initial_states, onnx_steps, open_sessions, run_step
-from sightline.export.convert.bundles import half_bundle
+from sightline.export.convert.conversions import half_bundle
 from sightline.export.convert.half import OPSET, half_graphs
 from sightline.export.graphs.builder import WeightFile
 

@@ -22,11 +22,11 @@ from sightline.base.errors import UsageError
 from sightline.base.memory import bounded_memory
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.base.text.tokenizer import check_bounds
-from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.limits import folder_bytes
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, Exported, export_checkpoint
-from sightline.export.sources.chat_template import convert
+from sightline.export.sources.chat_parts import convert
 from sightline.export.tokenizers.sentencepiece import SentencePieceModel
 from tests.export.hostile import CHECKPOINTS, TASKS, Change, changes_of, tokenizer_of, write_checkpoint, write_json
 from tests.export.tokenizers.writing import special_pieces, unigram_pieces, write_sentencepiece

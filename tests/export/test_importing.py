@@ -21,10 +21,10 @@ from sightline.base.bundle import BundleError, Verification, read_bundle, read_m
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
 from sightline.export.check.sessions import encode, open_sessions
-from sightline.export.errors import ImportFailedError, VerificationError
+from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.checkpoint import Provenance, detect_kind
+from sightline.export.sources.opened_checkpoint import Provenance, detect_kind
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.dense import read_dense
 from sightline.service.loading import load_backend

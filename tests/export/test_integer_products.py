@@ -13,7 +13,7 @@ from onnx import TensorProto
 from sightline.base.bundle import QuantScheme
 from sightline.export.convert.quantize import quantize_columns, quantize_graphs
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.options import Recipe
+from sightline.export.options import QuantizationRecipe
 from tests.export.products import (
     INNER,
     LARGEST,
@@ -287,7 +287,7 @@ def largest_weights() -> Array:
     ids=["by rows", "per-tensor", "static after Relu"],
 )
 def test_the_largest_products_of_integers_fit_sixteen_bits_in_pairs_and_are_exact(
-    tmp_path: Path, recipe: Recipe, nodes: Draw, rounded: Callable[[Array], Array]
+    tmp_path: Path, recipe: QuantizationRecipe, nodes: Draw, rounded: Callable[[Array], Array]
 ) -> None:
     """Activations have the codes 0, 1 or 255, weights are 64 or -64: a little more than 1 or -1."""
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe, largest=1.0)

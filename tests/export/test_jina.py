@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.bloom.modeling_bloom import _get_alibi_slopes
 
-from sightline.export.check.verify import Texts, compared_rows
-from sightline.export.errors import ImportFailedError
+from sightline.export.check.verify import ComparedTexts, compared_rows
+from sightline.export.import_errors import ImportFailedError
 from tests.zoo.comparing import TOLERANCE, assert_graphs_equal_the_reference, import_folder, token_types
 
 CONFIG: dict[str, Any] = {
@@ -109,7 +109,7 @@ def test_graph_and_numpy_equal_an_implementation_of_the_paper(name: str, tmp_pat
     model = write_model(tmp_path, name)
     imported = import_folder(tmp_path)
     draw = np.random.default_rng(0)
-    texts = Texts(tuple(tuple(draw.integers(100, 211, length).tolist()) for length in (64, 12, 7, 1)))
+    texts = ComparedTexts(tuple(tuple(draw.integers(100, 211, length).tolist()) for length in (64, 12, 7, 1)))
     assert_graphs_equal_the_reference(imported, texts)
     outputs = imported.outputs(texts)
     for number, ids in enumerate(texts.sources):

@@ -14,13 +14,13 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from sightline.base.bundle import Embedding, EmbeddingQuality, read_bundle
+from sightline.base.bundle import EmbeddingQuality, SentenceEmbedding, read_bundle
 from sightline.export.check.sessions import encode, open_sessions
-from sightline.export.check.verify import Texts
-from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.check.verify import ComparedTexts
+from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.text_quality import PlainText
-from sightline.export.errors import ImportFailedError
-from sightline.export.options import DEFAULT_SENTENCES, BundleMetadata, Recipe
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.options import DEFAULT_SENTENCES, BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
 from tests.zoo.comparing import Imported, assert_equals_transformers, assert_graphs_equal_the_reference, import_folder
@@ -78,7 +78,7 @@ def test_hidden_states_and_maps_equal_transformers(
         [*tokenizer.encode(" ".join(sentences)).ids[:255], 102],
         tokenizer.encode("").ids,
     ]
-    texts = Texts(tuple(map(tuple, sorted(rows, key=len, reverse=True))))
+    texts = ComparedTexts(tuple(map(tuple, sorted(rows, key=len, reverse=True))))
     assert_equals_transformers(imported, published, texts)
     assert_graphs_equal_the_reference(imported, texts)
 
@@ -90,7 +90,7 @@ def test_embeddings_and_retrieval_equal_transformers(
     rows = [encoding.ids for encoding in tokenizer.encode_batch(sentences)]
     expected = [published(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy() for ids in rows]
     order = sorted(range(len(rows)), key=lambda row: -len(rows[row]))
-    outputs = imported.graph_outputs(Texts(tuple(tuple(rows[row]) for row in order)))
+    outputs = imported.graph_outputs(ComparedTexts(tuple(tuple(rows[row]) for row in order)))
     given = [outputs[f"hidden.{order.index(row)}"] for row in range(len(rows))]
     old, new = (np.stack([unit(hidden.mean(axis=0)) for hidden in states]) for states in (expected, given))
     assert (old * new).sum(axis=1).min() >= 0.9999
@@ -106,7 +106,7 @@ def test_embeddings_and_retrieval_equal_transformers(
 def test_bundle_has_the_options_of_sentence_transformers(folder: Path, tmp_path: Path) -> None:
     result = export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
     manifest = result.manifest
-    assert manifest.embedding == Embedding(pooling="mean", normalize=True)
+    assert manifest.embedding == SentenceEmbedding(pooling="mean", normalize=True)
     assert manifest.limits.max_source_tokens == 256  # tokenizer.json says 128
     assert manifest.verification is not None
     assert manifest.verification.max_attention_difference < 1e-4
@@ -119,7 +119,7 @@ def test_8_bits_are_near_float32_and_do_not_depend_on_the_batch(
     passages = [" ".join(words[start : start + 90]) for start in range(0, 900, 90)]
     export_checkpoint(Export(folder, tmp_path / "minilm", BundleMetadata("minilm")), stream=io.StringIO())
     for texts, limit in ((passages, 0.997), (sentences, 0.998)):
-        record = quantize_bundle(tmp_path / "minilm", tmp_path / "small", Recipe(8), PlainText(texts))
+        record = quantize_bundle(tmp_path / "minilm", tmp_path / "small", QuantizationRecipe(8), PlainText(texts))
         assert isinstance(record.quality, EmbeddingQuality) and record.quality.mean_cosine >= limit
     assert record.schemes["encoder"] == "per-token"
     sessions = open_sessions(tmp_path / "small", read_bundle(tmp_path / "small"))

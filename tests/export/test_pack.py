@@ -11,9 +11,9 @@ from onnx import numpy_helper
 
 from sightline.base.bundle import BundleError, Manifest, read_bundle
 from sightline.export.check.sessions import onnx_steps, open_sessions
-from sightline.export.convert.bundles import pack_bundle, quantize_bundle
+from sightline.export.convert.conversions import pack_bundle, quantize_bundle
 from sightline.export.convert.pack import MIN_SIZE, round_matrix
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from tests.export.folders import BUNDLE_FILES, names
 from tests.support.training_runs import export_bundle, verify_bundle
 
@@ -73,7 +73,7 @@ def test_float16_weights_are_packed_and_nothing_is_packed_twice_or_verified(
     with pytest.raises(BundleError, match="has weights of 8 bits already"):
         pack_bundle(tmp_path / "packed", tmp_path / "again", None)
     with pytest.raises(BundleError, match="has weights of 8 bits already"):
-        quantize_bundle(tmp_path / "packed", tmp_path / "again", Recipe(8), None)
+        quantize_bundle(tmp_path / "packed", tmp_path / "again", QuantizationRecipe(8), None)
     with pytest.raises(BundleError, match="intentionally differs from its checkpoint"):
         verify_bundle(tmp_path / "packed", checkpoint, toy_sentences[:1])
 

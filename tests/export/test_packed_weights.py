@@ -14,13 +14,13 @@ from onnx import numpy_helper
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2Config
 
-from sightline.export.check.verify import GraphRunner, Texts
+from sightline.export.check.verify import ComparedTexts, GraphRunner
 from sightline.export.convert.quantize import exact_blocks, quantize_graphs
-from sightline.export.errors import ImportFailedError
 from sightline.export.graphs.builder import WeightFile
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import open_folder
 from tests.export.folders_of_others import word_tokenizer
 from tests.export.packed_models import Packing, quantize
 from tests.export.products import dequantized, separate
@@ -99,7 +99,7 @@ def test_blocks_hold_the_codes_without_an_error(name: str, bits: Any, has_zeros:
     matrices = {one.name: numpy_helper.to_array(one, str(tmp_path)) for one in graph.graph.initializer}
     (tmp_path / "new").mkdir()
     with WeightFile(tmp_path / "new" / "weights.bin") as file:
-        (new,) = quantize_graphs([graph], tmp_path, file, Recipe(bits, 16, projection="float32"), {})
+        (new,) = quantize_graphs([graph], tmp_path, file, QuantizationRecipe(bits, 16, projection="float32"), {})
     onnx.save_model(new, tmp_path / "new" / "decoder.onnx")
     arrays = {one.name: numpy_helper.to_array(one, str(tmp_path / "new")) for one in new.graph.initializer}
     products = [node for node in new.graph.node if node.op_type == "MatMulNBits"]
@@ -219,7 +219,7 @@ def test_other_formats_are_refused(case: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with open_folder(tmp_path) as opened, pytest.raises(ImportFailedError, match=message):
-        describe_folder(opened).outputs(Texts(((5,),), ((5,),)))
+        describe_folder(opened).outputs(ComparedTexts(((5,),), ((5,),)))
 
 
 def test_gpt2_stores_its_matrices_otherwise(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from sightline.base.bundle import Manifest, read_bundle
 from sightline.export.check import verify as verification
-from sightline.export.convert.bundles import quantize_bundle
-from sightline.export.errors import ImportFailedError, VerificationError
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.convert.conversions import quantize_bundle
+from sightline.export.import_errors import ImportFailedError, VerificationError
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.service.runtime.ort import OnnxRunner
 from tests.export.folders_of_others import word_tokenizer
@@ -175,7 +175,7 @@ def test_quantized_predictions_and_rows_that_depend_on_no_others(bits: Any, expo
     write_folder(tmp_path / "model", "electra")
     bundle, manifest = export(tmp_path / "model")
     if bits != 32:
-        recipe = replace(Recipe(bits), encoder="group-wise")
+        recipe = replace(QuantizationRecipe(bits), encoder="group-wise")
         quantize_bundle(bundle, tmp_path / "quantized", recipe, None, force=True)
         graph = onnx.load_model(tmp_path / "quantized" / "predict.onnx", load_external_data=False).graph
         assert [node.op_type for node in graph.node].count("MatMulNBits") == 2
@@ -205,7 +205,7 @@ def test_quantized_predictions_and_rows_that_depend_on_no_others(bits: Any, expo
 def test_schemes_of_the_products(schemes: dict[str, Any], products: int, export: Any, tmp_path: Path) -> None:
     write_folder(tmp_path / "model")
     bundle, _ = export(tmp_path / "model")
-    quantize_bundle(bundle, tmp_path / "quantized", replace(Recipe(8), **schemes), None, force=True)
+    quantize_bundle(bundle, tmp_path / "quantized", replace(QuantizationRecipe(8), **schemes), None, force=True)
     graph = onnx.load_model(tmp_path / "quantized" / "predict.onnx", load_external_data=False).graph
     assert [node.op_type for node in graph.node].count("MatMulNBits") == products
 

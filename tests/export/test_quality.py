@@ -4,8 +4,8 @@ from tokenizers import Tokenizer
 from sightline.base.bundle import Bleu, Quality
 from sightline.export.check.sessions import Sessions, onnx_steps
 from sightline.export.convert.quality import NUM_BEAMS, ParallelText, check_loss, compare
-from sightline.export.errors import VerificationError
-from sightline.model.data.tokenizer import decode_ids
+from sightline.export.import_errors import VerificationError
+from sightline.model.data.tokenizer_training import decode_ids
 from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
 

@@ -10,7 +10,7 @@ import torch
 from sightline.base.bundle import QuantScheme
 from sightline.export.convert.quantize import quantize_blocks
 from sightline.export.graphs.builder import GraphBuilder
-from sightline.export.options import BLOCK_SIZES, Recipe
+from sightline.export.options import BLOCK_SIZES, QuantizationRecipe
 from tests.export.products import (
     IN_BLOCKS,
     INNER,
@@ -37,7 +37,7 @@ def whole(count: int) -> Array:
 
 
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
-def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(recipe: Recipe) -> None:
+def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(recipe: QuantizationRecipe) -> None:
     rows = random(SIZE, 160)
     _, scales = quantize_blocks(rows, recipe.bits, recipe.block_size)
     steps = np.repeat(np.abs(scales), recipe.block_size, axis=1)[:, :160]
@@ -49,20 +49,20 @@ def test_weights_move_by_at_most_one_step_and_the_largest_not_at_all(recipe: Rec
 
 
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
-def test_zeros_stay_zeros(recipe: Recipe) -> None:
+def test_zeros_stay_zeros(recipe: QuantizationRecipe) -> None:
     assert not rounded(np.zeros((2, 40), np.float32), recipe.bits, recipe.block_size).any()
 
 
 @pytest.mark.parametrize(("bits", "size"), [(5, 32), (8, 48), (8, 128), (4, 32), (4, 64)])
 def test_an_unsupported_format_is_rejected(bits: Literal[4, 8], size: int) -> None:
     with pytest.raises(ValueError, match="must be one of"):
-        Recipe(bits, size)
+        QuantizationRecipe(bits, size)
 
 
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
 @pytest.mark.parametrize(("nodes", "has_bias"), [(matmul, False), (matmul_and_bias, True), (gemm_with_bias, True)])
 def test_a_product_in_blocks_is_that_of_the_rounded_weights_with_its_bias_inside(
-    tmp_path: Path, nodes: Draw, has_bias: bool, recipe: Recipe
+    tmp_path: Path, nodes: Draw, has_bias: bool, recipe: QuantizationRecipe
 ) -> None:
     operators, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     assert operators == ["MatMulNBits", "Identity"]
@@ -79,7 +79,7 @@ def test_products_of_two_values_and_those_that_gemm_scales_stay(tmp_path: Path) 
         )
         return graph.add("MatMul", scaled, graph.add("Transpose", scaled, perm=[1, 0]))
 
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Recipe(8, 32))
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, QuantizationRecipe(8, 32))
     assert operators == ["Gemm", "Transpose", "MatMul", "Identity"]
     scaled = 2 * whole(2) @ random(SIZE, INNER).T
     assert run(whole(2)) == pytest.approx(scaled @ scaled.T, rel=1e-4)
@@ -88,7 +88,7 @@ def test_products_of_two_values_and_those_that_gemm_scales_stay(tmp_path: Path) 
 @pytest.mark.parametrize(
     "recipe", [everywhere("group-wise"), everywhere("per-token"), everywhere("per-tensor")], ids=str
 )
-def test_additions_that_are_no_bias_or_share_the_product_stay(tmp_path: Path, recipe: Recipe) -> None:
+def test_additions_that_are_no_bias_or_share_the_product_stay(tmp_path: Path, recipe: QuantizationRecipe) -> None:
     def nodes(graph: GraphBuilder, x: str) -> str:
         product = gemm_transposed(graph, x)
         with_bias = graph.add("Add", product, graph.weight("bias", torch.from_numpy(random(SIZE))))
@@ -114,7 +114,7 @@ def test_a_tied_table_is_stored_once_and_read_as_it_is_multiplied(tmp_path: Path
         other = graph.add("Gather", graph.weight("untied", torch.from_numpy(random(SIZE, INNER) + 1)), best)
         return graph.add("Sub", graph.add("Gather", "weight", best), other)  # (B, K)
 
-    operators, run = quantized(draw(tmp_path, nodes), tmp_path, Recipe(bits, 16))
+    operators, run = quantized(draw(tmp_path, nodes), tmp_path, QuantizationRecipe(bits, 16))
     assert operators == ["MatMulNBits", "ArgMax", "Gather", "GatherBlockQuantized", "Sub", "Identity"]
     block_size = BLOCK_SIZES[bits][-1]
     rows = rounded(random(SIZE, INNER), bits, block_size)
@@ -139,7 +139,9 @@ def test_a_table_has_the_largest_blocks_that_are_served_and_fit_its_rows(
     tmp_path: Path, bits: Literal[4, 8], inner: int, block_size: int
 ) -> None:
     table = random(SIZE, inner)
-    _, run = quantized(draw(tmp_path, lambda graph, x: best_rows(graph, table, x), inner), tmp_path, Recipe(bits, 16))
+    _, run = quantized(
+        draw(tmp_path, lambda graph, x: best_rows(graph, table, x), inner), tmp_path, QuantizationRecipe(bits, 16)
+    )
     assert run(table) == pytest.approx(rounded(table, bits, block_size), abs=1e-5)
 
 

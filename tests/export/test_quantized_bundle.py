@@ -9,11 +9,11 @@ import pytest
 
 from sightline.base.bundle import BundleError, Languages, Quality, read_bundle
 from sightline.export.check.sessions import onnx_steps, open_sessions
-from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.quality import ParallelText
-from sightline.export.errors import VerificationError
-from sightline.export.options import Recipe
-from sightline.model.data.tokenizer import decode_ids, encode_lines, read_tokenizer
+from sightline.export.import_errors import VerificationError
+from sightline.export.options import QuantizationRecipe
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines, read_tokenizer
 from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders import BUNDLE_FILES, names
@@ -23,7 +23,7 @@ from tests.support.training_runs import verify_bundle
 
 def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "small"
-    given = quantize_bundle(bundle, out, Recipe(8, 32, "group-wise"), None)
+    given = quantize_bundle(bundle, out, QuantizationRecipe(8, 32, "group-wise"), None)
     manifest, original = read_bundle(out), read_bundle(bundle)
     assert names(out) == BUNDLE_FILES
     assert manifest.quantization == given
@@ -53,7 +53,7 @@ def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_
     ("recipe", "encoder", "step"),
     [
         (
-            Recipe(8, encoder="per-token", projection="per-token"),
+            QuantizationRecipe(8, encoder="per-token", projection="per-token"),
             {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
             {"MatMulNBits": 12, "MatMulInteger": 1, "Div": 1, "Relu": 2},
         ),
@@ -63,15 +63,15 @@ def test_a_quantised_bundle_is_complete_and_declares_its_type(bundle: Path, tmp_
             {"MatMulIntegerToFloat": 12, "MatMulInteger": 1, "Div": 13, "Relu": 2},
         ),
         (
-            Recipe(8, layers="float32"),
+            QuantizationRecipe(8, layers="float32"),
             {"MatMulIntegerToFloat": 9, "Div": 9, "Relu": 2},
             {"MatMul": 12, "MatMulNBits": 1, "Relu": 2},
         ),
-        (Recipe(4), {"MatMulNBits": 9, "Relu": 2}, {"MatMulNBits": 13, "Relu": 2}),
+        (QuantizationRecipe(4), {"MatMulNBits": 9, "Relu": 2}, {"MatMulNBits": 13, "Relu": 2}),
         (everywhere("per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulIntegerToFloat": 12, "MatMulInteger": 1}),
-        (Recipe(4, encoder="per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulNBits": 13, "Relu": 2}),
+        (QuantizationRecipe(4, encoder="per-tensor"), {"MatMulIntegerToFloat": 9}, {"MatMulNBits": 13, "Relu": 2}),
         (
-            Recipe(8, encoder="float32", layers="per-tensor", projection="float32"),
+            QuantizationRecipe(8, encoder="float32", layers="per-tensor", projection="float32"),
             {"MatMul": 9, "Relu": 2},
             {"MatMulIntegerToFloat": 12, "Gemm": 1},
         ),
@@ -82,7 +82,7 @@ def test_a_quantised_bundle_has_the_declared_forms(
     bundle: Path,
     tmp_path: Path,
     toy_sentences: list[str],
-    recipe: Recipe,
+    recipe: QuantizationRecipe,
     encoder: dict[str, int],
     step: dict[str, int],
 ) -> None:
@@ -101,16 +101,16 @@ def test_a_quantised_bundle_has_the_declared_forms(
 @pytest.mark.parametrize(
     ("recipe", "largest"),
     [
-        (Recipe(4, 16), 1.5),
-        (Recipe(8, 16), 0.1),
+        (QuantizationRecipe(4, 16), 1.5),
+        (QuantizationRecipe(8, 16), 0.1),
         (everywhere("per-token"), 0.1),
         (everywhere("per-tensor"), 0.1),
-        (Recipe(4, 16, encoder="per-tensor"), 1.5),
+        (QuantizationRecipe(4, 16, encoder="per-tensor"), 1.5),
     ],
     ids=str,
 )
 def test_quantised_graphs_stay_near_those_of_float32(
-    bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: Recipe, largest: float
+    bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: QuantizationRecipe, largest: float
 ) -> None:
     quantize_bundle(bundle, tmp_path / "small", recipe, None, calibration=toy_sentences)
     scores = []
@@ -131,8 +131,8 @@ def test_the_scales_of_static_products_are_those_of_the_sentences(
     assert files[0]["step.onnx"] != files[1]["step.onnx"]
 
 
-@pytest.mark.parametrize("recipe", [everywhere("per-tensor"), Recipe(8, layers="per-tensor")], ids=str)
-def test_static_products_without_sentences_are_rejected(bundle: Path, copied: Path, recipe: Recipe) -> None:
+@pytest.mark.parametrize("recipe", [everywhere("per-tensor"), QuantizationRecipe(8, layers="per-tensor")], ids=str)
+def test_static_products_without_sentences_are_rejected(bundle: Path, copied: Path, recipe: QuantizationRecipe) -> None:
     before = read_bundle(copied)
     with pytest.raises(
         ValueError, match="the scheme per-tensor needs calibration sentences; name a file with --calibration"
@@ -154,9 +154,9 @@ def test_only_a_float32_bundle_is_quantised_and_only_such_a_one_verified(
     bundle: Path, checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     out = tmp_path / "small"
-    quantize_bundle(bundle, out, Recipe(4), None)
+    quantize_bundle(bundle, out, QuantizationRecipe(4), None)
     with pytest.raises(BundleError, match="small must be a float32 bundle, got int4"):
-        quantize_bundle(out, tmp_path / "smaller", Recipe(4), None)
+        quantize_bundle(out, tmp_path / "smaller", QuantizationRecipe(4), None)
     with pytest.raises(
         BundleError, match="small is int4 and intentionally differs from its checkpoint; verify its float32 bundle"
     ):
@@ -176,11 +176,11 @@ def test_a_bundle_that_loses_too_much_is_written_by_force_alone(
         references.append(decode_ids(tokenizer, output.ids))
     text = ParallelText("own", "de", EvaluationSet(toy_sentences, references, tokenised_references=None))
     with pytest.raises(VerificationError, match=r"with num_beams 1, BLEU falls from 100\.00 to"):
-        quantize_bundle(bundle, copied, Recipe(4), text)
+        quantize_bundle(bundle, copied, QuantizationRecipe(4), text)
     assert read_bundle(copied) == manifest
     assert names(copied.parent) == {"copied"}
     (copied / "MODEL_CARD.md").write_text("a card", encoding="utf-8")
-    quality = quantize_bundle(bundle, copied, Recipe(4), text, force=True).quality
+    quality = quantize_bundle(bundle, copied, QuantizationRecipe(4), text, force=True).quality
     assert isinstance(quality, Quality)
     assert (quality.split, quality.sentences) == ("own", 6)
     assert quality.bleu[0].float32 == pytest.approx(100) and quality.bleu[0].quantized < 99

@@ -11,12 +11,17 @@ from sightline.base.bundle import Manifest
 from sightline.export.check.verify import GraphRunner
 from sightline.export.convert.quantize import quantize_graphs
 from sightline.export.graphs.builder import WeightFile
-from sightline.export.options import Recipe
+from sightline.export.options import QuantizationRecipe
 from tests.zoo.comparing import Imported, import_folder
 from tests.zoo.models import DECODERS
 
 OUTPUTS = ("logits", "hidden")
-RECIPES = (Recipe(8, 32), Recipe(4, 16), Recipe(8, 16, projection="float32"), Recipe(8, layers="per-token"))
+RECIPES = (
+    QuantizationRecipe(8, 32),
+    QuantizationRecipe(4, 16),
+    QuantizationRecipe(8, 16, projection="float32"),
+    QuantizationRecipe(8, layers="per-token"),
+)
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama", "qwen3-windows", "gemma2"])
@@ -27,7 +32,7 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return imported, imported.write_bundle()
 
 
-def quantized(folder: Path, recipe: Recipe, out: Path) -> onnx.ModelProto:
+def quantized(folder: Path, recipe: QuantizationRecipe, out: Path) -> onnx.ModelProto:
     graph = onnx.load(folder / "decoder.onnx", load_external_data=False)
     with WeightFile(out / "weights.bin") as file:
         (made,) = quantize_graphs([graph], folder, file, recipe, {})
@@ -36,7 +41,7 @@ def quantized(folder: Path, recipe: Recipe, out: Path) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_quantized_graphs(imported: tuple[Imported, Manifest], recipe: Recipe, tmp_path: Path) -> None:
+def test_quantized_graphs(imported: tuple[Imported, Manifest], recipe: QuantizationRecipe, tmp_path: Path) -> None:
     (float32, manifest), model = imported, imported[0].model
     operators = Counter(node.op_type for node in quantized(float32.folder, recipe, tmp_path).graph.node)
     stack = model.decoder

@@ -17,7 +17,7 @@ from sightline.export.convert.calibrate import measure_ranges
 from sightline.export.convert.quantize import quantize_graphs
 from sightline.export.convert.states import measure_states, round_states, rounded_states
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.options import Recipe
+from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from tests.export.products import (
@@ -39,11 +39,11 @@ OUTLIER = 1000.0
 RECIPES_OF_PRODUCTS = [*IN_BLOCKS, everywhere("per-token"), everywhere("per-tensor")]
 RECIPES = [
     *RECIPES_OF_PRODUCTS,
-    Recipe(8, 64, encoder="per-token", projection="per-token"),
-    Recipe(8, layers="float32"),
-    Recipe(8, states="float32"),
-    Recipe(4, encoder="per-tensor"),
-    Recipe(8, encoder="per-token", layers="per-tensor", projection="float32"),
+    QuantizationRecipe(8, 64, encoder="per-token", projection="per-token"),
+    QuantizationRecipe(8, layers="float32"),
+    QuantizationRecipe(8, states="float32"),
+    QuantizationRecipe(4, encoder="per-tensor"),
+    QuantizationRecipe(8, encoder="per-token", layers="per-tensor", projection="float32"),
 ]
 
 
@@ -59,7 +59,9 @@ def moved_by_an_outlier(run: Callable[[Array], Array]) -> float:
 
 @pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
 @pytest.mark.parametrize("nodes", [matmul_and_bias, gemm_with_bias, relu_and_product])
-def test_a_row_of_a_product_does_not_depend_on_an_outlier(tmp_path: Path, nodes: Draw, recipe: Recipe) -> None:
+def test_a_row_of_a_product_does_not_depend_on_an_outlier(
+    tmp_path: Path, nodes: Draw, recipe: QuantizationRecipe
+) -> None:
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
     assert moved_by_an_outlier(run) == 0
 
@@ -67,7 +69,7 @@ def test_a_row_of_a_product_does_not_depend_on_an_outlier(tmp_path: Path, nodes:
 @pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
 @pytest.mark.parametrize("nodes", [matmul_and_bias, gemm_with_bias, relu_and_product])
 def test_a_row_of_a_product_is_the_same_to_the_last_bit_in_every_batch(
-    tmp_path: Path, nodes: Draw, recipe: Recipe
+    tmp_path: Path, nodes: Draw, recipe: QuantizationRecipe
 ) -> None:
     """A difference in the last bit changes the rounding of the next product; see `BLOCK_SIZES`."""
     _, run = quantized(draw(tmp_path, nodes), tmp_path, recipe)
@@ -78,7 +80,9 @@ def test_a_row_of_a_product_is_the_same_to_the_last_bit_in_every_batch(
 
 
 @pytest.mark.parametrize("recipe", RECIPES_OF_PRODUCTS, ids=str)
-def test_a_row_of_the_projection_is_the_same_to_the_last_bit_in_every_batch(tmp_path: Path, recipe: Recipe) -> None:
+def test_a_row_of_the_projection_is_the_same_to_the_last_bit_in_every_batch(
+    tmp_path: Path, recipe: QuantizationRecipe
+) -> None:
     table = random(SIZE, 256)
 
     def nodes(graph: GraphBuilder, x: str) -> str:
@@ -140,7 +144,7 @@ def with_one_scale(graph: onnx.ModelProto) -> onnx.ModelProto:
     return spoilt
 
 
-Load = Callable[[Recipe, bool], Sessions]
+Load = Callable[[QuantizationRecipe, bool], Sessions]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +165,7 @@ def load(checkpoint: Path, bundle: Path, sources: list[list[int]], tmp_path_fact
     graphs = [built.encoder, built.decoder]
     ranges, state_ranges = measure_ranges(bundle, manifest, sources), measure_states(bundle, manifest)
 
-    def load(recipe: Recipe, spoilt: bool) -> Sessions:
+    def load(recipe: QuantizationRecipe, spoilt: bool) -> Sessions:
         out = tmp_path_factory.mktemp("quantized")
         with WeightFile(out / "weights.bin") as weights:
             quantised = quantize_graphs(graphs, folder, weights, recipe, ranges)
@@ -208,7 +212,7 @@ OUTLIERS = [OUTLIER_ID] * len(SOURCE), [1, *[OUTLIER_ID] * (len(TARGET) - 1)]
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_a_sequence_does_not_depend_on_an_outlier_in_its_batch(load: Load, recipe: Recipe) -> None:
+def test_a_sequence_does_not_depend_on_an_outlier_in_its_batch(load: Load, recipe: QuantizationRecipe) -> None:
     sessions = load(recipe, False)
     together = read(sessions, [SOURCE, OUTLIERS[0]], [TARGET, OUTLIERS[1]])
     assert largest_difference(read(sessions, [SOURCE], [TARGET]), together, 0) == 0
@@ -221,7 +225,7 @@ def test_dependence_on_an_outlier_is_detected(load: Load) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_a_sequence_is_the_same_in_batches_of_any_size(load: Load, recipe: Recipe) -> None:
+def test_a_sequence_is_the_same_in_batches_of_any_size(load: Load, recipe: QuantizationRecipe) -> None:
     sessions, tokens = load(recipe, False), np.random.default_rng(4).integers(3, 300, (33, len(SOURCE) + len(TARGET)))
     sources, targets = tokens[:, : len(SOURCE)].tolist(), tokens[:, len(SOURCE) :].tolist()
     alone = read(sessions, sources[:1], targets[:1])
@@ -231,7 +235,7 @@ def test_a_sequence_is_the_same_in_batches_of_any_size(load: Load, recipe: Recip
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=str)
-def test_padding_beside_a_longer_source_changes_nothing(load: Load, recipe: Recipe) -> None:
+def test_padding_beside_a_longer_source_changes_nothing(load: Load, recipe: QuantizationRecipe) -> None:
     sessions = load(recipe, False)
     alone = read(sessions, [SOURCE], [TARGET])
     for longer in (len(SOURCE) + 1, 16, 33, 100):
@@ -242,7 +246,7 @@ def test_padding_beside_a_longer_source_changes_nothing(load: Load, recipe: Reci
 
 @pytest.mark.parametrize("recipe", IN_BLOCKS, ids=str)
 def test_a_row_of_a_product_with_zero_points_is_the_same_to_the_last_bit_in_every_batch(
-    tmp_path: Path, recipe: Recipe
+    tmp_path: Path, recipe: QuantizationRecipe
 ) -> None:
     """Weights that were quantized before keep their codes, which can have any zero point."""
     rng = np.random.default_rng(4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.base.bundle import Embedding, Languages, Verification, read_bundle, read_manifest
+from sightline.base.bundle import Languages, SentenceEmbedding, Verification, read_bundle, read_manifest
 from sightline.export import commands
 from sightline.export.card import CARD, MARK
 from sightline.export.describe import described
@@ -305,7 +305,7 @@ def test_a_run_of_an_imported_encoder_has_its_record(
     assert ("used is best/" in capsys.readouterr().err) == has_epochs
     manifest = read_bundle(tmp_path / "vectors")
     assert manifest.origin is not None and manifest.origin.family == "bert"
-    assert manifest.embedding == Embedding(pooling="mean", normalize=True)
+    assert manifest.embedding == SentenceEmbedding(pooling="mean", normalize=True)
     assert (manifest.license, manifest.name) == ("Apache-2.0", "vectors")
     assert manifest.description == "Embeddings of texts"
     assert 'pipeline_tag: "sentence-similarity"' in (tmp_path / "vectors" / CARD).read_text(encoding="utf-8")

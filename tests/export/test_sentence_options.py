@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import Embedding
-from sightline.export.errors import ImportFailedError
+from sightline.base.bundle import SentenceEmbedding
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.sentence_transformers import DenseModule, read_sentence_options
 
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
@@ -30,7 +30,7 @@ MINILM: dict[str, Any] = {
 
 def test_minilm() -> None:
     options = read_sentence_options(MINILM.get)
-    assert options.embedding == Embedding(pooling="mean", normalize=True)
+    assert options.embedding == SentenceEmbedding(pooling="mean", normalize=True)
     assert options.max_tokens == 256
 
 
@@ -39,7 +39,7 @@ def test_folder_without_modules_has_mean_pooling() -> None:
     for given, expected in limits.items():
         files: dict[str, Any] = {"tokenizer_config.json": {"model_max_length": given}}
         options = read_sentence_options(files.get)
-        assert options.embedding == Embedding(pooling="mean", normalize=False)
+        assert options.embedding == SentenceEmbedding(pooling="mean", normalize=False)
         assert options.max_tokens == expected
     no_files: dict[str, Any] = {}
     assert read_sentence_options(no_files.get).max_tokens is None
@@ -53,7 +53,7 @@ def test_layers_after_pooling() -> None:
         "3_Dense/config.json": identity,
     }
     options = read_sentence_options(files.get)
-    assert options.embedding == Embedding(pooling="mean", normalize=True)
+    assert options.embedding == SentenceEmbedding(pooling="mean", normalize=True)
     assert options.dense == (
         DenseModule("2_Dense/", 384, 96, has_bias=True, activation="tanh"),
         DenseModule("3_Dense/", 96, 96, has_bias=False, activation="identity"),
@@ -92,7 +92,9 @@ def test_prompts_and_transformer_in_a_folder() -> None:
     }
     options = read_sentence_options(files.get)
     prompts = {"query": "query: ", "passage": "passage: "}
-    assert options.embedding == Embedding(pooling="mean", normalize=False, prompts=prompts, default_prompt="passage")
+    assert options.embedding == SentenceEmbedding(
+        pooling="mean", normalize=False, prompts=prompts, default_prompt="passage"
+    )
     assert options.max_tokens == 510
 
 

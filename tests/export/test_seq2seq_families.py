@@ -17,16 +17,16 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, processors
 
 from sightline.export.check.sessions import onnx_steps
-from sightline.export.check.verify import Texts
-from sightline.export.errors import ImportFailedError
+from sightline.export.check.verify import ComparedTexts
 from sightline.export.families.description import RelativeBias
 from sightline.export.families.seq2seq import FAMILIES, T5
 from sightline.export.graphs.relative import bias_of_distances, buckets
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import BundleMetadata
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.model.decoding.processors import LogitsProcessors
-from sightline.model.decoding.reference import Hypothesis, NextLogits, beam, greedy
+from sightline.model.decoding.reference import NextLogits, ReferenceHypothesis, beam, greedy
 from tests.export.imported import Imported
 from tests.export.imported import import_folder as load_folder
 from tests.zoo.comparing import (
@@ -77,14 +77,14 @@ def with_head(model: Any) -> Any:
     return generating
 
 
-def check(folder: Path, model: Any, texts: Texts, **options: Any) -> None:
+def check(folder: Path, model: Any, texts: ComparedTexts, **options: Any) -> None:
     """Compare a checkpoint with a model of Transformers."""
     imported = import_folder(folder, **options)
     assert_equals_transformers(imported, model, texts)
     assert_graphs_equal_the_reference(imported, texts)
 
 
-def searched(imported: Imported, source: Sequence[int], max_new_tokens: int, **settings: Any) -> Hypothesis:
+def searched(imported: Imported, source: Sequence[int], max_new_tokens: int, **settings: Any) -> ReferenceHypothesis:
     """Decode by the reference search, with the defaults of the checkpoint changed by `settings`."""
     generation = imported.generation
     defaults, end_id = generation.defaults.model_copy(update=settings), generation.end_ids[0]
@@ -235,7 +235,7 @@ def test_position_tables_of_a_checkpoint_are_used(marian_folder: Path) -> None:
     names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     rewrite_tensors(marian_folder, {name: torch.randn(POSITIONS, 36) for name in names})
     model = transformers.MarianMTModel.from_pretrained(marian_folder, attn_implementation="eager").eval()
-    check(marian_folder, model, Texts(((5, 6, 7),), ((96, 8, 9),)))
+    check(marian_folder, model, ComparedTexts(((5, 6, 7),), ((96, 8, 9),)))
 
 
 def test_a_t5_generates_beyond_the_positions_of_its_training(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_t5_generates_beyond_the_positions_of_its_training(tmp_path: Path) -> 
     longest = 3 * POSITIONS
     model = SEQ2SEQ["t5"].save(tmp_path)
     source = [3 + 7 * index % 90 for index in range(longest)]
-    check(tmp_path, model, Texts((tuple(source),), ((0, *source[1:]),)), max_tokens=longest)
+    check(tmp_path, model, ComparedTexts((tuple(source),), ((0, *source[1:]),)), max_tokens=longest)
     imported = load_folder(tmp_path, max_tokens=longest)
     assert imported.model.max_positions == longest
     limits = {"max_new_tokens": longest - 1, "min_new_tokens": longest - 1}
@@ -256,7 +256,7 @@ def test_the_activation_gelu_10_has_the_limits_of_transformers(tmp_path: Path) -
     SEQ2SEQ["bart"].save(tmp_path, activation_function="gelu_10")
     name = "model.encoder.layers.0.fc1.weight"  # large enough for outputs beyond the limit
     rewrite_tensors(tmp_path, {name: lambda tensors: 30 * tensors[name]})
-    texts, outputs = Texts(((5, 6, 7),), ((2, 8, 9),)), []
+    texts, outputs = ComparedTexts(((5, 6, 7),), ((2, 8, 9),)), []
     for function in ("gelu_10", "gelu"):
         edit_config(tmp_path, activation_function=function)
         model = transformers.BartForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager").eval()
@@ -273,7 +273,7 @@ def test_unknown_tensors_are_rejected(marian_folder: Path) -> None:
 
 def test_padding_token_in_a_source_takes_no_position(tmp_path: Path) -> None:
     model = SEQ2SEQ["m2m100"].save(tmp_path)
-    check(tmp_path, model, Texts(((5, 1, 6, 1, 1, 7, 8),), ((2, 9, 10),)))
+    check(tmp_path, model, ComparedTexts(((5, 1, 6, 1, 1, 7, 8),), ((2, 9, 10),)))
 
 
 @pytest.mark.parametrize(

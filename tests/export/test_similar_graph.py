@@ -10,11 +10,11 @@ import torch
 
 from sightline.base.bundle import read_bundle, write_manifest
 from sightline.export.check.sessions import Array, open_sessions
-from sightline.export.convert.bundles import half_bundle, quantize_bundle
-from sightline.export.errors import VerificationError
+from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.graphs.builder import WeightFile
-from sightline.export.graphs.similar import similar_graph
-from sightline.export.options import Recipe
+from sightline.export.graphs.similar_graph import similar_graph
+from sightline.export.import_errors import VerificationError
+from sightline.export.options import QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from sightline.service.runtime.device import DeviceRunner
@@ -58,8 +58,8 @@ def test_a_row_of_zeros_has_no_similarity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "largest"),
     [
-        (Recipe(8), 0.03),
-        (Recipe(4), 0.3),
+        (QuantizationRecipe(8), 0.03),
+        (QuantizationRecipe(4), 0.3),
         (everywhere("per-token"), 0.03),
         (everywhere("per-tensor"), 0.03),
         (everywhere("float32"), 0.0),
@@ -67,7 +67,7 @@ def test_a_row_of_zeros_has_no_similarity(tmp_path: Path) -> None:
     ids=str,
 )
 def test_the_quantised_graph_reads_the_shared_table(
-    bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: Recipe, largest: float
+    bundle: Path, tmp_path: Path, toy_sentences: list[str], recipe: QuantizationRecipe, largest: float
 ) -> None:
     out = tmp_path / "small"
     quantize_bundle(bundle, out, recipe, None, calibration=toy_sentences[:2])
@@ -117,7 +117,7 @@ def test_a_bundle_without_the_graph_is_verified_and_rewritten_as_it_is(
     older = manifest.model_copy(update={"similar": None, "tasks": tasks, "files": files})
     write_manifest(copied, older)
     assert verify_bundle(copied, checkpoint, ["A man sleeps."]).sentences == 1
-    quantize_bundle(copied, tmp_path / "small", Recipe(8), None)
+    quantize_bundle(copied, tmp_path / "small", QuantizationRecipe(8), None)
     half_bundle(copied, tmp_path / "half", None)
     for name in ("small", "half"):
         rewritten = read_bundle(tmp_path / name)

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from sightline.export.check.verify import GraphRunner, Texts
-from sightline.export.errors import ImportFailedError
+from sightline.export.check.verify import ComparedTexts, GraphRunner
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.catalogue import CATALOGUE, downloaded
-from sightline.export.sources.checkpoint import open_folder
+from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.model.float32 import max_abs
 from tests.zoo.comparing import Imported, describe_folder, hf_outputs
 
@@ -57,7 +57,7 @@ def tokenizer(smollm2: Model) -> Tokenizer:
 
 def test_hidden_states_logits_and_maps_equal_transformers(smollm2: Model, tokenizer: Tokenizer) -> None:
     ids = sorted((tuple(tokenizer.encode(text).ids) for text in TEXTS), key=len, reverse=True)
-    texts, (imported, hf) = Texts(tuple(ids), tuple(ids)), smollm2
+    texts, (imported, hf) = ComparedTexts(tuple(ids), tuple(ids)), smollm2
     expected, given = hf_outputs(hf, texts), imported.graph_outputs(texts, POSITIONS)
     for name, array in given.items():
         computed = ~np.isnan(array)

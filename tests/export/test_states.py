@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import read_bundle
 from sightline.export.check.sessions import encode, initial_states, open_sessions, run_step
-from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.states import LEVELS, MARGIN, measure_states, round_states
 from sightline.export.families.description import Attention
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
-from sightline.export.options import Recipe, StateType
+from sightline.export.options import QuantizationRecipe, StateType
 
 Array = NDArray[np.float32]
 HEADS, SIZE, POSITIONS = 4, 16, 12
@@ -119,7 +119,7 @@ def test_a_model_whose_start_token_is_an_end_token_is_measured(bundle: Path) -> 
 
 @pytest.mark.parametrize("states", ["int8", "float32"])
 def test_a_bundle_has_the_chosen_type_of_states(bundle: Path, tmp_path: Path, states: StateType) -> None:
-    quantize_bundle(bundle, tmp_path / "small", Recipe(8, states=states), None)
+    quantize_bundle(bundle, tmp_path / "small", QuantizationRecipe(8, states=states), None)
     manifest, original = read_bundle(tmp_path / "small"), read_bundle(bundle)
     assert {state.dtype for state in manifest.states} == {states}
     changes = {"dtype", "output"} if states == "int8" else set[str]()

@@ -27,17 +27,17 @@ from transformers import (
 from sightline.base.bundle import (
     AgreementQuality,
     BundleError,
-    Embedding,
     EmbeddingQuality,
     LabelQuality,
     PredictionQuality,
+    SentenceEmbedding,
     TextQuality,
     read_bundle,
 )
 from sightline.export import pipeline
 from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
 from sightline.export.convert import text_quality
-from sightline.export.convert.bundles import half_bundle, quantize_bundle
+from sightline.export.convert.conversions import half_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.quantize import projection_input
 from sightline.export.convert.text_quality import (
@@ -50,10 +50,10 @@ from sightline.export.convert.text_quality import (
     pool,
     text_ids,
 )
-from sightline.export.errors import VerificationError
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.import_errors import VerificationError
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.decoding.reference import greedy
 from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
@@ -129,9 +129,13 @@ def ids_of(bundle: Path) -> list[list[int]]:
     return text_ids(manifest, read_tokenizer(bundle / manifest.source_tokenizer), TEXTS)
 
 
-@pytest.mark.parametrize("recipe", [Recipe(8), Recipe(4), everywhere("per-tensor"), everywhere("per-token")], ids=str)
+@pytest.mark.parametrize(
+    "recipe", [QuantizationRecipe(8), QuantizationRecipe(4), everywhere("per-tensor"), everywhere("per-token")], ids=str
+)
 @pytest.mark.parametrize("name", ["encoder", "classifier", "ranker", "decoder", "translator"])
-def test_every_kind_of_imported_model_is_quantized(bundles: Path, tmp_path: Path, name: str, recipe: Recipe) -> None:
+def test_every_kind_of_imported_model_is_quantized(
+    bundles: Path, tmp_path: Path, name: str, recipe: QuantizationRecipe
+) -> None:
     out = tmp_path / "small"
     record = quantize_bundle(bundles / name, out, recipe, PlainText(TEXTS), force=True, calibration=TEXTS)
     manifest, original = read_bundle(out), read_bundle(bundles / name)
@@ -150,7 +154,7 @@ def test_every_kind_of_imported_model_is_quantized(bundles: Path, tmp_path: Path
 @pytest.mark.parametrize("name", ["encoder", "classifier", "ranker"])
 def test_embeddings_and_labels_are_compared_as_for_single_texts(bundles: Path, tmp_path: Path, name: str) -> None:
     small = tmp_path / "small"
-    quality = quantize_bundle(bundles / name, small, Recipe(4), PlainText(TEXTS), force=True).quality
+    quality = quantize_bundle(bundles / name, small, QuantizationRecipe(4), PlainText(TEXTS), force=True).quality
     assert isinstance(quality, EmbeddingQuality)
     cosines, equal, differences = [], [], []
     for ids in ids_of(bundles / name):
@@ -184,7 +188,7 @@ def test_a_ranker_compares_each_text_with_the_next(bundles: Path) -> None:
 def test_poolings() -> None:
     hidden = np.array([[1, 5], [4, 0], [1, 1]], np.float32)
     expected = {"mean": [2, 2], "max": [4, 5], "first": [1, 5], "last": [1, 1]}
-    given = {name: pool(hidden, Embedding(pooling=name, normalize=True)).tolist() for name in expected}  # type: ignore[arg-type]
+    given = {name: pool(hidden, SentenceEmbedding(pooling=name, normalize=True)).tolist() for name in expected}  # type: ignore[arg-type]
     assert given == expected
     assert pool(hidden, None).tolist() == [2, 2]
     assert cosine(np.array([3.0, 4.0]), np.array([6.0, 8.0])) == pytest.approx(1)
@@ -199,7 +203,7 @@ def test_labels_of_tokens_leave_out_padding(bundles: Path) -> None:
 
 def test_perplexity_is_that_of_single_texts(bundles: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
-    record = quantize_bundle(bundles / "decoder", small, Recipe(4), PlainText(TEXTS), force=True)
+    record = quantize_bundle(bundles / "decoder", small, QuantizationRecipe(4), PlainText(TEXTS), force=True)
     sources = ids_of(bundles / "decoder")
     rows: list[list[NDArray[np.float64]]] = []  # log-probabilities before and after
     targets = []
@@ -228,10 +232,10 @@ def test_a_random_model_is_rejected_though_its_perplexity_falls(tmp_path: Path) 
     export_checkpoint(Export(tmp_path / "random", tmp_path / "bundle", BundleMetadata("random")))
     words = np.random.default_rng(0).integers(37, size=(8, 12))
     texts = PlainText([" ".join(f"word{word}" for word in row) for row in words])
-    quality = quantize_bundle(tmp_path / "bundle", tmp_path / "small", Recipe(4), texts, force=True).quality
+    quality = quantize_bundle(tmp_path / "bundle", tmp_path / "small", QuantizationRecipe(4), texts, force=True).quality
     assert isinstance(quality, PredictionQuality) and quality.quantized < quality.float32
     with pytest.raises(VerificationError, match="of the most probable next tokens equal those of float32"):
-        quantize_bundle(tmp_path / "bundle", tmp_path / "refused", Recipe(4), texts)
+        quantize_bundle(tmp_path / "bundle", tmp_path / "refused", QuantizationRecipe(4), texts)
     assert not (tmp_path / "refused").exists()
 
 
@@ -350,7 +354,9 @@ def test_a_bundle_that_loses_too_much_is_not_written(
     texts, out = tmp_path / "texts.txt", tmp_path / "small"
     texts.write_text("\n".join(TEXTS), encoding="utf-8")
     arguments = ["quantize", str(bundles / "decoder"), "--out", str(out), "--bits", "4", "--texts", str(texts)]
-    quality = quantize_bundle(bundles / "decoder", tmp_path / "forced", Recipe(4), PlainText(TEXTS), force=True).quality
+    quality = quantize_bundle(
+        bundles / "decoder", tmp_path / "forced", QuantizationRecipe(4), PlainText(TEXTS), force=True
+    ).quality
     assert isinstance(quality, PredictionQuality)
     assert quality.mean_divergence is not None
     monkeypatch.setattr(text_quality, "MIN_SAME_FIRST", 0.0)
@@ -371,16 +377,16 @@ def test_a_text_that_is_too_long_is_named(bundles: Path, tmp_path: Path, capsys:
     assert main(arguments) == 1
     assert f"{texts}, line 3 has 42 tokens, but the model reads at most 24" in capsys.readouterr().err
     with pytest.raises(ValueError, match="text 2 has 42 tokens, but the model reads at most 24; shorten it"):
-        quantize_bundle(bundles / "encoder", out, Recipe(8), PlainText(["word1", "word2 " * 40]))
+        quantize_bundle(bundles / "encoder", out, QuantizationRecipe(8), PlainText(["word1", "word2 " * 40]))
     with pytest.raises(ValueError, match="each text has only one token, so that there is none to predict"):
-        quantize_bundle(bundles / "decoder", out, Recipe(8), PlainText(["word1"]))
+        quantize_bundle(bundles / "decoder", out, QuantizationRecipe(8), PlainText(["word1"]))
     assert not out.exists()
 
 
 def test_bleu_needs_a_model_that_generates_text(bundles: Path, tmp_path: Path) -> None:
     text = ParallelText("val", "de", EvaluationSet(["word1"], ["word2"], tokenised_references=None))
     with pytest.raises(ValueError, match="does not generate text, so that BLEU cannot be measured; use --texts"):
-        quantize_bundle(bundles / "encoder", tmp_path / "small", Recipe(8), text)
+        quantize_bundle(bundles / "encoder", tmp_path / "small", QuantizationRecipe(8), text)
     for name, kind in (("encoder", "an encoder"), ("decoder", "a decoder-only model")):
         with pytest.raises(BundleError, match=f"is {kind}; float16 bundles support only encoder-decoder models"):
             half_bundle(bundles / name, tmp_path / "small", None)

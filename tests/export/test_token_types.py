@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from sightline.export.errors import ImportFailedError
 from sightline.export.families.token_types import type_separator
+from sightline.export.import_errors import ImportFailedError
 from tests.zoo.comparing import SEP, token_types
 
 SPECIAL = [("[CLS]", 101), ("[SEP]", SEP), ("<s>", 0), ("</s>", 2)]

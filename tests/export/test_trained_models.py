@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import Reference
-from sightline.export.errors import ImportFailedError
+from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.families import trained
 from sightline.export.families.values import sinusoids
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.model import Graphs, build_graphs
+from sightline.export.import_errors import ImportFailedError
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.architectures.encoder import TextEncoder
@@ -84,7 +84,7 @@ def described_outputs(model: Trained) -> Outputs:
     if description.is_decoder_only:
         decoded = ReferenceDecoder(description, weights).decode(SOURCE)
         return {"hidden": decoded.hidden, "decoder": decoded.maps, "logits": decoded.logits}
-    encoded = Reference(description, weights).encode(SOURCE)
+    encoded = ReferenceEncoder(description, weights).encode(SOURCE)
     found = {"hidden": encoded.hidden, "encoder": encoded.maps}
     if encoded.labels is not None:
         return {**found, "labels": encoded.labels}

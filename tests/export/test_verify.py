@@ -5,7 +5,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.data.text import numbered_sentences

@@ -9,9 +9,9 @@ import onnx
 import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Verification
-from sightline.export.check.reference import EXACT, Rounded
+from sightline.export.check.numpy_reference import EXACT, Rounded
 from sightline.export.check.reference_decoder import ReferenceDecoder
-from sightline.export.check.reference_encoder import Reference
+from sightline.export.check.reference_encoder import ReferenceEncoder
 from sightline.export.check.sessions import DecoderSession, States
 from sightline.export.check.verify import (
     LEAST_LONG,
@@ -20,7 +20,7 @@ from sightline.export.check.verify import (
     MAX_ROWS,
     NEW_TOKENS,
     SENTENCE_TOKENS,
-    Texts,
+    ComparedTexts,
     compared_rows,
     differences_of,
     long_length,
@@ -28,11 +28,11 @@ from sightline.export.check.verify import (
     rounding_limits,
     verify,
 )
-from sightline.export.errors import VerificationError
 from sightline.export.families.description import RelativeBias
 from sightline.export.families.table import describe, find_family
 from sightline.export.graphs import relative
-from sightline.export.sources.checkpoint import Folder, open_folder
+from sightline.export.import_errors import VerificationError
+from sightline.export.sources.opened_checkpoint import Folder, open_folder
 from sightline.model.float32 import UNIT_ROUNDOFF, max_abs
 from tests.export.graph_bundles import write_bundle
 from tests.zoo.models import MODELS
@@ -132,7 +132,7 @@ def test_a_wrong_bucket_of_large_distances_is_found(
             biases[:, : reach - 128] += 0.1  # keys at least 128 positions before the query
         return biases
 
-    for module in ("encoder", "decoder"):
+    for module in ("encoder_graph", "decoder"):
         monkeypatch.setattr(f"sightline.export.graphs.{module}.bias_of_distances", wrong)
     bundle = bundle_of("t5", positions=200)
     with pytest.raises(VerificationError, match="differ by"):
@@ -178,9 +178,9 @@ def test_compared_rows_include_the_generated_tokens() -> None:
 def test_texts_have_the_same_results_together_and_alone(bundle_of: MakeBundle, name: str) -> None:
     bundle = bundle_of(name)
     model, weights = bundle.model, bundle.weights
-    texts = Texts(((3, 9, 4, 7, 7), (5,), (8, 2, 1)), ((6, 5), (4, 4, 4, 3), (9,)))
+    texts = ComparedTexts(((3, 9, 4, 7, 7), (5,), (8, 2, 1)), ((6, 5), (4, 4, 4, 3), (9,)))
     if model.is_decoder_only:
-        texts = Texts(texts.sources, texts.sources)
+        texts = ComparedTexts(texts.sources, texts.sources)
     together = reference_outputs(model, weights, texts)
     # The rounding error of float64 is 2**29 times smaller than that of float32.
     limits = {key: limit * 2.0**-20 for key, limit in rounding_limits(model, weights, texts)[1].items()}
@@ -188,7 +188,7 @@ def test_texts_have_the_same_results_together_and_alone(bundle_of: MakeBundle, n
         memory = None
         alone: dict[str, Any] = {}
         if model.encoder is not None:
-            encoded = Reference(model, weights).encode(source)
+            encoded = ReferenceEncoder(model, weights).encode(source)
             memory = encoded.hidden
             alone |= {"hidden": memory, "encoder": encoded.maps}
         if model.decoder is not None:

@@ -8,14 +8,14 @@ import onnx
 import pytest
 import torch
 
-from sightline.export.check.recurrent import forced_pass, verify
+from sightline.export.check.recurrent_check import forced_pass, verify
 from sightline.export.check.sessions import Array, Sessions, open_sessions
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.export.options import BundleMetadata
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import RecurrentConfig
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.rounding import reference
 from tests.support.training_runs import export_bundle
 

@@ -8,7 +8,7 @@ import pytest
 
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import Load, run_load
-from sightline.loadtest.report import Distribution, summarize
+from sightline.loadtest.load_report import Distribution, summarize
 from tests.loadtest.fake_service import (
     DONE,
     STREAM_HEAD,

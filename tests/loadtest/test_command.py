@@ -12,8 +12,8 @@ import pytest
 from sightline.__main__ import main
 from sightline.loadtest.arguments import duration, rates
 from sightline.loadtest.load import arrival_times
+from sightline.loadtest.load_record import make_record, read_record, write_record
 from sightline.loadtest.profiles import Stage
-from sightline.loadtest.record import make_record, read_record, write_record
 from tests.loadtest.fake_service import FakeService, Reply, Request, rejection, translation, whole
 from tests.loadtest.test_compare import queue
 

@@ -5,8 +5,8 @@ import pytest
 
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import ARRIVALS_SEED, Load, Measurement, run_load
+from sightline.loadtest.load_report import summarize
 from sightline.loadtest.outcome import Failure, Rejection, Success
-from sightline.loadtest.report import summarize
 from tests.loadtest.fake_service import (
     DONE,
     STREAM_HEAD,

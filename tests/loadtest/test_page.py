@@ -8,11 +8,11 @@ import pytest
 
 from sightline.loadtest.compare import Change
 from sightline.loadtest.load import Measurement
+from sightline.loadtest.load_record import LoadRecord, make_record, read_record, write_record
 from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
-from sightline.loadtest.page import write_page
 from sightline.loadtest.plots import Line, line_plot
 from sightline.loadtest.profiles import Stage
-from sightline.loadtest.record import Record, make_record, read_record, write_record
+from sightline.loadtest.report_page import write_page
 
 VOID = {"meta"}
 
@@ -92,7 +92,7 @@ SUCCESSES: list[Outcome] = [Success(round(0.1 + index / 1000, 3), 0.05, 7, 5, 0.
 ERRORS: list[Outcome] = [Rejection("over<loaded", 1), Failure("timeout"), Failure("timeout")]
 
 
-def record_of(*measurements: Measurement, rates: bool) -> Record:
+def record_of(*measurements: Measurement, rates: bool) -> LoadRecord:
     arguments = {
         "url": "http://<host>",
         "endpoint": "generate",
@@ -103,7 +103,7 @@ def record_of(*measurements: Measurement, rates: bool) -> Record:
     return make_record(arguments, datetime(2026, 11, 25, 12, 0, tzinfo=UTC), 0.2, stages)
 
 
-def check_page(record: Record, path: Path, changes: tuple[Change, ...] = ()) -> str:
+def check_page(record: LoadRecord, path: Path, changes: tuple[Change, ...] = ()) -> str:
     write_page(record, changes, 0.05, path)
     text = path.read_text(encoding="utf-8")
     checker = Checker()

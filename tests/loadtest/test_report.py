@@ -1,8 +1,8 @@
 import pytest
 
 from sightline.loadtest.load import Measurement
+from sightline.loadtest.load_report import Distribution, format_rates, format_table, is_good, summarize
 from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
-from sightline.loadtest.report import Distribution, format_rates, format_table, is_good, summarize
 
 
 def test_a_percentile_is_the_smallest_value_that_the_given_share_does_not_exceed() -> None:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import TransformerConfig
-from sightline.model.data.tokenizer import read_tokenizer, train_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
 
 WHO = [("A dog", "Ein Hund"), ("A cat", "Eine Katze"), ("The girl", "Das Mädchen"), ("Two men", "Zwei Männer")]
 WHAT = [("sleeps", "schlafen"), ("runs quickly", "rennen schnell"), ("sings", "singen"), ("eats bread", "essen Brot")]

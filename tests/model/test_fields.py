@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sightline.model.config import read_model_config
-from sightline.model.training.config import read_train_config
+from sightline.model.training.train_config import read_train_config
 
 
 @pytest.mark.parametrize(

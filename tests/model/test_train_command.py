@@ -16,8 +16,8 @@ from sightline.model.checkpoint import load_metadata
 from sightline.model.config import ClassifierConfig, read_model_config
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.data.samples import write_sample
-from sightline.model.data.tokenizer import train_tokenizer
-from sightline.model.training.config import read_train_config
+from sightline.model.data.tokenizer_training import train_tokenizer
+from sightline.model.training.train_config import read_train_config
 
 SMALL = ("--epochs", "1", "--vocab-size", "300", "--threads", "1")
 LABELLED = [{"text": f"word {index}", "label": "ab"[index % 2]} for index in range(20)]

@@ -28,7 +28,7 @@ from sightline.service.http import docs
 from sightline.service.http.application import Application, EndpointRoute
 from sightline.service.inference.service import Backend, LoadedModel, ServedModel
 from sightline.service.inference.submission import Arrival, Submission
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 from sightline.service.server import DrainingServer
 from sightline.service.settings import Settings
 from tests.support.fake_runner import HIDDEN, LABELS, FakeRunner, Faults, fake_classifier_manifest, fake_manifest
@@ -46,7 +46,9 @@ TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_
 
 
 def byte_level_tokenizer(merges: list[tuple[str, str]] = MERGES) -> Tokenizer:
-    """Return a tokenizer like those of `sightline.model.data.tokenizer` with a tiny vocabulary."""
+    """Return a tokenizer like those of `sightline.model.data.tokenizer_training` with a tiny
+    vocabulary.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [PAD, START, END, *alphabet, *(left + right for left, right in merges)]
     vocabulary = {word: id_ for id_, word in enumerate(words)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from sightline.base.bundle import Manifest
 from sightline.base.text.tokenizer import TextTokenizer, TokenSpan
-from sightline.service.runtime.protocol import Array, Int32, Int64, Runner
+from sightline.service.runtime.runner import Array, Int32, Int64, Runner
 
 GraphName = Literal["encoder", "prefill", "step", "similar"]
 # "raise": one call raises. "poison": all calls with the same row or example raise, as if its input

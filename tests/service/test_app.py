@@ -10,7 +10,7 @@ import pytest
 from sightline.base.bundle import BundleError
 from sightline.service.app import size_text
 from sightline.service.engine.engine import Engine
-from sightline.service.runtime.protocol import RuntimeUnavailableError
+from sightline.service.runtime.runner import RuntimeUnavailableError
 from tests.service.conftest import MakeBackend, Start, until
 from tests.support.fake_runner import FakeRunner, Faults
 

@@ -10,7 +10,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from sightline.base.bundle import Languages
-from sightline.service.errors import ERRORS
+from sightline.service.api_errors import ERRORS
 from tests.service.conftest import (
     FakeBackend,
     MakeBackend,

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from sightline.service.api.endpoint import NATIVE_ERRORS, Call, Endpoint
-from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, until
 from tests.support.fake_runner import Faults
 

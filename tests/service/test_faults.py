@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from sightline.service.errors import ERRORS, ErrorCode
+from sightline.service.api_errors import ERRORS, ErrorCode
 from tests.service.conftest import MakeBackend, Running, Start, classifying, until
 from tests.service.faulty import Fault, FaultError, FaultKind, FaultyRunner, FaultyTokenizer, GraphName, Panic
 from tests.support.fake_runner import FakeRunner

@@ -1,7 +1,7 @@
 import re
 import sys
 
-from sightline.service.fields import NOT_BLANK
+from sightline.service.body_fields import NOT_BLANK
 
 
 def test_the_pattern_of_texts_matches_texts_that_are_not_blank() -> None:

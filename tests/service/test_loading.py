@@ -35,7 +35,7 @@ from sightline.base.bundle import (
 )
 from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_threads
-from sightline.export.convert.bundles import half_bundle
+from sightline.export.convert.conversions import half_bundle
 from sightline.service import loading
 from sightline.service.discovery import find_bundles
 from sightline.service.engine.observer import EngineObserver, NullObserver
@@ -47,7 +47,7 @@ from sightline.service.inference.service import Backend, Service
 from sightline.service.loading import _prefix_cache_share, load_backend
 from sightline.service.metrics import Metrics
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.memory import row_bytes
+from sightline.service.runtime.state_memory import row_bytes
 from sightline.service.settings import Settings
 from tests.equality.serving import write_bundles
 from tests.equality.systems import random_models, small
@@ -125,9 +125,9 @@ def test_a_model_whose_states_exceed_the_memory_is_an_error_with_the_numbers(fol
 
 def test_threads_are_measured_unless_they_are_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sightline.service.loading.usable_threads", lambda: 2)
-    monkeypatch.setattr("sightline.service.runtime.threads.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("sightline.service.runtime.thread_counts.MIN_SECONDS", 0.0)
     monkeypatch.setattr(
-        "sightline.service.runtime.threads.MIN_SPEEDUP", 0.0
+        "sightline.service.runtime.thread_counts.MIN_SPEEDUP", 0.0
     )  # so that every measurement chooses more threads
     for threads, chosen in ((0, 2), (1, 1)):
         models = load(folder, threads=threads).loaded

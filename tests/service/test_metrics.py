@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message
 
 from sightline.base.machine import usable_memory
-from sightline.service.errors import CLIENT_GONE, ERRORS
+from sightline.service.api_errors import CLIENT_GONE, ERRORS
 from sightline.service.metrics import PREFIX, Metrics, merge, sums, texts_of, without_gauges
 from sightline.service.settings import Settings
 from tests.service.conftest import MakeBackend, Start, until

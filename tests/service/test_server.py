@@ -13,7 +13,7 @@ import pytest
 
 from sightline.service import server
 from sightline.service.api.endpoint import Call, Endpoint
-from sightline.service.http.call import HttpCall
+from sightline.service.http.http_call import HttpCall
 from tests.service.api.test_streaming import large_response
 from tests.service.conftest import MakeBackend, Serve, Wire, add_endpoint, read_all, wait_until
 from tests.support.fake_runner import Faults

@@ -1,6 +1,6 @@
 """Dialogues for tests."""
 
-from sightline.base.text.chat import Turn
+from sightline.base.text.chat_prompt import Turn
 
 
 def in_turn(*texts: str) -> list[Turn]:

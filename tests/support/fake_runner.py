@@ -22,7 +22,7 @@ from sightline.base.bundle import (
     SCHEMA_VERSION,
     TOKEN_LABEL_KINDS,
     TOP_TOKENS,
-    Attention,
+    AttentionMaps,
     Graph,
     LabelKind,
     Limits,
@@ -32,7 +32,7 @@ from sightline.base.bundle import (
     Tokens,
     is_entailment,
 )
-from sightline.service.runtime.protocol import Array, Int32, Int64
+from sightline.service.runtime.runner import Array, Int32, Int64
 
 KINDS: tuple[Literal["encoder", "cross", "decoder"], ...] = ("encoder", "cross", "decoder")
 LABELS = ("bad", "fair", "good")
@@ -54,7 +54,7 @@ def fake_manifest(
 ) -> Manifest:
     """Return the manifest of a FakeRunner. Token 0 is padding, 1 the start, 2 the end."""
     attention = tuple(
-        Attention(
+        AttentionMaps(
             kind=kind, outputs=tuple(f"{kind}_attention_{layer}" for layer in range(layers)), layers=layers, heads=heads
         )
         for kind in KINDS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import Manifest
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 from tests.support.fake_runner import GARBAGE, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 SOURCES = [(5, 6, 7), (8, 9, 10, 11, 12), (13,)]

@@ -13,13 +13,13 @@ from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, is_entailment
-from sightline.export.check.reference import log_softmax
-from sightline.export.check.verify import GraphRunner, Texts, compared_rows, reference_outputs, rounding_limits
+from sightline.export.check.numpy_reference import log_softmax
+from sightline.export.check.verify import ComparedTexts, GraphRunner, compared_rows, reference_outputs, rounding_limits
 from sightline.export.families import predictions
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.families.weights import Weights
-from sightline.export.sources.checkpoint import Folder, Tensors, open_folder
+from sightline.export.sources.opened_checkpoint import Folder, Tensors, open_folder
 from tests.export.graph_bundles import write_bundle
 
 Array = NDArray[Any]
@@ -47,11 +47,11 @@ class Imported:
     model: Description
     weights: Weights
 
-    def outputs(self, texts: Texts) -> dict[str, Array]:
+    def outputs(self, texts: ComparedTexts) -> dict[str, Array]:
         """Return what the reference of verification computes."""
         return reference_outputs(self.model, self.weights, texts)
 
-    def graph_outputs(self, texts: Texts, positions: int = 40) -> dict[str, Array]:
+    def graph_outputs(self, texts: ComparedTexts, positions: int = 40) -> dict[str, Array]:
         """Return what the graphs compute for texts in one batch, the longest text first."""
         runner = GraphRunner(self.folder, self.write_bundle(positions), self.model)
         return runner.run(texts.sources, texts.targets, 1)[1]
@@ -87,12 +87,12 @@ def import_folder(
         tensors = Tensors.of_arrays({name: opened.tensors.read(name) for name in names})
         imported = describe_folder(opened, tensors, tokenizer, **options)
     if not has_more_tensors:
-        imported.outputs(Texts(((5,),), ((5,),)))
+        imported.outputs(ComparedTexts(((5,),), ((5,),)))
         tensors.check_all_read()
     return imported
 
 
-def random_texts(hf: Any, lengths: Sequence[int], targets: Sequence[int] = ()) -> Texts:
+def random_texts(hf: Any, lengths: Sequence[int], targets: Sequence[int] = ()) -> ComparedTexts:
     """Return texts of ordinary tokens, of which those of at least four tokens are text pairs.
 
     Args:
@@ -109,7 +109,7 @@ def random_texts(hf: Any, lengths: Sequence[int], targets: Sequence[int] = ()) -
     size = getattr(hf.config, "decoder_vocab_size", None) or size
     start = getattr(hf.config, "decoder_start_token_id", None) or 0
     decoded = [(start, *draw.integers(3, size - 1, length - 1).tolist()) for length in targets]
-    return Texts(tuple(map(tuple, sources)), tuple(decoded) or tuple(map(tuple, sources)))
+    return ComparedTexts(tuple(map(tuple, sources)), tuple(decoded) or tuple(map(tuple, sources)))
 
 
 def token_types(ids: Sequence[int]) -> list[int]:
@@ -119,7 +119,7 @@ def token_types(ids: Sequence[int]) -> list[int]:
 
 
 @torch.no_grad()
-def hf_outputs(hf: Any, texts: Texts) -> dict[str, Array]:
+def hf_outputs(hf: Any, texts: ComparedTexts) -> dict[str, Array]:
     """Run a model of Transformers on each text alone.
 
     Returns:
@@ -187,7 +187,7 @@ def _labels(hf: Any, logits: Any) -> dict[str, Any]:
     return {"labels": logprobs} | ({"label_logits": logits} if has_logits else {})
 
 
-def assert_equals_transformers(imported: Imported, hf: Any, texts: Texts) -> None:
+def assert_equals_transformers(imported: Imported, hf: Any, texts: ComparedTexts) -> None:
     """Compare the reference of verification with a model of Transformers in float64.
 
     Transformers always computes rotary embedding, RMS norms and some attention in float32.
@@ -201,7 +201,7 @@ def assert_equals_transformers(imported: Imported, hf: Any, texts: Texts) -> Non
         assert_allclose(given[name], array, rtol=0, atol=limit, err_msg=name)
 
 
-def assert_graphs_equal_the_reference(imported: Imported, texts: Texts) -> None:
+def assert_graphs_equal_the_reference(imported: Imported, texts: ComparedTexts) -> None:
     """Compare the graphs with the reference; the longest text is the first of one batch."""
     expected, limits = rounding_limits(imported.model, imported.weights, texts)
     for name, given in imported.graph_outputs(texts).items():

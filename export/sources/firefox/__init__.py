@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sightline.base.bundle import sha256_of
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import FolderFiles
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox.marian_binary import read_file
+from sightline.export.sources.opened_checkpoint import FolderFiles
 
 MODEL = re.compile(r"model\.([a-z]+)\.intgemm(8|\.alphas)\.bin(\.gz)?")
 SHORTLIST_FILE = "lex.50.50.{}.s2t.bin"

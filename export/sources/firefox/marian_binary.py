@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101  # type numbers
 VERSION = 1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 
 MAGIC = 0xF11A48D5013417F5
 HEADER_WORDS = 6

@@ -21,8 +21,8 @@ from lab.bench.record import Figure, Result
 from lab.bench.server import serving
 from sightline.loadtest.client import Client
 from sightline.loadtest.events import parse_events
-from sightline.loadtest.report import Distribution
-from sightline.model.data.tokenizer import decode_ids
+from sightline.loadtest.load_report import Distribution
+from sightline.model.data.tokenizer_training import decode_ids
 
 STREAMS = 4
 WORDS = 6  # maximum length of a short sentence

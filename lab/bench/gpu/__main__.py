@@ -25,17 +25,17 @@ from lab.bench.gpu.equality import Equality, compare
 from lab.bench.record import RESULTS, Recorded, Result, write_result
 from lab.bench.weights import read_model
 from sightline.base.bundle import Graph, read_bundle, read_manifest
-from sightline.export.convert.bundles import half_bundle
+from sightline.export.convert.conversions import half_bundle
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.data.text import numbered_sentences
-from sightline.model.data.tokenizer import encode_lines, read_tokenizer
+from sightline.model.data.tokenizer_training import encode_lines, read_tokenizer
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
-from sightline.service.runtime.protocol import RuntimeUnavailableError
 from sightline.service.runtime.provider import Provider, choose_provider, load_session, session_options
+from sightline.service.runtime.runner import RuntimeUnavailableError
 
 NUM_VERIFIED = 3  # sentences of the export's own verification; the tests verify exports in full
 EXIT_DIFFERENT, EXIT_NO_GPU = 1, 2

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Generated, GenerateRequest, Target
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 Array = NDArray[Any]
 Ids = Sequence[int]

@@ -16,7 +16,7 @@ from lab.bench.gpu.torch_decoder import MODES, Mode, TorchDecoder
 from lab.bench.record import Figure, Result
 from sightline.model.architectures.transformer import Transformer
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 ROWS = (1, 8, 32, 64)
 NEW_TOKENS = 24

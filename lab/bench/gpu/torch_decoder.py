@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.layers.attention import MultiHeadAttention, length_mask
+from sightline.model.layers.multi_head_attention import MultiHeadAttention, length_mask
 from sightline.model.layers.transformer_layer import DecoderLayer
 
 Mode = Literal["eager", "CUDA graph", "compiled CUDA graph"]

@@ -23,8 +23,8 @@ from lab.bench.record import Figure, Result
 from lab.bench.server import RunningServer, serving
 from sightline.loadtest.client import Client
 from sightline.loadtest.load import Load, Measurement, run_load
+from sightline.loadtest.load_report import Distribution
 from sightline.loadtest.outcome import Success
-from sightline.loadtest.report import Distribution
 from sightline.service.keys import add_key
 
 INPUTS, BEAMS = 32, 4  # for a large call

@@ -15,12 +15,12 @@ from sightline.service.api.endpoint import (
     Endpoint,
     described,
 )
+from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.compat.common import SENTENCE_ERRORS
 from sightline.service.compat.open_inference import models, schemas
 from sightline.service.compat.open_inference.infer import generate, generate_stream, infer
 from sightline.service.compat.open_inference.schemas import VERSION, Version
 from sightline.service.compat.open_inference.tensors import LENGTH_HEADER
-from sightline.service.errors import ApiError, ErrorCode
 
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
 BINARY = "application/octet-stream"

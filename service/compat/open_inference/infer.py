@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sightline.service.api.endpoint import Call, EventStream, PathModel, Raw, Tail, event_of
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.compat.common import DataEventEncoder
 from sightline.service.compat.open_inference.outputs import (
     PARAMETERS,
@@ -24,8 +26,6 @@ from sightline.service.compat.open_inference.schemas import (
     StreamTextBody,
 )
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.classify import classify
 from sightline.service.inference.encode import encode
 from sightline.service.inference.generate import generate as generate_texts

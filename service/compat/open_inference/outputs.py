@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, MapKind
+from sightline.service.api_errors import ApiError
 from sightline.service.compat.open_inference.schemas import Datatype, InferParameters
 from sightline.service.compat.open_inference.tensors import DTYPES, padded
-from sightline.service.errors import ApiError
 from sightline.service.inference.classify import ClassifyResult
 from sightline.service.inference.encode import EncodeResult
 from sightline.service.inference.generate import GenerateOutput, GenerateResult, parameters_for

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from sightline.service.api.tag import AggregationName, IgnoreLabels
 from sightline.service.api.types import PromptName, Truncate
-from sightline.service.fields import (
+from sightline.service.body_fields import (
     MAX_ID,
     MAX_INPUTS,
     RequestBody,

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from pydantic import PlainValidator, TypeAdapter
 
 from sightline.service.api.endpoint import Raw, to_json
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts, check_texts, validate_part
 from sightline.service.compat.open_inference.schemas import Datatype, InferInput, InferOutput, InferResponse, InputName
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts, check_texts, validate_part
 from sightline.service.inference.results import check_size
 
 LENGTH_HEADER = "Inference-Header-Content-Length"

@@ -9,7 +9,7 @@ from sightline.service.api.messages import prompt_of
 from sightline.service.compat.common import FINISH_REASONS, blank_before, model_of_body
 from sightline.service.compat.openai.chat_schemas import ChatBody, ChatCompletion, ChatLogprobs, ChatToken
 from sightline.service.compat.openai.schemas import decoding_parameters
-from sightline.service.compat.openai.text import TextResponse
+from sightline.service.compat.openai.text_response import TextResponse
 from sightline.service.inference.generate import GenerateOutput
 from sightline.service.inference.results import OutputToken, alternatives_of
 from sightline.service.inference.service import ServedModel
@@ -28,11 +28,11 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
         call.field_names = {**call.field_names, "max_new_tokens": "max_completion_tokens"}
     parameters = decoding_parameters(call, body, model)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    response = TextResponse(call, model, body, partial(Choice, model, body), kind, "chatcmpl")
+    response = TextResponse(call, model, body, partial(ChatChoiceWriter, model, body), kind, "chatcmpl")
     return cast(ChatCompletion | EventStream, await response.of(call, prompt, parameters))
 
 
-class Choice:
+class ChatChoiceWriter:
     """One message of a response, written at once or token by token."""
 
     def __init__(self, model: ServedModel, body: ChatBody, index: int) -> None:

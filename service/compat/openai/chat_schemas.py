@@ -8,9 +8,9 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
+from sightline.service.body_fields import field_error, must_equal
 from sightline.service.compat.common import Ignored
 from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBody
-from sightline.service.fields import field_error, must_equal
 from sightline.service.parameters import NumNewTokens, TopLogprobs
 
 

@@ -6,6 +6,7 @@ from typing import Literal, cast
 
 from sightline.base.text.stream import TextStream
 from sightline.service.api.endpoint import Call, EventStream
+from sightline.service.body_fields import IdLists, Texts
 from sightline.service.compat.common import FINISH_REASONS, blank_before, check_continues_prompt, model_of_body
 from sightline.service.compat.openai.schemas import (
     Completion,
@@ -14,8 +15,7 @@ from sightline.service.compat.openai.schemas import (
     CompletionLogprobs,
     decoding_parameters,
 )
-from sightline.service.compat.openai.text import TextResponse
-from sightline.service.fields import IdLists, Texts
+from sightline.service.compat.openai.text_response import TextResponse
 from sightline.service.inference.generate import GenerateOutput
 from sightline.service.inference.results import OutputToken, alternatives_of
 from sightline.service.inference.service import ServedModel
@@ -34,11 +34,11 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
     if body.echo:
         check_continues_prompt(model, "echo")
     parameters = decoding_parameters(call, body, model)
-    response = TextResponse(call, model, body, partial(Choice, model, body), "text_completion", "cmpl")
+    response = TextResponse(call, model, body, partial(CompletionWriter, model, body), "text_completion", "cmpl")
     return cast(Completion | EventStream, await response.of(call, body.inputs, parameters))
 
 
-class Choice:
+class CompletionWriter:
     """One text of a response, written at once or token by token."""
 
     def __init__(self, model: ServedModel, body: CompletionBody, index: int) -> None:

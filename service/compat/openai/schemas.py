@@ -9,9 +9,8 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.types import ModelName
-from sightline.service.compat.common import Ignored, parameters_by_temperature
-from sightline.service.errors import ApiError
-from sightline.service.fields import (
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import (
     MAX_ID,
     MAX_INPUTS,
     RequestBody,
@@ -21,6 +20,7 @@ from sightline.service.fields import (
     field_error,
     must_equal,
 )
+from sightline.service.compat.common import Ignored, parameters_by_temperature
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import GenerateWarning
 from sightline.service.inference.results import Numbers

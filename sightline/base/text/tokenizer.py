@@ -60,7 +60,7 @@ class TokenSpan:
 
 
 @dataclass(frozen=True)
-class Window:
+class PairWindow:
     """A pair of texts with a part of its second text."""
 
     ids: tuple[int, ...]
@@ -204,7 +204,9 @@ class TextTokenizer:
         ids: list[int] = self._tokenizer.post_process(parts[0], parts[1]).ids
         return ids
 
-    def windows(self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int) -> list["Window"]:
+    def windows(
+        self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
+    ) -> list["PairWindow"]:
         """Tokenize a pair of texts, whose second text is read in overlapping parts if it is long.
 
         Args:
@@ -240,7 +242,7 @@ class TextTokenizer:
             stop = min(start + size, end)
             tokens = range(start, stop)
             found.append(
-                Window(
+                PairWindow(
                     (*ids[:begin], *ids[start:stop], *ids[end:]),
                     begin,
                     bool(pair.special_tokens_mask[0]),

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from sightline.base.bundle import ChatTemplate
-from sightline.base.text.chat import Turn, apply_chat_template
+from sightline.base.text.chat_prompt import Turn, apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
 from tests.support.dialogues import in_turn
 

@@ -21,8 +21,8 @@ from sightline.base.text.tokenizer import (
     read_tokenizer,
 )
 from sightline.export.tokenizers.sentencepiece import convert_sentencepiece
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.inference.call import encode_texts
 from tests.base.text.kinds import KINDS, SENTENCES
 from tests.export.tokenizers.test_sentencepiece import BPE, UNIGRAM

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import FolderFiles
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox import Metadata, find_firefox_files, read_metadata
 from sightline.export.sources.firefox.marian_binary import MarianModel, read_file
 from sightline.export.sources.firefox.shortlist import MAGIC, Shortlist, parse_shortlist
+from sightline.export.sources.opened_checkpoint import FolderFiles
 from tests.export.firefox.models import (
     HEADS,
     OPTIONS,

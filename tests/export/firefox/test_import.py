@@ -15,14 +15,14 @@ from sightline.base.errors import UsageError
 from sightline.export import pipeline
 from sightline.export.check.sessions import Sessions, encode, onnx_steps, open_sessions
 from sightline.export.convert.quantize import quantize_graphs
-from sightline.export.errors import ImportFailedError, VerificationError
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.nodes import EXCLUDED
-from sightline.export.options import BundleMetadata, ExportOptions, Recipe
+from sightline.export.import_errors import ImportFailedError, VerificationError
+from sightline.export.options import BundleMetadata, ExportOptions, QuantizationRecipe
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.checkpoint import FolderFiles
 from sightline.export.sources.firefox.marian_binary import open_marian, read_file
 from sightline.export.sources.firefox.shortlist import Shortlist, parse_shortlist
+from sightline.export.sources.opened_checkpoint import FolderFiles
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
 from tests.export.firefox.models import (
@@ -141,7 +141,7 @@ def test_the_projection_of_a_model_with_a_shortlist_is_recognised(folder: Path, 
     """Its scheme differs from that of the layers, so that a mistake would show."""
     manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
     decoder = onnx.load_model(tmp_path / "bundle" / manifest.decoder_graph.file, load_external_data=False)
-    recipe = Recipe(8, layers="float32", encoder="float32")
+    recipe = QuantizationRecipe(8, layers="float32", encoder="float32")
     with WeightFile(tmp_path / "quantized.bin") as weights:
         (quantized,) = quantize_graphs([decoder], tmp_path / "bundle", weights, recipe, {})
     assert [node.op_type for node in quantized.graph.node].count("MatMulNBits") == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.firefox import marian_binary
 from sightline.export.sources.firefox.marian_binary import (
     CONFIG,

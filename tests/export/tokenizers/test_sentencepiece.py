@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.tokenizers.sentencepiece import (
     Piece,
     PieceKind,

@@ -8,7 +8,7 @@ from lab.bench.ctranslate2_model import vocabulary_of, write_ctranslate2_model
 from lab.bench.weights import read_model
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.decoding.reference import greedy, one_thread, pytorch_steps
 
 SHIPPED = Path("bundles/multi30k-en-de")

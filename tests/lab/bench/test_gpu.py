@@ -10,9 +10,9 @@ from lab.bench.gpu import speed
 from lab.bench.gpu.__main__ import Bundles, bench, check, main, make_bundles, open_device, operators_on_other_providers
 from lab.bench.gpu.equality import Equality, compare
 from lab.bench.gpu.torch_decoder import TorchDecoder
-from sightline.model.data.tokenizer import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines
 from sightline.model.decoding.reference import greedy, pytorch_steps
-from sightline.service.runtime.protocol import Int32, Int64
+from sightline.service.runtime.runner import Int32, Int64
 from tests.support.fake_runner import FakeRunner, fake_manifest
 
 

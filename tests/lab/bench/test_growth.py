@@ -10,7 +10,7 @@ from lab.bench.growth import grow
 from lab.bench.weights import read_model
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import TransformerConfig
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 
 SHIPPED = Path("bundles/multi30k-en-de")

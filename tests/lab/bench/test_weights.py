@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from lab.bench.weights import read_model
 from sightline.base.bundle import QuantScheme
-from sightline.export.convert.bundles import quantize_bundle
+from sightline.export.convert.conversions import quantize_bundle
 from sightline.export.convert.quantize import quantize_columns
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint, save_checkpoint
 from sightline.model.config import TransformerConfig
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 from tests.support.training_runs import export_bundle
 
 FORMS: tuple[QuantScheme, ...] = ("group-wise", "per-token", "per-tensor")
 
 
-def read_quantized(bundle: Path, out: Path, recipe: Recipe) -> dict[str, torch.Tensor]:
+def read_quantized(bundle: Path, out: Path, recipe: QuantizationRecipe) -> dict[str, torch.Tensor]:
     quantize_bundle(bundle, out, replace(recipe, states="float32"), None, calibration=["A man sleeps."])
     return read_model(out).state_dict()
 
@@ -46,7 +46,7 @@ def test_a_float32_bundle_gives_the_checkpoint(checkpoint: Path, bundle: Path) -
 def test_weights_of_integer_products_are_dequantized_by_column(
     checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
 ) -> None:
-    read = read_quantized(bundle, tmp_path / "small", Recipe(8, 16, form, form, form))
+    read = read_quantized(bundle, tmp_path / "small", QuantizationRecipe(8, 16, form, form, form))
     for name, tensor in load_checkpoint(checkpoint)[0].state_dict().items():
         expected = by_columns(tensor) if tensor.dim() == 2 and name != "embedding.weight" else tensor.numpy()
         tolerance = 0.01 if name == "embedding.weight" else 1e-6  # the lookup table has one scale for 32 weights
@@ -57,7 +57,7 @@ def test_weights_of_integer_products_are_dequantized_by_column(
 def test_each_layer_group_is_read_with_its_own_scheme(
     checkpoint: Path, bundle: Path, tmp_path: Path, form: QuantScheme
 ) -> None:
-    recipe = Recipe(8, 16, encoder=form, layers="float32", projection=form)
+    recipe = QuantizationRecipe(8, 16, encoder=form, layers="float32", projection=form)
     read = read_quantized(bundle, tmp_path / "small", recipe)
     weights = load_checkpoint(checkpoint)[0].state_dict()
     for name, tensor in weights.items():
@@ -71,7 +71,7 @@ def test_each_layer_group_is_read_with_its_own_scheme(
 
 
 def test_an_embedding_in_float32_is_the_checkpoints_own(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    read = read_quantized(bundle, tmp_path / "small", Recipe(8, 16, projection="float32"))
+    read = read_quantized(bundle, tmp_path / "small", QuantizationRecipe(8, 16, projection="float32"))
     expected = load_checkpoint(checkpoint)[0].state_dict()["embedding.weight"]
     torch.testing.assert_close(read["embedding.weight"], expected, rtol=0, atol=0)
 
@@ -88,7 +88,9 @@ def test_rows_that_are_no_multiple_of_a_block_are_read_completely(
     save_checkpoint(tmp_path / "narrow", config, model.state_dict(), checkpoint / "tokenizer.json", {})
     export_bundle(tmp_path / "narrow", tmp_path / "float32", BundleMetadata("narrow"), toy_sentences[:1], check=False)
     read = [
-        read_quantized(tmp_path / "float32", tmp_path / form, Recipe(bits, 16, projection=form))["embedding.weight"]
+        read_quantized(tmp_path / "float32", tmp_path / form, QuantizationRecipe(bits, 16, projection=form))[
+            "embedding.weight"
+        ]
         for form in FORMS
     ]
     for other in read[1:]:  # from the group-wise product, and from the lookup table

@@ -11,7 +11,7 @@ from sightline.export.options import BundleMetadata
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import CausalConfig
-from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.data.tokenizer_training import train_tokenizer
 from tests.support.training_runs import export_bundle
 
 

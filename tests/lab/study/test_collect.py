@@ -16,7 +16,7 @@ from lab.study.lengths import caption_buckets
 from lab.study.runs import TRANSLATING, runs_by_system
 from lab.zoo.systems import PLAN
 from sightline.model.evaluation.bleu import moses_lines, read_test_set, score
-from sightline.model.training.config import Precision, TrainConfig, train_config_to_json
+from sightline.model.training.train_config import Precision, TrainConfig, train_config_to_json
 
 SOURCES = ["A man sleeps.", "A dog runs over a very wide and green field.", "She reads.", "Two men wait for a bus."] * 5
 REFERENCES = ["Ein Mann schläft.", "Ein Hund rennt über ein weites Feld.", "Sie liest.", "Zwei Männer warten."] * 5

@@ -22,7 +22,7 @@ from lab.zoo.recall import MAX_ANSWER_TOKENS, greedy_answers
 from lab.zoo.systems import bundle_name
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.checkpoint import load_model
-from sightline.model.data.tokenizer import encode_lines, prompt_tokenizer
+from sightline.model.data.tokenizer_training import encode_lines, prompt_tokenizer
 from tests.support.steps import drawn_texts, parse
 
 GATT = bundle_name("chat-gatt")

@@ -11,10 +11,10 @@ import torch
 
 from lab.study.masking import kendall_tau
 from sightline.model.architectures.factory import TranslationModel, build_model
-from sightline.model.architectures.recurrent import Memory, RecurrentModel, State
+from sightline.model.architectures.recurrent import Memory, RecurrentModel, RecurrentState
 from sightline.model.config import RecurrentConfig, TransformerConfig
 from sightline.model.decoding.reference import log_softmax, pytorch_steps
-from sightline.model.layers.attention import masked_softmax
+from sightline.model.layers.multi_head_attention import masked_softmax
 from tests.support.leave_one_out import explain, hidden
 
 SOURCE = [7, 5, 9, 11, 5, 2]
@@ -85,7 +85,9 @@ def test_a_token_hidden_from_a_recurrent_decoder_gets_no_weight() -> None:
             embedded = model.embed(torch.tensor([[token]]))[:, 0]
             weights = masked_softmax(model.score(state.hidden, memory.keys), mask)
             context = (weights.unsqueeze(1) @ memory.annotations).squeeze(1)
-            state = State(model.cell(torch.cat((embedded, context), dim=1), state.hidden), state.cell, state.feed)
+            state = RecurrentState(
+                model.cell(torch.cat((embedded, context), dim=1), state.hidden), state.cell, state.feed
+            )
             log_probs.append(model.logits(model.readout(state.hidden, context, embedded)).log_softmax(dim=-1)[0])
         _same(explained.effects["hidden"].drops[:, index], explained.log_probs, log_probs, explained.target)
 

@@ -16,7 +16,7 @@ from lab.study.attention_graphs import RESULT, exported_graph, without_maps
 from lab.study.linformer import MAX_SCORES_BYTES, Variant, add_arguments, measure, modules, variants_of, write_graph
 from lab.study.linformer_report import crossover, draw, is_faster, is_smaller, tables
 from sightline.export.graphs.builder import WeightFile
-from sightline.model.layers.attention import MultiHeadAttention
+from sightline.model.layers.multi_head_attention import MultiHeadAttention
 from sightline.service.runtime.provider import session_options
 from tests.support.steps import drawn_texts, parse
 

@@ -13,7 +13,7 @@ from lab.study.masking import Explained, explain_translation, figures
 from lab.study.served import Served, serve
 from sightline.model.architectures.factory import TranslationModel
 from sightline.model.checkpoint import load_checkpoint
-from sightline.model.data.tokenizer import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines
 from sightline.service.discovery import find_bundles
 from tests.support.leave_one_out import explain
 

@@ -15,7 +15,7 @@ from lab.zoo.data import read_data
 from lab.zoo.systems import SYSTEMS, bundle_name
 from sightline.base.bundle import MANIFEST, read_manifest, write_manifest
 from sightline.model.config import TransformerConfig
-from sightline.model.training.config import PRECISIONS, TrainConfig
+from sightline.model.training.train_config import PRECISIONS, TrainConfig
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 from tests.support.steps import parse

@@ -14,9 +14,9 @@ from sightline.model.checkpoint import load_model
 from sightline.model.config import CausalConfig
 from sightline.model.data.batches import bucket
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
-from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer
-from sightline.model.training.config import TrainConfig
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer
 from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
+from sightline.model.training.train_config import TrainConfig
 from sightline.model.training.trainer import Trainer
 
 CONFIG = TrainConfig(batch_tokens=2048, max_length_tokens=1024, label_smoothing=0.0)

@@ -10,12 +10,12 @@ from lab.zoo.diagnostics import diagnose, layer_of
 from sightline.model.architectures.factory import build_model
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.config import ModelConfig, RecurrentConfig, TransformerConfig
+from sightline.model.config import ArchitectureConfig, RecurrentConfig, TransformerConfig
 from sightline.model.data.batches import Batch, make_batch
 from sightline.model.training.translation import TRANSLATION
 
 SIZES = {"embedding_size": 8, "encoder_size": 8, "decoder_size": 16, "attention_size": 8}
-MODELS: dict[str, ModelConfig] = {
+MODELS: dict[str, ArchitectureConfig] = {
     "transformer": TransformerConfig(20, d_model=8, num_heads=2, d_ff=8, encoder_layers=1, decoder_layers=1),
     "recurrent": RecurrentConfig(20, attention="dot", query="current", scaled=True, **SIZES),  # type: ignore[arg-type]
 }
@@ -23,7 +23,7 @@ PAIRS = [([5, 6, 7, 2], [8, 9, 2]), ([5, 9, 2], [8, 2])]
 
 
 def batches() -> Sequence[Batch]:
-    return [make_batch([pair], ModelConfig(20)) for pair in PAIRS]
+    return [make_batch([pair], ArchitectureConfig(20)) for pair in PAIRS]
 
 
 @pytest.mark.parametrize("name", MODELS)

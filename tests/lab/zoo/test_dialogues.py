@@ -9,7 +9,7 @@ from random import Random
 from lab.zoo.dialogues import CHAT, HELD_OUT_MESSAGES, Dialogue, draw_dialogue, draw_dialogues
 from lab.zoo.instructions import KINDS, PHRASINGS, QUESTIONS, words_of
 from lab.zoo.systems import bundle_name
-from sightline.model.data.smalltalk import INTENTS, Exchange
+from sightline.model.data.smalltalk import INTENTS, SmalltalkPair
 
 DEFAULTS = {message: question.default for question in QUESTIONS.values() for message in question.messages}
 
@@ -26,7 +26,7 @@ def bare_messages(dialogue: Dialogue) -> list[str]:
 
 
 def test_a_dialogue_is_written_as_lines_and_ends_before_the_response() -> None:
-    text = CHAT.render([Exchange("Hello!", "Nice to meet you.")], "Who are you?")
+    text = CHAT.render([SmalltalkPair("Hello!", "Nice to meet you.")], "Who are you?")
     assert text == "User: Hello!\nBot: Nice to meet you.\nUser: Who are you?\nBot:"
 
 
@@ -109,7 +109,7 @@ def test_a_message_has_one_response_in_all_intents() -> None:
 def test_the_documented_prompt_is_what_the_template_writes() -> None:
     text = Path("docs/research/training.md").read_text(encoding="utf-8")
     (body,) = re.findall(r"/v1/generate .*?-d '(.*?)'", text, flags=re.DOTALL)
-    exchange = Exchange("Act as Rosa. Hello!", "Nice to meet you.")
+    exchange = SmalltalkPair("Act as Rosa. Hello!", "Nice to meet you.")
     assert json.loads(body)["model"] == bundle_name("chat-gatt")
     assert json.loads(body)["inputs"] == CHAT.render([exchange], "Who are you?")
     assert "Act as Rosa." in {phrasing.format("Rosa") for phrasing in PHRASINGS["figure"]["trained"]}

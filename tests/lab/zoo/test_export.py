@@ -10,7 +10,7 @@ from lab.zoo import export
 from lab.zoo.__main__ import main
 from lab.zoo.export import metadata_of
 from sightline.base.bundle import ChatTemplate, Languages, read_manifest
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 from sightline.export.pipeline import Export, Exported, export_checkpoint
 from tests.export.conftest import no_child as no_child
 from tests.export.test_export_main import sentences_path as sentences_path

@@ -16,7 +16,7 @@ from lab.zoo.hard_attention import (
     training_loss,
 )
 from sightline.model.architectures.recurrent import RecurrentModel
-from sightline.model.config import ModelConfig, RecurrentConfig
+from sightline.model.config import ArchitectureConfig, RecurrentConfig
 from sightline.model.data.batches import Batch, make_batch
 from sightline.model.layers.recurrent_attention import GeneralScore
 from sightline.model.training.translation import cross_entropy
@@ -44,7 +44,7 @@ def made(selection: Any) -> RecurrentModel:
 
 @pytest.fixture
 def batch() -> Batch:
-    return make_batch(PAIRS, ModelConfig(15))
+    return make_batch(PAIRS, ArchitectureConfig(15))
 
 
 def chosen(
@@ -120,7 +120,7 @@ def test_reinforce_is_its_equation_for_the_sampled_positions(
 def test_the_mean_gradient_of_reinforce_is_that_of_the_expectation(batch: Batch) -> None:
     """The mean over many samples equals the sum over all paths."""
     model, copies = made("reinforce"), 30
-    many = make_batch(PAIRS * copies, ModelConfig(15))  # each copy is a sample of its own
+    many = make_batch(PAIRS * copies, ArchitectureConfig(15))  # each copy is a sample of its own
     assert isinstance(model.score, GeneralScore)
     parameter = model.score.annotation.weight
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import save_checkpoint
 from sightline.model.config import CausalConfig, TransformerConfig
-from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation.defaults import TEST_SPLIT
 
 

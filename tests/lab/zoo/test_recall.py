@@ -11,8 +11,8 @@ from lab.zoo.instructions import KINDS, QUESTIONS
 from lab.zoo.recall import MAX_ANSWER_TOKENS, Script, greedy_answers, recall
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.config import CausalConfig
-from sightline.model.data.smalltalk import Exchange
-from sightline.model.data.tokenizer import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
+from sightline.model.data.smalltalk import SmalltalkPair
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines, prompt_tokenizer, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 
 ASKED = {message for question in QUESTIONS.values() for message in question.messages}
@@ -84,7 +84,7 @@ def test_a_condition_has_the_same_dialogues_alone_and_after_plain_responses(scri
 
 
 def test_responses_to_many_prompts_equal_the_greedy_response_to_each() -> None:
-    prompts = [CHAT.render([], "Hello!"), CHAT.render([Exchange("Hello!", "Good day.")] * 5, "Who are you?")]
+    prompts = [CHAT.render([], "Hello!"), CHAT.render([SmalltalkPair("Hello!", "Good day.")] * 5, "Who are you?")]
     tokenizer = train_tokenizer(prompts, 300)
     torch.manual_seed(2)
     model = CausalModel(CausalConfig(tokenizer.get_vocab_size(), d_model=16, num_heads=2, d_ff=16, layers=2)).eval()

@@ -12,7 +12,7 @@ from sightline.base.errors import UsageError
 from sightline.model.architectures.factory import build_model
 from sightline.model.config import ClassifierConfig, RecurrentConfig
 from sightline.model.evaluation.defaults import TEST_SPLIT
-from sightline.model.training.config import TrainConfig
+from sightline.model.training.train_config import TrainConfig
 
 VOCABULARY = 6000
 # Options of the command train by default.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import EncoderAttention, TransformerConfig
-from sightline.model.layers.attention import MultiHeadAttention, causal_mask, length_mask
+from sightline.model.layers.multi_head_attention import MultiHeadAttention, causal_mask, length_mask
 from sightline.model.layers.positions import sinusoidal_positions
 from sightline.model.layers.transformer_layer import DecoderLayer, EncoderLayer
 

@@ -25,7 +25,7 @@ from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
 from sightline.model.data.preparation import check_corpus, prepare
-from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.training.recipe import choose_vocabulary, num_characters
 
 MAX_LENGTH_TOKENS = 128

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.model.config import ModelConfig
+from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import bucket as bucket_arrays
 from sightline.model.data.batches import make_batch, pad
 
@@ -76,7 +76,7 @@ def test_examples_of_similar_length_share_a_batch() -> None:
 
 
 def test_a_batch_is_padded_on_the_right_and_its_target_shifted() -> None:
-    batch = make_batch([([5, 6, 2], [7, 2]), ([5, 2], [8, 9, 2])], ModelConfig(10))
+    batch = make_batch([([5, 6, 2], [7, 2]), ([5, 2], [8, 9, 2])], ArchitectureConfig(10))
     assert batch.source.tolist() == [[5, 6, 2], [5, 2, 0]]
     assert batch.source_lengths.tolist() == [3, 2]
     assert batch.target_input.tolist() == [[1, 7, 0], [1, 8, 9]]

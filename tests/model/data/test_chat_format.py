@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from sightline.base.text.chat import Turn, apply_chat_template
+from sightline.base.text.chat_prompt import Turn, apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
-from sightline.export.sources.chat_template import convert
+from sightline.export.sources.chat_parts import convert
 from sightline.model.data.chat_format import CHAT_TEMPLATE, CHAT_TOKENS, IM_END, IM_START, exchanges
 from sightline.model.data.encoding import encode, encode_prompt
-from sightline.model.data.records import DialogueRecord, Message, Role
-from sightline.model.data.tokenizer import (
+from sightline.model.data.records import DialogueMessage, DialogueRecord, Role
+from sightline.model.data.tokenizer_training import (
     SPECIAL_TOKENS,
     adapt_tokenizer,
     decode_ids,
@@ -45,14 +45,14 @@ PARTS = (
 )
 
 
-def random_messages(rng: Random) -> list[Message]:
+def random_messages(rng: Random) -> list[DialogueMessage]:
     """Return a dialogue of one to four exchanges, half of the time with a system message."""
     roles: list[Role] = ["system"] if rng.random() < 0.5 else []
     roles += ["user", "assistant"] * rng.randint(1, 4)
-    return [Message(role, "".join(rng.choices(PARTS, k=rng.randint(0, 8)))) for role in roles]
+    return [DialogueMessage(role, "".join(rng.choices(PARTS, k=rng.randint(0, 8)))) for role in roles]
 
 
-def service_ids(messages: list[Message], tokenizer: TextTokenizer) -> list[int]:
+def service_ids(messages: list[DialogueMessage], tokenizer: TextTokenizer) -> list[int]:
     """Return the ids of a prompt, as the service computes them."""
     system = [message.content for message in messages if message.role == "system"]
     turns: list[Turn] = [(message.role, message.content) for message in messages if message.role != "system"]
@@ -132,5 +132,5 @@ def test_text_cannot_produce_special_tokens(tokenizer: Tokenizer) -> None:
 
 def test_a_dialogue_is_split_after_each_reply() -> None:
     roles: list[Role] = ["user", "user", "assistant", "assistant", "user", "assistant", "user"]
-    split = list(exchanges([Message(role, str(index)) for index, role in enumerate(roles)]))
+    split = list(exchanges([DialogueMessage(role, str(index)) for index, role in enumerate(roles)]))
     assert [[message.content for message in exchange] for exchange in split] == [["0", "1", "2", "3"], ["4", "5"]]

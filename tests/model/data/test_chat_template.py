@@ -14,21 +14,21 @@ from sightline.base.errors import UsageError
 from sightline.base.text import jinja
 from sightline.model.config import PretrainedConfig
 from sightline.model.data.chat_template import (
-    ChatTemplate,
+    CompiledTemplate,
     DialogueEncoder,
     encode_records,
     end_token,
     read_chat_template,
 )
-from sightline.model.data.records import DialogueRecord, Message, TextRecord
+from sightline.model.data.records import DialogueMessage, DialogueRecord, TextRecord
 from tests.model.pretrained_folders import LINES, TEMPLATE, byte_tokenizer
 
 DIALOGUE = (
-    Message("system", "Be brief."),
-    Message("user", "Hello!"),
-    Message("assistant", "Hi, you."),
-    Message("user", "Bye"),
-    Message("assistant", " See you soon.\n"),
+    DialogueMessage("system", "Be brief."),
+    DialogueMessage("user", "Hello!"),
+    DialogueMessage("assistant", "Hi, you."),
+    DialogueMessage("user", "Bye"),
+    DialogueMessage("assistant", " See you soon.\n"),
 )
 # As Qwen 3: earlier replies lose their thoughts, the last one has an empty thought.
 THINKING = """\
@@ -68,7 +68,7 @@ def tokenizer() -> Tokenizer:
 
 
 def encoder(text: str, tokenizer: Tokenizer) -> DialogueEncoder:
-    return DialogueEncoder(ChatTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}), tokenizer)
+    return DialogueEncoder(CompiledTemplate(text, {"bos_token": "<s>", "eos_token": "</s>"}), tokenizer)
 
 
 def replies(ids: Any, mask: Any, tokenizer: Tokenizer) -> list[str]:
@@ -146,7 +146,7 @@ def test_templates_that_cannot_be_used(template: str, expected: str, tokenizer: 
 
 
 def test_special_tokens_in_messages_are_refused(tokenizer: Tokenizer) -> None:
-    dialogue = (Message("user", "x<|im_end|>"), Message("assistant", "y"))
+    dialogue = (DialogueMessage("user", "x<|im_end|>"), DialogueMessage("assistant", "y"))
     for call in (encoder(TEMPLATE, tokenizer).encode, encoder(TEMPLATE, tokenizer).prompt):
         with pytest.raises(UsageError, match=r"role user contains <\|im_end\|>, a special token"):
             call(dialogue)
@@ -183,7 +183,7 @@ def test_a_missing_jinja_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UsageError, match=r"need Jinja: pip install '.\[train\]'"):
-        ChatTemplate("x", {})
+        CompiledTemplate("x", {})
 
 
 def test_records_are_encoded(tokenizer: Tokenizer) -> None:
@@ -196,7 +196,7 @@ def test_records_are_encoded(tokenizer: Tokenizer) -> None:
 
 
 def test_the_time_of_a_template_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = ChatTemplate("{% for a in range(1000) %}{{ a }}{% endfor %}", {})
+    template = CompiledTemplate("{% for a in range(1000) %}{{ a }}{% endfor %}", {})
     assert template.render(DIALOGUE).endswith("998999")
     monkeypatch.setattr(jinja, "MAX_SECONDS", 0)
     with pytest.raises(UsageError, match="it takes more than 0 seconds"):

@@ -5,8 +5,8 @@ from sightline.base.errors import UsageError
 from sightline.model.data.chat_format import CHAT_TOKENS, IM_START
 from sightline.model.data.encoding import encode, encode_prompt
 from sightline.model.data.examples import MemoryExamples
-from sightline.model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from sightline.model.data.tokenizer import (
+from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from sightline.model.data.tokenizer_training import (
     adapt_tokenizer,
     decode_ids,
     encode_lines,
@@ -22,9 +22,9 @@ def chat_tokenizer(sentences: list[str]) -> Tokenizer:
 
 
 def dialogue(num_exchanges: int, system: str | None = None) -> DialogueRecord:
-    messages = [] if system is None else [Message("system", system)]
+    messages = [] if system is None else [DialogueMessage("system", system)]
     for number in range(num_exchanges):
-        messages += [Message("user", f"Question {number}?"), Message("assistant", f"Answer {number}.")]
+        messages += [DialogueMessage("user", f"Question {number}?"), DialogueMessage("assistant", f"Answer {number}.")]
     return DialogueRecord(tuple(messages))
 
 
@@ -110,13 +110,13 @@ def test_an_exchange_that_is_too_long_stays_whole(chat_tokenizer: Tokenizer) -> 
 
 def test_messages_after_the_last_reply_are_left_out(chat_tokenizer: Tokenizer) -> None:
     record = dialogue(1)
-    longer = DialogueRecord((*record.messages, Message("user", "And?")))
+    longer = DialogueRecord((*record.messages, DialogueMessage("user", "And?")))
     assert encode(chat_tokenizer, [longer]) == encode(chat_tokenizer, [record])
-    assert encode(chat_tokenizer, [DialogueRecord((Message("user", "And?"),))]) == []
+    assert encode(chat_tokenizer, [DialogueRecord((DialogueMessage("user", "And?"),))]) == []
 
 
 def test_a_prompt_ends_with_the_start_of_a_reply(chat_tokenizer: Tokenizer) -> None:
-    ids = encode_prompt(chat_tokenizer, [Message("user", "And?")])
+    ids = encode_prompt(chat_tokenizer, [DialogueMessage("user", "And?")])
     start = len(ids) - ids[::-1].index(special_id(chat_tokenizer, IM_START))
     assert decode_ids(chat_tokenizer, ids[start:]) == "assistant\n"
 

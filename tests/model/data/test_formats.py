@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sightline.base.errors import UsageError
 from sightline.model.data.formats import MAX_LINE_BYTES, CorpusError, read_records
 from sightline.model.data.records import (
+    DialogueMessage,
     DialogueRecord,
     LabelledRecord,
-    Message,
     PairRecord,
     Record,
     TaskName,
@@ -126,7 +126,7 @@ def test_a_dialogue_has_an_optional_system_message_and_turns(tmp_path: Path) -> 
     first, second = read(tmp_path / "a.jsonl", "language-model")
     assert isinstance(first, DialogueRecord)
     assert [message.role for message in first.messages] == ["system", *["user", "assistant"] * 2]
-    assert second == DialogueRecord((Message("user", "Hi"), Message("assistant", "Hello")))
+    assert second == DialogueRecord((DialogueMessage("user", "Hi"), DialogueMessage("assistant", "Hello")))
 
 
 def test_a_message_may_have_parts_and_the_role_developer(tmp_path: Path) -> None:
@@ -139,7 +139,11 @@ def test_a_message_may_have_parts_and_the_role_developer(tmp_path: Path) -> None
     no_parts = [{"role": "user", "content": []}, dialogue[2]]
     write_jsonl(tmp_path / "a.jsonl", ["messages"], [(dialogue,), (no_parts,)])
     (record,) = read(tmp_path / "a.jsonl", "language-model")
-    expected = (Message("system", "Be brief."), Message("user", "Who are you?"), Message("assistant", "Otto."))
+    expected = (
+        DialogueMessage("system", "Be brief."),
+        DialogueMessage("user", "Who are you?"),
+        DialogueMessage("assistant", "Otto."),
+    )
     assert record == DialogueRecord(expected)
 
 

@@ -2,7 +2,7 @@ import random
 
 from sightline.model.data.learnt_texts import MAX_WORD_BYTES, choose_halvings, learnt_texts, read_texts, sample
 from sightline.model.data.records import PairRecord
-from sightline.model.data.tokenizer import MAX_LEARNT_CHARACTERS
+from sightline.model.data.tokenizer_training import MAX_LEARNT_CHARACTERS
 
 
 def texts_of_random_words(count: int) -> list[str]:

@@ -35,7 +35,7 @@ from sightline.model.data.preparation import (
     summary,
 )
 from sightline.model.data.records import PairRecord, Record, TaskName, TextRecord
-from sightline.model.data.tokenizer import encode_lines, train_tokenizer
+from sightline.model.data.tokenizer_training import encode_lines, train_tokenizer
 
 PAIRS = [(f"{animal} {number}", f"{number} {animal}!") for animal in ("Hund", "Katze", "Maus") for number in range(20)]
 

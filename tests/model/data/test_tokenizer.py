@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from sightline.model.data.tokenizer import SPECIAL_TOKENS, decode_ids, encode_lines, read_tokenizer, train_tokenizer
+from sightline.model.data.tokenizer_training import (
+    SPECIAL_TOKENS,
+    decode_ids,
+    encode_lines,
+    read_tokenizer,
+    train_tokenizer,
+)
 
 
 def test_the_sentences_are_300_different_ones_of_3_to_60_words(sentences: list[str]) -> None:

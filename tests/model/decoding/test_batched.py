@@ -3,7 +3,7 @@ import torch
 
 from sightline.model.architectures.causal import CausalModel
 from sightline.model.architectures.factory import TranslationModel, build_model
-from sightline.model.config import CausalConfig, ModelConfig, RecurrentConfig, TransformerConfig
+from sightline.model.config import ArchitectureConfig, CausalConfig, RecurrentConfig, TransformerConfig
 from sightline.model.decoding.batched import continue_greedily, translate_batch
 from sightline.model.decoding.reference import beam, greedy, pytorch_steps
 
@@ -19,7 +19,7 @@ CAUSAL = CausalConfig(9, d_model=16, num_heads=2, d_ff=16, layers=2, max_positio
 SOURCES = [[5, 2], [6, 7, 8, 3, 4, 5, 2], [4, 4, 2], [6, 2], [3, 8, 7, 6, 2]]
 
 
-def random_model(config: ModelConfig, seed: int) -> torch.nn.Module:
+def random_model(config: ArchitectureConfig, seed: int) -> torch.nn.Module:
     """Return a model whose outputs depend on its inputs and sometimes end."""
     torch.manual_seed(seed)
     model = build_model(config).eval()
@@ -33,7 +33,7 @@ def random_model(config: ModelConfig, seed: int) -> torch.nn.Module:
 @pytest.mark.parametrize(("num_beams", "length_penalty"), [(1, 0.0), (1, 1.0), (3, 1.0), (5, 0.0), (5, 2.0), (4, -1.0)])
 @pytest.mark.parametrize(("config", "seed"), [(TRANSFORMER, 9), (TRANSFORMER, 11), (GRU, 3), (LSTM, 6)])
 def test_translations_of_a_batch_equal_those_of_each_sentence(
-    config: ModelConfig, seed: int, num_beams: int, length_penalty: float
+    config: ArchitectureConfig, seed: int, num_beams: int, length_penalty: float
 ) -> None:
     model = random_model(config, seed)
     assert isinstance(model, TranslationModel)

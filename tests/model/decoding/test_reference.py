@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import (
-    Hypothesis,
     NextLogits,
+    ReferenceHypothesis,
     beam,
     greedy,
     log_softmax,
@@ -54,7 +54,7 @@ def shifted_steps(step: NextLogits, prefix: tuple[int, ...]) -> NextLogits:
     return next_logits
 
 
-def every_hypothesis(step: NextLogits, vocab_size: int, max_new_tokens: int) -> list[Hypothesis]:
+def every_hypothesis(step: NextLogits, vocab_size: int, max_new_tokens: int) -> list[ReferenceHypothesis]:
     """Enumerate all sequences that end with the end token or have the full length."""
     whole = []
     for length in range(1, max_new_tokens + 1):
@@ -63,7 +63,7 @@ def every_hypothesis(step: NextLogits, vocab_size: int, max_new_tokens: int) -> 
                 continue
             rows = [log_softmax(step([[START, *ids[:i]]])[0]) for i in range(length)]
             log_probs = tuple(float(row[token]) for row, token in zip(rows, ids, strict=True))
-            whole.append(Hypothesis(ids, log_probs, sum(log_probs)))
+            whole.append(ReferenceHypothesis(ids, log_probs, sum(log_probs)))
     return whole
 
 
@@ -244,7 +244,7 @@ def test_a_num_return_that_is_not_between_1_and_num_beams_is_rejected(num_return
 
 
 def test_length_penalty_divides_by_a_power_of_the_generated_length() -> None:
-    hypothesis = Hypothesis((5, 6, 2), (-1.0, -2.0, -3.0), -6.0)
+    hypothesis = ReferenceHypothesis((5, 6, 2), (-1.0, -2.0, -3.0), -6.0)
     assert hypothesis.penalised_total(1.0) == -2.0
     assert hypothesis.penalised_total(0.0) == -6.0
     assert hypothesis.penalised_total(2.0) == pytest.approx(-6 / 9)

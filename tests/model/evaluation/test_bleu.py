@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 
 from sightline.model.checkpoint import load_checkpoint
 from sightline.model.data.text import read_lines
-from sightline.model.data.tokenizer import decode_ids, encode_lines
+from sightline.model.data.tokenizer_training import decode_ids, encode_lines
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation.bleu import moses_lines, read_test_set, score, translate
 

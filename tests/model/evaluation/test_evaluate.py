@@ -14,12 +14,12 @@ from sightline.model.architectures.transformer import Transformer
 from sightline.model.checkpoint import load_checkpoint, load_model, save_checkpoint
 from sightline.model.config import CausalConfig, EncoderConfig
 from sightline.model.data.chat_format import CHAT_TOKENS
-from sightline.model.data.records import DialogueRecord, LabelledRecord, Message, PairRecord, Record, TextRecord
-from sightline.model.data.tokenizer import encode_lines, train_tokenizer
+from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
+from sightline.model.data.tokenizer_training import encode_lines, train_tokenizer
 from sightline.model.decoding.batched import translate_batch
-from sightline.model.evaluation.batches import grouped
 from sightline.model.evaluation.bleu import evaluate_translation, translate
 from sightline.model.evaluation.evaluate import evaluate_checkpoint, evaluate_model
+from sightline.model.evaluation.length_groups import grouped
 
 PAIRS = [PairRecord("A dog sleeps.", "Ein Hund schläft."), PairRecord("The girl sings.", "Das Mädchen singt.")]
 
@@ -85,7 +85,7 @@ def test_a_language_model_is_scored_by_perplexity_and_exact_answers(tmp_path: Pa
     save_checkpoint(
         tmp_path / "run", config, CausalModel(config).state_dict(), tmp_path / "tokenizer.json", {"epoch": 3}
     )
-    messages = (Message("user", "How are you?"), Message("assistant", "Fine."))
+    messages = (DialogueMessage("user", "How are you?"), DialogueMessage("assistant", "Fine."))
     records: list[Record] = [TextRecord("A dog. " * 100), DialogueRecord(messages), DialogueRecord(messages * 20)]
     report = evaluate_checkpoint(tmp_path / "run", records)
     assert report["task"] == "language-model" and report["checkpoint"] == {"epoch": 3}

@@ -9,8 +9,8 @@ from sightline.model.architectures.causal import CausalModel
 from sightline.model.config import CausalConfig
 from sightline.model.data.chat_format import CHAT_TOKENS, IM_END
 from sightline.model.data.encoding import encode, encode_prompt
-from sightline.model.data.records import DialogueRecord, Message, Record, TextRecord
-from sightline.model.data.tokenizer import decode_ids, special_id, train_tokenizer
+from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
+from sightline.model.data.tokenizer_training import decode_ids, special_id, train_tokenizer
 from sightline.model.decoding.reference import greedy, pytorch_steps
 from sightline.model.evaluation import language
 from sightline.model.evaluation.language import answer_dialogues, evaluate_language, likelihood, perplexity
@@ -32,11 +32,13 @@ def model(tokenizer: Tokenizer) -> CausalModel:
 
 def dialogue(*contents: str) -> DialogueRecord:
     return DialogueRecord(
-        tuple(Message("assistant" if index % 2 else "user", text) for index, text in enumerate(contents))
+        tuple(DialogueMessage("assistant" if index % 2 else "user", text) for index, text in enumerate(contents))
     )
 
 
-def greedy_answer(model: CausalModel, tokenizer: Tokenizer, messages: Sequence[Message], max_new_tokens: int) -> str:
+def greedy_answer(
+    model: CausalModel, tokenizer: Tokenizer, messages: Sequence[DialogueMessage], max_new_tokens: int
+) -> str:
     prompt, end_ids = encode_prompt(tokenizer, messages), (special_id(tokenizer, IM_END), 2)
     ids = greedy(pytorch_steps(model, prompt), prompt[-1], end_ids, max_new_tokens).ids
     return decode_ids(tokenizer, ids)
@@ -77,7 +79,7 @@ def test_replies_are_those_of_greedy_decoding(tokenizer: Tokenizer) -> None:
     assert [one.message for one in answers] == list(QUESTIONS)
     assert [one.expected for one in answers] == ["Fine."] * 3
     assert [one.given for one in answers] == [
-        greedy_answer(model, tokenizer, [Message("user", question)], limit) for question in QUESTIONS
+        greedy_answer(model, tokenizer, [DialogueMessage("user", question)], limit) for question in QUESTIONS
     ]
     assert len({one.given for one in answers}) == 2 and not any(one.is_exact for one in answers)
 
@@ -102,7 +104,7 @@ def test_the_last_reply_is_generated_after_all_earlier_messages(
 
 def test_dialogues_that_do_not_fit_are_skipped(model: CausalModel, tokenizer: Tokenizer) -> None:
     long = dialogue("How are you? " * 50, "Fine.")
-    assert answer_dialogues(model, tokenizer, [long, DialogueRecord((Message("user", "x"),))]) == []
+    assert answer_dialogues(model, tokenizer, [long, DialogueRecord((DialogueMessage("user", "x"),))]) == []
     assert len(answer_dialogues(model, tokenizer, [dialogue("x", "y")] * (language.MAX_ANSWERS + 5))) == 50
 
 

@@ -17,7 +17,7 @@ def model() -> TextEncoder:
 def test_the_vectors_keep_the_order_of_the_texts(
     model: TextEncoder, tokenizer: Tokenizer, sentences: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sightline.model.evaluation.batches.grouped.__defaults__", (64,))
+    monkeypatch.setattr("sightline.model.evaluation.length_groups.grouped.__defaults__", (64,))
     texts = [text for text in sentences if len(tokenizer.encode(text)) <= 32][:12]
     for text, vector in zip(texts, text_vectors(model, tokenizer, texts), strict=True):
         ids = tokenizer.encode(text).ids

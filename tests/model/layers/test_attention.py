@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sightline.model.layers.attention import (
+from sightline.model.layers.multi_head_attention import (
     AttentionWithoutWeights,
     MultiHeadAttention,
     causal_mask,

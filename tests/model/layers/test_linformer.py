@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sightline.model.architectures.transformer import Transformer
 from sightline.model.config import Sharing, TransformerConfig, matrix_indices
-from sightline.model.layers.attention import MultiHeadAttention, length_mask
 from sightline.model.layers.linformer import LinformerAttention, Projections, project, token_weights
+from sightline.model.layers.multi_head_attention import MultiHeadAttention, length_mask
 
 CONFIG = TransformerConfig(
     40,

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from sightline.model.config import RecurrentConfig
-from sightline.model.layers.recurrent_attention import SCORES, PredictedPosition, ProjectedScore, Score, align
+from sightline.model.layers.recurrent_attention import SCORES, PredictedPosition, ProjectedScore, ScoreFunction, align
 
 B, S = 3, 5
 SIZES = {"encoder_size": 3, "decoder_size": 6, "attention_size": 4, "max_positions": 7}
 
 
-def made(attention: str) -> tuple[Score, Tensor, Tensor]:
+def made(attention: str) -> tuple[ScoreFunction, Tensor, Tensor]:
     """Return a score function with states (B, H) and annotations (B, S, A)."""
     torch.manual_seed(0)
     query = "previous" if attention == "additive" else "current"
@@ -21,7 +21,7 @@ def made(attention: str) -> tuple[Score, Tensor, Tensor]:
     return SCORES[attention](config).double(), torch.randn(B, 6).double(), torch.randn(B, S, 6).double()
 
 
-def literal(attention: str, score: Score, h: Tensor, hs: Tensor, position: int) -> Tensor:
+def literal(attention: str, score: ScoreFunction, h: Tensor, hs: Tensor, position: int) -> Tensor:
     """Compute one score of a state (H,) and an annotation (A,) by the equation."""
     weights = dict(score.named_parameters())
     if attention == "dot":

@@ -3,7 +3,7 @@ from dataclasses import replace
 import torch
 
 from sightline.model.config import StackConfig
-from sightline.model.layers.transformer_layer import AddNorm, FeedForward
+from sightline.model.layers.transformer_layer import AddNorm, PositionwiseFeedForward
 
 CONFIG = StackConfig(10, dropout=0.3, d_model=8, num_heads=2)
 
@@ -33,7 +33,7 @@ def test_pre_norm_normalises_only_the_input_of_the_sublayer() -> None:
 
 
 def test_feed_forward_is_two_maps_around_a_relu_at_each_position() -> None:
-    layer, x = FeedForward(4, 6), torch.randn(2, 3, 4)
+    layer, x = PositionwiseFeedForward(4, 6), torch.randn(2, 3, 4)
     expected = (x @ layer.inner.weight.T + layer.inner.bias).clamp(min=0) @ layer.outer.weight.T + layer.outer.bias
     torch.testing.assert_close(layer(x), expected)
     torch.testing.assert_close(layer(x)[:, 1], layer(x[:, 1]))

@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 from sightline.model.architectures.classifier import Classifier
 from sightline.model.checkpoint import load_model
-from sightline.model.config import ClassifierConfig, ModelConfig
+from sightline.model.config import ArchitectureConfig, ClassifierConfig
 from sightline.model.data.batches import bucket, make_labelled_batch
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.examples import Example, MemoryExamples
 from sightline.model.evaluation.evaluate import evaluate_model
 from sightline.model.training.classification import CLASSIFICATION, label_loss
-from sightline.model.training.config import TrainConfig
+from sightline.model.training.train_config import TrainConfig
 from sightline.model.training.trainer import Trainer
 from tests.model.training.toys import read_corpus
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 GOOD, BAD = ("a fine film", "truly moving", "great fun"), ("a dull film", "truly boring", "a waste")
 
 
-def toy_classifier(vocab_size: int) -> ModelConfig:
+def toy_classifier(vocab_size: int) -> ArchitectureConfig:
     return ClassifierConfig(vocab_size, d_model=16, num_heads=2, d_ff=32, encoder_layers=1, word_dropout=0.1)
 
 

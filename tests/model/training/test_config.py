@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sightline.model.training.config import TrainConfig, read_train_config
+from sightline.model.training.train_config import TrainConfig, read_train_config
 
 
 @pytest.mark.parametrize(

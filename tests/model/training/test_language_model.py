@@ -9,18 +9,18 @@ from sightline.model.config import CausalConfig
 from sightline.model.data.chat_format import CHAT_TOKENS
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples
-from sightline.model.data.records import DialogueRecord, Message, Record, TextRecord
-from sightline.model.data.tokenizer import train_tokenizer
+from sightline.model.data.records import DialogueMessage, DialogueRecord, Record, TextRecord
+from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.evaluation.language import likelihood
 from sightline.model.training.language_model import IGNORED, LANGUAGE_MODEL, make_batch, token_loss
 
 CONFIG = CausalConfig(400, d_model=16, num_heads=2, d_ff=16, layers=1, dropout=0.0, max_positions=128)
 MESSAGES = (
-    Message("system", "Be brief."),
-    Message("user", "How are you?"),
-    Message("assistant", "Fine."),
-    Message("user", "And the dog?"),
-    Message("assistant", "It sleeps on the beach."),
+    DialogueMessage("system", "Be brief."),
+    DialogueMessage("user", "How are you?"),
+    DialogueMessage("assistant", "Fine."),
+    DialogueMessage("user", "And the dog?"),
+    DialogueMessage("assistant", "It sleeps on the beach."),
 )
 RECORDS: list[Record] = [
     TextRecord("A man sleeps."),

@@ -10,7 +10,6 @@ from sightline.base.errors import UsageError
 from sightline.base.options import check, describe, given_flags, key_of
 from sightline.export.options import languages_of
 from sightline.model.data.records import TASK_NAMES, TaskName
-from sightline.model.training.config import TrainConfig
 from sightline.model.training.options import (
     AUTO,
     FIELDS,
@@ -23,6 +22,7 @@ from sightline.model.training.options import (
     training_fields,
     values_of,
 )
+from sightline.model.training.train_config import TrainConfig
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
 from sightline.model.data.preparation import Facts, Lengths
 from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.training.recipe import Recipe, choose, choose_vocabulary
 
-MODELS: dict[TaskName, type[ModelConfig]] = {
+MODELS: dict[TaskName, type[ArchitectureConfig]] = {
     "translation": TransformerConfig,
     "classification": ClassifierConfig,
     "language-model": CausalConfig,

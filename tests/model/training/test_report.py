@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from sightline.base.errors import UsageError
-from sightline.model.training.config import read_train_config
 from sightline.model.training.curve import draw_curve
-from sightline.model.training.display import MEASURED_STEPS, Display, Estimate, Step, duration, minutes
+from sightline.model.training.display import MEASURED_STEPS, Display, Estimate, UpdateFacts, duration, minutes
 from sightline.model.training.folder import read_log
-from sightline.model.training.record import differences
+from sightline.model.training.run_record import differences
 from sightline.model.training.task import Evaluation
+from sightline.model.training.train_config import read_train_config
 from tests.model.training.toys import toy_trainer
 
-STEP = Step(epoch=1, step=1234, loss=2.5, rate=1.5e-3, tokens=400, seconds_left=90.0)
+STEP = UpdateFacts(epoch=1, step=1234, loss=2.5, rate=1.5e-3, tokens=400, seconds_left=90.0)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -259,7 +259,7 @@ def test_events_for_tensorboard_have_losses_and_metrics(tmp_path: Path, monkeypa
         def close(self) -> None:
             written.append(("closed", 0.0, 0))
 
-    monkeypatch.setattr("sightline.model.training.report.open_events", lambda folder: Events())
+    monkeypatch.setattr("sightline.model.training.run_report.open_events", lambda folder: Events())
     trainer = toy_trainer(
         "classification", tmp_path, lambda: Evaluation({"accuracy": 80.0}), tensorboard=True, max_epochs=1
     )

@@ -30,7 +30,7 @@ from sightline.model.config import (
 )
 from sightline.model.data.chat_template import read_chat_template
 from sightline.model.data.pretrained import GENERATION, checkpoint_texts
-from sightline.model.data.tokenizer import check_tokenizer
+from sightline.model.data.tokenizer_training import check_tokenizer
 from sightline.model.training.start import Start, start_from
 from tests.model.pretrained_folders import ENCODERS, TEMPLATE, write_decoder, write_encoder
 from tests.zoo.folders import modules

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from sightline.model.checkpoint import average, load_checkpoint, load_metadata
 from sightline.model.config import TransformerConfig
-from sightline.model.training.config import TrainConfig, read_train_config
 from sightline.model.training.folder import RunFolder, read_log
+from sightline.model.training.train_config import TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer, inverse_sqrt_rate
 from sightline.model.training.translation import TRANSLATION
 from tests.model.training.toys import VOCABULARY, assert_same_run, read_corpus

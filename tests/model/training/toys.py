@@ -15,19 +15,19 @@ import torch
 from safetensors.torch import load_file
 
 from sightline.model.checkpoint import load_metadata
-from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, ModelConfig, TransformerConfig
+from sightline.model.config import ArchitectureConfig, CausalConfig, ClassifierConfig, EncoderConfig, TransformerConfig
 from sightline.model.data.corpus import open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.examples import Example, MemoryExamples, TrainingData
 from sightline.model.data.learnt_texts import read_texts
 from sightline.model.data.preparation import check_corpus, prepare
 from sightline.model.data.records import PairRecord, Record, TaskName
-from sightline.model.data.tokenizer import read_tokenizer, train_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer, train_tokenizer
 from sightline.model.training.classification import CLASSIFICATION
-from sightline.model.training.config import TrainConfig
-from sightline.model.training.encoder import ENCODER
+from sightline.model.training.contrastive import ENCODER
 from sightline.model.training.language_model import LANGUAGE_MODEL
 from sightline.model.training.task import Evaluation, Task
+from sightline.model.training.train_config import TrainConfig
 from sightline.model.training.trainer import Trainer
 from sightline.model.training.translation import TRANSLATION
 
@@ -48,7 +48,7 @@ class Toy:
     """A task with a small model and a function that makes the second list of an example."""
 
     task: Task[Any, Any]
-    model: ModelConfig
+    model: ArchitectureConfig
     second: Callable[[np.random.Generator, list[int]], list[int]]
 
     def examples(self, seed: int, count: int) -> MemoryExamples:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from sightline.base.bundle import Attention, Window
+from sightline.base.bundle import AttentionMaps, Window
 from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import fake_manifest, fake_slots_manifest
@@ -368,4 +368,4 @@ async def test_maps_of_projected_keys_are_counted_before_they_are_computed(
 def test_only_maps_of_projected_keys_have_a_number_of_columns_in_the_manifest() -> None:
     for kind, columns in (("encoder", 3), ("encoder_slots", None)):
         with pytest.raises(ValidationError, match="columns is required if kind is 'encoder_slots'"):
-            Attention(kind=kind, outputs=("a",), layers=1, heads=1, columns=columns)  # type: ignore[arg-type]
+            AttentionMaps(kind=kind, outputs=("a",), layers=1, heads=1, columns=columns)  # type: ignore[arg-type]

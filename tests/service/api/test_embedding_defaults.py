@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sightline.base.bundle import Embedding
+from sightline.base.bundle import SentenceEmbedding
 from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
 from tests.support.fake_runner import HIDDEN
@@ -20,7 +20,7 @@ Pooling = Literal["mean", "first", "last", "max"]
 TOLERANCE = 16 * 2.0**-24
 
 
-def backend_with(make_backend: MakeBackend, embedding: Embedding) -> FakeBackend:
+def backend_with(make_backend: MakeBackend, embedding: SentenceEmbedding) -> FakeBackend:
     backend = make_backend("plain", "trained")
     plain, trained = backend.manifests
     backend.manifests = (plain, trained.model_copy(update={"embedding": embedding}))
@@ -46,7 +46,7 @@ async def encode(running: Running, inputs: Any, **fields: Any) -> Any:
 async def test_every_api_uses_the_models_pooling(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer, pooling: Pooling, normalize: bool
 ) -> None:
-    backend = backend_with(make_backend, Embedding(pooling=pooling, normalize=normalize))
+    backend = backend_with(make_backend, SentenceEmbedding(pooling=pooling, normalize=normalize))
     async with start(backend, default_model="trained") as running:
         own, units = [reference(tokenizer, pooling, normalize=unit) for unit in (normalize, True)]
         np.testing.assert_allclose(await encode(running, TEXTS), own, rtol=TOLERANCE)
@@ -60,7 +60,7 @@ async def test_every_api_uses_the_models_pooling(
 async def test_a_request_overrides_the_models_pooling(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:
-    backend = backend_with(make_backend, Embedding(pooling="first", normalize=True))
+    backend = backend_with(make_backend, SentenceEmbedding(pooling="first", normalize=True))
     async with start(backend, default_model="trained") as running:
         other = await encode(running, TEXTS, pooling="max", normalize=False)
         np.testing.assert_allclose(other, reference(tokenizer, "max", normalize=False), rtol=TOLERANCE)
@@ -71,7 +71,7 @@ async def test_a_request_overrides_the_models_pooling(
 
 
 async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: MakeBackend) -> None:
-    embedding = Embedding(pooling="mean", normalize=True, prompts=PROMPTS, default_prompt="passage")
+    embedding = SentenceEmbedding(pooling="mean", normalize=True, prompts=PROMPTS, default_prompt="passage")
     async with start(backend_with(make_backend, embedding), default_model="trained") as running:
         expected = {
             name: await encode(running, [prompt + "dog"], model="plain", normalize=True)
@@ -86,7 +86,7 @@ async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: Mak
 
 
 async def test_an_unknown_prompt_is_an_error_that_lists_the_prompts(start: Start, make_backend: MakeBackend) -> None:
-    embedding = Embedding(pooling="mean", normalize=True, prompts=PROMPTS)
+    embedding = SentenceEmbedding(pooling="mean", normalize=True, prompts=PROMPTS)
     async with start(backend_with(make_backend, embedding), default_model="trained") as running:
         response = await running.post("/v1/encode", {"inputs": "x", "prompt_name": "title"})
         error = response.json()["error"]
@@ -101,7 +101,7 @@ async def test_an_unknown_prompt_is_an_error_that_lists_the_prompts(start: Start
 
 
 async def test_a_model_shows_its_settings(start: Start, make_backend: MakeBackend) -> None:
-    embedding = Embedding(pooling="first", normalize=True, prompts=PROMPTS, default_prompt="query")
+    embedding = SentenceEmbedding(pooling="first", normalize=True, prompts=PROMPTS, default_prompt="query")
     async with start(backend_with(make_backend, embedding), default_model="trained") as running:
         plain, trained = (await running.client.get("/v1/models")).json()["data"]
         assert (plain["sentence_similarity"], plain["embedding"]) == (False, None)

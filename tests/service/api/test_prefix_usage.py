@@ -8,7 +8,7 @@ import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.runtime.memory import prefix_block_bytes
+from sightline.service.runtime.state_memory import prefix_block_bytes
 from tests.service.conftest import FakeBackend, Running, Start
 from tests.support.fake_runner import fake_manifest
 

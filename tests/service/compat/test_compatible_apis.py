@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from sightline.service import compat
 from sightline.service.api.endpoint import NDJSON, Call, Endpoint, ErrorFormat, EventStream, line_of
 from sightline.service.api.generate import GenerateBody, NativeEventEncoder
-from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 from sightline.service.inference.generate import GenerateResult, generate
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.settings import COMPATIBLE_APIS, SettingsError, read_settings

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sightline.base.bundle import ChatTemplate
-from sightline.base.text.chat import apply_chat_template
+from sightline.base.text.chat_prompt import apply_chat_template
 from sightline.base.text.tokenizer import TextTokenizer
 from tests.service.conftest import TEMPLATE, FakeBackend, Running, Start, generate
 from tests.support.dialogues import in_turn

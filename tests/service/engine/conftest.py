@@ -22,7 +22,7 @@ from sightline.service.engine.request import (
 )
 from sightline.service.engine.scores import StepScores
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import Array, Int32, Int64, Runner
+from sightline.service.runtime.runner import Array, Int32, Int64, Runner
 from tests.support.fake_runner import PRIME, FakeFaultError, FakeRunner, Faults, fake_manifest
 
 FAR = 1e9

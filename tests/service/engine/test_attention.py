@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
-from sightline.service.engine.attention import reason_against_hiding
 from sightline.service.engine.engine import Engine
+from sightline.service.engine.recorded_maps import reason_against_hiding
 from sightline.service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
 from sightline.service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import ids_of

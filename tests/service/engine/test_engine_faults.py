@@ -22,7 +22,7 @@ from sightline.service.engine.request import (
     SimilarRequest,
 )
 from sightline.service.parameters import FORCED, GenerateParameters
-from sightline.service.runtime.protocol import Array, Int32, Int64, Runner
+from sightline.service.runtime.runner import Array, Int32, Int64, Runner
 from tests.service.engine.conftest import FAR, SOURCES, CheckedRunner, Harness, StopAfter, run_alone
 from tests.service.faulty import Fault, FaultyRunner
 from tests.support.fake_runner import (

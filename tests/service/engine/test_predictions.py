@@ -5,7 +5,7 @@ import pytest
 
 from sightline.service.engine import engine
 from sightline.service.engine.request import Encoded, EncodeRequest, Failed
-from sightline.service.runtime.protocol import Array
+from sightline.service.runtime.runner import Array
 from tests.service.engine.conftest import FAR, SOURCES, Harness
 from tests.support.fake_runner import FakeFaultError, FakeRunner, Faults, fake_masked_manifest, fake_predictions
 

@@ -14,7 +14,7 @@ from sightline.service.engine.engine import MAX_FAILURES, RuntimeFailedError
 from sightline.service.engine.prefill import BUDGET_S
 from sightline.service.engine.request import Cancelled, Encoded, EncodeRequest, Failed, GenerateRequest
 from sightline.service.parameters import GenerateParameters
-from sightline.service.runtime.protocol import Array, Int64
+from sightline.service.runtime.runner import Array, Int64
 from tests.service.engine.conftest import FAR, CheckedRunner, Harness, ids_of, run_alone
 from tests.support.fake_runner import HIDDEN, FakeFaultError, FakeRunner, Faults, fake_manifest
 

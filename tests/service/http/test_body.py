@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from sightline.service.errors import ApiError
-from sightline.service.http.call import decompress
+from sightline.service.api_errors import ApiError
+from sightline.service.http.http_call import decompress
 from tests.service.conftest import Start
 
 pytestmark = pytest.mark.anyio

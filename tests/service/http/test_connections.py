@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from sightline.service import logs
-from sightline.service.errors import ApiError, Limit
+from sightline.service.api_errors import ApiError, Limit
 from sightline.service.http import connections
 from sightline.service.http.connections import ConnectionLimits, network_of
 from tests.service.conftest import Serve, Wire, read_all, wait_until

@@ -13,7 +13,7 @@ import httpx2 as httpx
 import pytest
 from pydantic import TypeAdapter
 
-from sightline.service.errors import ERRORS
+from sightline.service.api_errors import ERRORS
 from sightline.service.http.application import Application
 from sightline.service.http.docs import example_of
 from sightline.service.inference.generate import GenerateResult

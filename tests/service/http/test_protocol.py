@@ -17,9 +17,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from sightline.service import logs
-from sightline.service.http import protocol as http_protocol
+from sightline.service.http import guarded_protocol as http_protocol
+from sightline.service.http.guarded_protocol import MAX_PIPELINED, GuardedProtocol
 from sightline.service.http.incoming import Exchange
-from sightline.service.http.protocol import MAX_PIPELINED, GuardedProtocol
 from sightline.service.settings import Settings
 from tests.service.conftest import MakeBackend, Serve, Wire, read_all, wait_until
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sightline.service.errors import ApiError
-from sightline.service.http.protocol import check_head
+from sightline.service.api_errors import ApiError
+from sightline.service.http.guarded_protocol import check_head
 
 HOST = [(b"host", b"x")]
 

@@ -14,9 +14,9 @@ from sightline.service.api.encode import EncodeBody
 from sightline.service.api.generate import GenerateBody
 from sightline.service.api.score import ScoreBody
 from sightline.service.api.tokens import DetokenizeBody, TokenizeBody
-from sightline.service.errors import ApiError
-from sightline.service.fields import RequestBody, path_of
-from sightline.service.http.call import parse_body
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import RequestBody, path_of
+from sightline.service.http.http_call import parse_body
 from tests.service.conftest import Running, Start
 
 MARKER = "Zaubertrank"  # must never come back

@@ -4,8 +4,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from sightline.service.api_errors import ApiError
 from sightline.service.engine.throughput import Throughput
-from sightline.service.errors import ApiError
 from sightline.service.inference.admission import (
     AdmissionController,
     RejectionPacer,

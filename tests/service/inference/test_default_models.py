@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import ChatTemplate, Embedding, Manifest
+from sightline.base.bundle import ChatTemplate, Manifest, SentenceEmbedding
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.inference.service import default_models
 from tests.service.conftest import FakeBackend, MakeBackend, Running, Start
@@ -26,7 +26,7 @@ def manifests(tokenizer: TextTokenizer) -> dict[str, Manifest]:
             update={
                 "tasks": ("encode", "attention"),
                 "labels": (),
-                "embedding": Embedding(pooling="mean", normalize=True),
+                "embedding": SentenceEmbedding(pooling="mean", normalize=True),
             }
         ),
         fake_manifest("c-writer", **sizes, max_target_tokens=64),

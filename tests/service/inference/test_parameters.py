@@ -9,9 +9,9 @@ from sightline.base.bundle import MAX_BEAMS
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api.attention import AttentionBody
 from sightline.service.api.generate import GenerateBody
-from sightline.service.errors import ApiError
-from sightline.service.fields import MAX_INPUTS, Texts, paths_of
-from sightline.service.http.call import parse_body
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import MAX_INPUTS, Texts, paths_of
+from sightline.service.http.http_call import parse_body
 from sightline.service.inference.generate import check_parameters
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import AttentionSelection, GenerateParameters

@@ -147,7 +147,7 @@ async def test_the_sentences_of_long_texts_are_counted_in_a_thread(
         threads.append(threading.get_ident())
         return split_sentences(*arguments, **options)
 
-    monkeypatch.setattr("sightline.service.inference.sentences.split_sentences", split)
+    monkeypatch.setattr("sightline.service.inference.sentence_splitting.split_sentences", split)
     async with start(of_sentences) as running:
         for limit in (100, 10):
             monkeypatch.setattr("sightline.service.inference.call.INLINE_CHARACTERS", limit)
@@ -227,7 +227,7 @@ async def test_too_many_sentences_are_rejected_with_both_numbers(
     start: Start, translating: Translating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 64
-    monkeypatch.setattr("sightline.service.inference.sentences.MAX_SENTENCES", most)
+    monkeypatch.setattr("sightline.service.inference.sentence_splitting.MAX_SENTENCES", most)
     async with start(translating(), max_inputs=2) as running:
         fitting = "A dog.\n" * (most - 1)
         assert (await generate(running, [fitting, "a"], split_sentences=True, max_new_tokens=1))["outputs"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest, State, read_manifest
-from sightline.service.runtime.memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within
+from sightline.service.runtime.state_memory import MAX_AUTO_ROWS, prefix_block_bytes, row_bytes, rows_within
 from tests.support.fake_runner import fake_classifier_manifest, fake_manifest
 
 MB = 1_000_000

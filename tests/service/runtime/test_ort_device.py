@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, read_bundle
-from sightline.export.convert.bundles import half_bundle
+from sightline.export.convert.conversions import half_bundle
 from sightline.service.runtime.device import DeviceRunner
 from sightline.service.runtime.ort import OnnxRunner
-from sightline.service.runtime.protocol import Runner
+from sightline.service.runtime.runner import Runner
 
 SOURCES = [[11, 52, 90, 33, 2], [7, 2], [45, 67, 12, 80, 81, 82, 2]]
 TARGETS = [[1, 45, 67, 12, 13, 14], [1, 9, 8, 7, 6, 5], [1, 21, 22, 23, 24, 25]]

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest, read_bundle
-from sightline.service.runtime.memory import trim_heap
 from sightline.service.runtime.ort import OnnxRunner
+from sightline.service.runtime.state_memory import trim_heap
 from tests.service.runtime.running_total import SHOWN, admit, running_total, step, write_graphs
 
 MAX_SOURCE, MAX_TARGET = 100, 150  # no powers of two

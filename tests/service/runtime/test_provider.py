@@ -3,8 +3,8 @@ from collections.abc import Callable
 import onnxruntime
 import pytest
 
-from sightline.service.runtime.protocol import RuntimeUnavailableError
 from sightline.service.runtime.provider import choose_provider
+from sightline.service.runtime.runner import RuntimeUnavailableError
 
 WITHOUT_LIBRARIES = "provider_bridge_ort.cc:2465\n CUDA Provider not available"  # message on a machine without a GPU
 WITHOUT_DRIVER = (

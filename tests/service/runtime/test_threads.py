@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import read_bundle
-from sightline.service.runtime import threads
+from sightline.service.runtime import thread_counts
 from sightline.service.runtime.ort import OnnxRunner
-from sightline.service.runtime.threads import SharedActivity, ThreadPlan, shortest_run, threads_alone, tune_threads
+from sightline.service.runtime.thread_counts import (
+    SharedActivity,
+    ThreadPlan,
+    shortest_run,
+    threads_alone,
+    tune_threads,
+)
 from tests.equality.company import assert_same_bits, draw, run_rows
 
 
@@ -56,8 +62,8 @@ def test_a_runner_has_the_same_bits_after_it_has_chosen_its_threads(
     assert one.threads == {"encoder": 1, "decoder": 1}
     one.choose_threads(bundle, ThreadPlan(1))
     assert one.threads == {"encoder": 1, "decoder": 1}
-    monkeypatch.setattr(threads, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(threads, "MIN_SPEEDUP", 0.0)
+    monkeypatch.setattr(thread_counts, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(thread_counts, "MIN_SPEEDUP", 0.0)
     more.choose_threads(bundle, ThreadPlan(4, known={manifest.name: {"encoder": 2}}))
     assert more.threads == {"encoder": 2, "decoder": 4}  # a known number is not measured again
     random = np.random.default_rng(3)
@@ -83,7 +89,7 @@ def test_a_large_model_may_get_more_threads_than_the_share_of_a_worker(megabytes
 
 def test_a_worker_is_alone_once_the_others_have_been_idle_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("sightline.service.runtime.threads.time.monotonic", lambda: now)
+    monkeypatch.setattr("sightline.service.runtime.thread_counts.time.monotonic", lambda: now)
     shared = SharedActivity(3)
     first, second, third = map(shared.of, range(3))
 
@@ -98,14 +104,14 @@ def test_a_worker_is_alone_once_the_others_have_been_idle_for_a_while(monkeypatc
     now = 200.0
     second.set_busy(False)
     assert alone() == [False, False, False]  # the second worker has just become idle
-    now += threads.IDLE_S + 0.001
+    now += thread_counts.IDLE_S + 0.001
     assert alone() == [False, False, True]
     shared.clear(2)  # the process has ended
     assert alone() == [True, True, True]
 
 
 def test_a_runner_has_the_same_bits_while_the_others_are_idle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "BYTES_OF_THREAD", 1_000_000)
+    monkeypatch.setattr(thread_counts, "BYTES_OF_THREAD", 1_000_000)
     manifest = read_bundle(bundle)
     shared = SharedActivity(2)
     one, more = (OnnxRunner(bundle, manifest, num_threads=1, max_rows=6) for _ in range(2))
@@ -118,7 +124,7 @@ def test_a_runner_has_the_same_bits_while_the_others_are_idle(bundle: Path, monk
     sequences = [(draw(random, manifest, length), draw(random, manifest, 3)) for length in (5, 1, 17, 9, 30, 2)]
     for row in range(6):
         other.set_busy(row % 2 == 0)
-        monkeypatch.setattr(threads, "IDLE_S", -1.0)  # idle at once
+        monkeypatch.setattr(thread_counts, "IDLE_S", -1.0)  # idle at once
         ran.add("not alone" if more._session("decoder") is more._decoder else "alone")
         assert_same_bits(run_rows(more, sequences, row), run_rows(one, sequences, row), f"row {row}")
     assert ran == {"alone", "not alone"}

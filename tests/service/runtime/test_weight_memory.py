@@ -11,7 +11,7 @@ import pytest
 from sightline.base.bundle import read_bundle
 from sightline.service.runtime import base
 from sightline.service.runtime.ort import OnnxRunner
-from sightline.service.runtime.protocol import Array, Int64
+from sightline.service.runtime.runner import Array, Int64
 from tests.service.test_unloaded_memory import WEIGHT_BYTES, write_large_bundle
 
 LIBRARY_BYTES = 20_000_000  # of the libraries, which do not depend on the weights
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sightline.service import loading
 from sightline.service.engine.observer import NullObserver
-from sightline.service.runtime import base, threads
+from sightline.service.runtime import base, thread_counts
 from sightline.service.settings import Settings
 
 
@@ -32,8 +32,8 @@ def read(name):
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(name))
 
 
-threads.MIN_SECONDS, threads.MIN_SPEEDUP = 0.0, float(sys.argv[2])
-threads.MEASURED_S, base.SAMPLE_ROWS, base.SAMPLE_TOKENS = 0.0, 1, 1
+thread_counts.MIN_SECONDS, thread_counts.MIN_SPEEDUP = 0.0, float(sys.argv[2])
+thread_counts.MEASURED_S, base.SAMPLE_ROWS, base.SAMPLE_TOKENS = 0.0, 1, 1
 loading.usable_threads = lambda: 2
 before = read("VmRSS")
 settings = Settings(bundles=Path(sys.argv[1]), max_batch_tokens=16)

@@ -260,10 +260,10 @@ def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others
 # or never pay.
 WITH_TWO_CORES = """
 import sys
-from sightline.service.runtime import threads
+from sightline.service.runtime import thread_counts
 from sightline.service.workers import supervisor
-threads.MIN_SECONDS = threads.MIN_SPEEDUP = {limit}
-threads.MAX_BYTES_ALONE = supervisor.MAX_BYTES_ALONE = 0
+thread_counts.MIN_SECONDS = thread_counts.MIN_SPEEDUP = {limit}
+thread_counts.MAX_BYTES_ALONE = supervisor.MAX_BYTES_ALONE = 0
 supervisor.usable_threads = lambda: 2
 from sightline.service.__main__ import main
 sys.exit(main([]))
@@ -291,9 +291,9 @@ def test_workers_and_threads_of_a_large_model_follow_from_one_measurement(
 
 ALONE_WITH_TWO_THREADS = """
 import sys
-from sightline.service.runtime import threads
+from sightline.service.runtime import thread_counts
 from sightline.service.workers import supervisor
-threads.BYTES_OF_THREAD = 1_000_000
+thread_counts.BYTES_OF_THREAD = 1_000_000
 supervisor.usable_threads = lambda: 2
 from sightline.service.__main__ import main
 sys.exit(main([]))

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from sightline.model.data.batches import pad
-from sightline.model.data.tokenizer import encode_lines
+from sightline.model.data.tokenizer_training import encode_lines
 
 MAX_TOKENS = 4096  # padded tokens of a batch
 

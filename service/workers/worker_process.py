@@ -22,7 +22,7 @@ from sightline.service.loading import load_backend
 from sightline.service.logs import configure_logging
 from sightline.service.metrics import Texts, texts_of
 from sightline.service.quotas import Grant
-from sightline.service.runtime.threads import ThreadPlan
+from sightline.service.runtime.thread_counts import ThreadPlan
 from sightline.service.server import DrainingServer, log_end
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import Channel, ChannelClosedError

@@ -20,7 +20,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sightline.service.api.endpoint import NATIVE_ERRORS
-from sightline.service.errors import CLIENT_GONE, ApiError
+from sightline.service.api_errors import CLIENT_GONE, ApiError
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import OnRejection
 from sightline.service.http.incoming import EXCHANGE, Exchange, IncomingBodies

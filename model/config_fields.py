@@ -15,7 +15,7 @@ Record = TypeVar("Record", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
-class Limits:
+class Range:
     """Range of a number.
 
     Both ends are allowed, unless `exclusive_low` excludes the lower one.
@@ -37,16 +37,16 @@ class Limits:
 
 
 # Types of fields. `check_fields` enforces their limits whenever a configuration is created.
-Size: TypeAlias = Annotated[int, Limits(1, 2**20)]
-Count: TypeAlias = Annotated[int, Limits(1)]
-Limit: TypeAlias = Annotated[int, Limits(0)]  # 0 means no limit, or a default
-Minutes: TypeAlias = Annotated[float, Limits(0.0)]
-TokenId: TypeAlias = Annotated[int, Limits(0)]
-Seed: TypeAlias = Annotated[int, Limits(0, 2**32 - 1)]
+Size: TypeAlias = Annotated[int, Range(1, 2**20)]
+Count: TypeAlias = Annotated[int, Range(1)]
+Limit: TypeAlias = Annotated[int, Range(0)]  # 0 means no limit, or a default
+Minutes: TypeAlias = Annotated[float, Range(0.0)]
+TokenId: TypeAlias = Annotated[int, Range(0)]
+Seed: TypeAlias = Annotated[int, Range(0, 2**32 - 1)]
 # A dropout near 1 would leave nothing to learn from.
-Probability: TypeAlias = Annotated[float, Limits(0.0, 0.9)]
-LearningRate: TypeAlias = Annotated[float, Limits(0.0, 1.0, exclusive_low=True)]
-Norm: TypeAlias = Annotated[float, Limits(0.0, exclusive_low=True)]
+Probability: TypeAlias = Annotated[float, Range(0.0, 0.9)]
+LearningRate: TypeAlias = Annotated[float, Range(0.0, 1.0, exclusive_low=True)]
+Norm: TypeAlias = Annotated[float, Range(0.0, exclusive_low=True)]
 
 
 def check_fields(config: Any) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from sightline.loadtest.compare import Change
 from sightline.loadtest.load import Measurement
+from sightline.loadtest.load_record import LoadRecord
+from sightline.loadtest.load_report import DEFINITIONS, TIMES, Distribution, Summary, is_good
 from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
 from sightline.loadtest.plots import Line, line_plot
-from sightline.loadtest.record import Record
-from sightline.loadtest.report import DEFINITIONS, TIMES, Distribution, Summary, is_good
 
 MAX_INTERVALS = 60  # of the plots over time
 MIN_MS = 0.01  # shorter times are drawn as this one
@@ -36,7 +36,7 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem; color: var(--muted); overflow-w
 """
 
 
-def write_page(record: Record, changes: Sequence[Change], threshold: float, path: Path) -> None:
+def write_page(record: LoadRecord, changes: Sequence[Change], threshold: float, path: Path) -> None:
     """Write the report of a run; steps that return to a rate have no plots over the rate.
 
     Args:
@@ -66,7 +66,7 @@ def write_page(record: Record, changes: Sequence[Change], threshold: float, path
     )
 
 
-def _header(record: Record, best: Summary, rate: float | None) -> Iterable[str]:
+def _header(record: LoadRecord, best: Summary, rate: float | None) -> Iterable[str]:
     if not record.is_valid:
         yield (
             '<p class="invalid"><strong>This run is invalid.</strong> The load test itself lagged by more '
@@ -111,7 +111,7 @@ def _percentile_lines(found: Sequence[tuple[float, Distribution]]) -> list[Line]
     return [Line(label, [(rate, read(times)) for rate, times in ordered]) for label, read in reads]
 
 
-def _time_plots(record: Record, measurements: Sequence[Measurement]) -> Iterable[str]:
+def _time_plots(record: LoadRecord, measurements: Sequence[Measurement]) -> Iterable[str]:
     """Yield the plots over the time when requests were due: latency, and numbers of requests."""
     requests = sorted(
         (
@@ -176,7 +176,7 @@ def _distribution_plot(measurement: Measurement, rate: float | None) -> str:
     return _figure(title, line_plot(title, "ms", "% of responses up to this time", lines, log_x=True)) if lines else ""
 
 
-def _tables(record: Record, changes: Sequence[Change], threshold: float) -> Iterable[str]:
+def _tables(record: LoadRecord, changes: Sequence[Change], threshold: float) -> Iterable[str]:
     header = ["requests/s", "sent", "rejected", "failed", "good", "good/s", "tokens/s"]
     header += ["p50", "p95", "p99", "ttft p50", "ttft p95", "lag p99"]
     yield "<h2>Figures</h2>\n<p>Times are milliseconds; ttft is the time to first token.</p>\n" + _table(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sightline.base.bundle import MAX_BEAMS, PREFILL_TOKENS, Manifest
-from sightline.service.runtime.protocol import Array
+from sightline.service.runtime.runner import Array
 
 if TYPE_CHECKING:  # that module needs ONNX Runtime
     from sightline.service.runtime.provider import Provider

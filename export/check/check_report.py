@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from sightline.export.errors import VerificationError
+from sightline.export.import_errors import VerificationError
 
 Difference = tuple[float, float]  # the largest difference of an output, and the limit that rounding explains
 

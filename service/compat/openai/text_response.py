@@ -11,7 +11,7 @@ from sightline.service.compat.openai.schemas import CompletionUsage, DecodingBod
 from sightline.service.inference.call import AnyInputs, Call
 from sightline.service.inference.generate import GenerateOutput, GenerateWarning, generate
 from sightline.service.inference.results import CachedUsage, Usage
-from sightline.service.inference.sentences import sentence_warnings
+from sightline.service.inference.sentence_splitting import sentence_warnings
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import GenerateParameters

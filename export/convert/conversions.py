@@ -31,9 +31,9 @@ from sightline.export.convert.quantize import Ranges, quantize_graphs
 from sightline.export.convert.states import measure_states, round_states, rounded_states
 from sightline.export.convert.text_quality import PlainText, check_text_loss, compare_on_texts
 from sightline.export.graphs.builder import WeightFile
-from sightline.export.options import BundleMetadata, Recipe
+from sightline.export.options import BundleMetadata, QuantizationRecipe
 from sightline.export.writing import ROWS, WEIGHTS, graph_entry, replacing
-from sightline.model.data.tokenizer import read_tokenizer
+from sightline.model.data.tokenizer_training import read_tokenizer
 
 Text = ParallelText | PlainText
 Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.ModelProto]]
@@ -42,7 +42,7 @@ Rewrite = Callable[[Sequence[onnx.ModelProto], Path, WeightFile], list[onnx.Mode
 def quantize_bundle(
     source: Path,
     bundle: Path,
-    recipe: Recipe,
+    recipe: QuantizationRecipe,
     text: Text | None,
     force: bool = False,
     calibration: Sequence[str] = (),

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from sightline.base.bundle import MAX_BEAMS, GenerationDefaults
-from sightline.export.errors import ImportFailedError
-from sightline.export.sources.checkpoint import Config
+from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.opened_checkpoint import Config
 
 # Keys of config.json that `read_generation` reads, or that only control the library.
 GENERATION_KEYS = (
@@ -55,7 +55,7 @@ _TRANSFORMERS_TOP_K = 50
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationSettings:
     """Special tokens of a decoder, and settings of its generation."""
 
     pad_id: int
@@ -65,7 +65,7 @@ class Generation:
     notes: tuple[str, ...] = ()  # facts that the user should read
 
 
-def read_generation(config: Config, generation: Config | None, is_decoder_only: bool = False) -> Generation:
+def read_generation(config: Config, generation: Config | None, is_decoder_only: bool = False) -> GenerationSettings:
     """Read the special tokens and generation settings that `generate` of Transformers would use.
 
     Transformers counts the first inputs of the decoder in `max_length` and `min_length`, while this
@@ -126,7 +126,7 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
     for key in ("length_penalty", "repetition_penalty", "temperature", "top_p", "min_p", "typical_p"):
         settings[key] = _number(source, key)
     defaults, ignored = _checked(settings)
-    return Generation(pad_ids[0], start_ids, end_ids, defaults, (*notes, *ignored))
+    return GenerationSettings(pad_ids[0], start_ids, end_ids, defaults, (*notes, *ignored))
 
 
 def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
@@ -156,7 +156,7 @@ def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
         return GenerationDefaults(**values), notes
 
 
-def after_forced_tokens(generation: Generation, num_forced: int) -> Generation:
+def after_forced_tokens(generation: GenerationSettings, num_forced: int) -> GenerationSettings:
     """Return the settings of a model that is forced to begin with tokens of the target language.
 
     Lengths of Transformers count them, and those of this project do not.

@@ -16,8 +16,8 @@ from sightline.service.api.answer import (
     WholeWords,
 )
 from sightline.service.api.endpoint import Call
+from sightline.service.body_fields import RequestBody, Text, TextOrTexts
 from sightline.service.compat.common import model_of_query
-from sightline.service.fields import RequestBody, Text, TextOrTexts
 from sightline.service.inference.answer import Answer, AnswerOptions, answer
 from sightline.service.inference.fill_mask import fill_mask
 

@@ -16,9 +16,9 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from sightline.base.bundle import NOW, ChatRole, ChatTemplate, PairTemplate, Thinking
-from sightline.base.text.chat import Turn, format_dialogue
+from sightline.base.text.chat_prompt import Turn, format_dialogue
 from sightline.base.text.jinja import ChatTemplateError, JinjaTemplate, find_template
-from sightline.export.sources.checkpoint import FolderFiles
+from sightline.export.sources.opened_checkpoint import FolderFiles
 
 Message = dict[str, str]
 SYSTEM, REPLY_ROLE = "system", "assistant"

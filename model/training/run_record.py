@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sightline.model.checkpoint import replace_text
-from sightline.model.fields import read_fields, to_json
+from sightline.model.config_fields import read_fields, to_json
 
 PACKAGES = {"sightline": "sightline-serving", "torch": "torch", "tokenizers": "tokenizers", "numpy": "numpy"}
 # Fields of earlier versions, which are now in other files of the run, or among the metrics.
@@ -25,7 +25,7 @@ MOVED = ("model", "training", "config", "options", "seed", "signature")
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-class Record:
+class TrainingRecord:
     """The record of a run, with one entry of `starts` for each start or resume."""
 
     def __init__(self, path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sightline.model.architectures.encoder import TextEncoder
-from sightline.model.config import ModelConfig
+from sightline.model.config import ArchitectureConfig
 from sightline.model.data.batches import TensorBatch, pad
 from sightline.model.data.examples import Example
 from sightline.model.evaluation.retrieval import evaluate_encoder
@@ -40,7 +40,7 @@ class PairBatch(TensorBatch):
     is_negative: Tensor
 
 
-def make_batch(examples: Sequence[Example], config: ModelConfig) -> PairBatch:
+def make_batch(examples: Sequence[Example], config: ArchitectureConfig) -> PairBatch:
     sources, targets = ([tuple(example[side]) for example in examples] for side in (0, 1))
     numbers = {text: number for number, text in enumerate({*sources, *targets})}
     source, target = (torch.tensor([numbers[text] for text in side]) for side in (sources, targets))  # (B,)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from sightline.base.bundle import Languages, Manifest, Task
 from sightline.base.text.languages import find_language
-from sightline.service.errors import ApiError
+from sightline.service.api_errors import ApiError
 from sightline.service.inference.call import Call, Ids
 from sightline.service.inference.service import ServedModel
 

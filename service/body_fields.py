@@ -24,7 +24,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from sightline.service.errors import ERRORS, ApiError, ErrorCode
+from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)

@@ -60,7 +60,7 @@ def encoder_graph(model: Description, weights: Weights, file: WeightFile) -> onn
         return graph.add("Gather", table, _counted_positions(graph, ids, padding))
 
     x = embedded = layers.embed(ids, at_positions)
-    attend = EncoderAttention(layers, model.max_positions, size, lengths)
+    attend = EncoderAttentionBuilder(layers, model.max_positions, size, lengths)
     for number, attention in enumerate(stack.attention):
         before, module = x, f"encoder.{number}.self_attention"
         attended = attend.add(number, attention, layers.sublayer_input(x, module, number))
@@ -90,7 +90,7 @@ def _counted_positions(graph: GraphBuilder, ids: str, padding: int) -> str:
     return graph.add("Mul", graph.add("CumSum", counted, graph.constant(1, np.int64)), counted)
 
 
-class EncoderAttention:
+class EncoderAttentionBuilder:
     """Builder of the self-attention of all layers. Nodes that layers share are added once.
 
     All kinds use `Attention` (opset 24), the fastest operator for sequences of different lengths.

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from sightline.base.errors import UsageError
-from sightline.model.config import SPECIAL_IDS, ModelConfig, PretrainedConfig
+from sightline.model.config import SPECIAL_IDS, ArchitectureConfig, PretrainedConfig
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order of SPECIAL_IDS
@@ -159,7 +159,7 @@ def special_id(tokenizer: Tokenizer, token: str) -> int:
     return id_
 
 
-def check_tokenizer(tokenizer: Tokenizer, config: ModelConfig) -> None:
+def check_tokenizer(tokenizer: Tokenizer, config: ArchitectureConfig) -> None:
     """Check that a configuration matches a tokenizer.
 
     The special tokens of a tokenizer that others trained may have any ids.

@@ -18,8 +18,8 @@ from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from sightline.service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
-from sightline.service.errors import ApiError, ClientGoneError
-from sightline.service.fields import first_error, paths_of, validate
+from sightline.service.api_errors import ApiError, ClientGoneError
+from sightline.service.body_fields import first_error, paths_of, validate
 from sightline.service.http.incoming import EXCHANGE, Exchange
 from sightline.service.inference.call import Call
 from sightline.service.inference.service import Service

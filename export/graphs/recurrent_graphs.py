@@ -17,7 +17,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from sightline.base.bundle import Attention, State, Window
+from sightline.base.bundle import AttentionMaps, State, Window
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.model import Graphs
 from sightline.export.graphs.nodes import (
@@ -32,7 +32,7 @@ from sightline.export.graphs.nodes import (
     whole_blocks,
     with_positions,
 )
-from sightline.export.graphs.similar import similar_graph
+from sightline.export.graphs.similar_graph import similar_graph
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.config import RecurrentConfig
 from sightline.model.layers.recurrent_attention import AdditiveScore, LocationScore, ProjectedScore, ReducedRankScore
@@ -40,7 +40,8 @@ from sightline.model.layers.recurrent_attention import AdditiveScore, LocationSc
 # Order of the gates. ONNX has z, r, h for a GRU and i, o, f, c for an LSTM; PyTorch has r, z, n and
 # i, f, g, o.
 GATES = {"gru": (1, 0, 2), "lstm": (0, 3, 1, 2)}
-# Inputs of the decoder graph for the fields of `sightline.model.architectures.recurrent.State`.
+# Inputs of the decoder graph for the fields of
+# `sightline.model.architectures.recurrent.RecurrentState`.
 STATE_INPUTS = {"hidden": "state", "cell": "cell", "feed": "feed"}
 
 
@@ -76,7 +77,7 @@ def states(model: RecurrentModel) -> tuple[State, ...]:
     return tuple(made)
 
 
-def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
+def attention_maps(config: RecurrentConfig) -> tuple[AttentionMaps, ...]:
     """Describe the attention weights: one layer and one head of cross-attention, or none."""
     if config.attention == "none":
         return ()
@@ -85,7 +86,7 @@ def attention_maps(config: RecurrentConfig) -> tuple[Attention, ...]:
     if config.window != "global":
         window = Window(centre=centres[config.window], radius=config.window_radius)
     is_normalized = config.window != "local-p"
-    cross = Attention(
+    cross = AttentionMaps(
         kind="cross",
         outputs=("cross_attention",),
         layers=1,

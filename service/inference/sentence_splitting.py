@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sightline.base.text.sentences import SplitText, split_sentences
-from sightline.service.errors import ApiError, complete_message
-from sightline.service.fields import OnEmpty, Texts
+from sightline.service.api_errors import ApiError, complete_message
+from sightline.service.body_fields import OnEmpty, Texts
 from sightline.service.inference.call import AnyInputs, Call
 from sightline.service.inference.generate import (
     FinishReason,
@@ -19,7 +19,7 @@ from sightline.service.inference.generate import (
     finish,
     generate_without_blanks,
 )
-from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.service import ServedModel
 from sightline.service.parameters import GenerateParameters
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from sightline.model.config import ModelConfig, architecture_of
-from sightline.model.training.config import TrainConfig
+from sightline.model.config import ArchitectureConfig, architecture_of
 from sightline.model.training.display import (
     MEASURED_STEPS,
     Display,
     Estimate,
     Events,
-    Step,
+    UpdateFacts,
     add_scalars,
     duration,
     megabytes,
@@ -25,9 +24,10 @@ from sightline.model.training.display import (
     plural,
 )
 from sightline.model.training.folder import RunFolder, read_log
-from sightline.model.training.record import Record, differences, environment
+from sightline.model.training.run_record import TrainingRecord, differences, environment
 from sightline.model.training.state import Progress
 from sightline.model.training.task import Evaluation
+from sightline.model.training.train_config import TrainConfig
 
 BYTES_PER_PARAMETER = 16  # float32 weight, gradient and two moments of Adam
 
@@ -37,7 +37,7 @@ class RunFacts:
     """Task, model and data of a run."""
 
     task: str
-    model: ModelConfig
+    model: ArchitectureConfig
     parameters: int
     examples: Mapping[str, int]  # by split
     steps: int  # updates of an epoch
@@ -64,7 +64,7 @@ class Report:
         self._folder, self._config, self._device = folder, config, device
         self._flags = flags
         self.display = Display(config.max_epochs)
-        self._estimate, self._record = Estimate(), Record(folder.record)
+        self._estimate, self._record = Estimate(), TrainingRecord(folder.record)
         self._metrics: Mapping[str, Any] = {}  # of the last evaluation, as fields of the record
         self._events: Events | None = None
         if config.tensorboard:
@@ -140,7 +140,7 @@ class Report:
         limit = 60 * config.max_minutes - progress.seconds if config.max_minutes else None
         validations = math.ceil((config.max_epochs - progress.epoch) / config.evaluate_epochs)
         left = estimate.seconds_left(steps, validations, limit)
-        self.display.update(Step(epoch, progress.step, progress.train_loss, rate, tokens, left))
+        self.display.update(UpdateFacts(epoch, progress.step, progress.train_loss, rate, tokens, left))
         if estimate.is_first and left is not None and estimate.step_seconds is not None:
             # Before the first validation, its time is not known.
             joint = "and" if estimate.validation_seconds else "plus the time of"

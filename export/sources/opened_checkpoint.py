@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from sightline.base.bundle import sha256_of
 from sightline.base.errors import UsageError
-from sightline.export.errors import ImportFailedError
+from sightline.export.import_errors import ImportFailedError
 from sightline.export.options import Kind
 from sightline.export.sources.safetensors_file import SafetensorsFile
 

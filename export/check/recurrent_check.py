@@ -11,11 +11,11 @@ import torch
 from tokenizers import Tokenizer
 
 from sightline.base.bundle import Verification
-from sightline.export.check.report import check_inputs, raise_if_exceeded
+from sightline.export.check.check_report import check_inputs, raise_if_exceeded
 from sightline.export.check.sessions import Array, Sessions, onnx_steps, read_sources, run_step
 from sightline.export.check.verify import SCORES, check_scores, compare_cosines
-from sightline.export.graphs.recurrent import STATE_INPUTS
-from sightline.model.architectures.recurrent import RecurrentModel, State, Step
+from sightline.export.graphs.recurrent_graphs import STATE_INPUTS
+from sightline.model.architectures.recurrent import RecurrentModel, RecurrentState, RecurrentStep
 from sightline.model.data.batches import pad
 from sightline.model.decoding.reference import greedy, one_thread, pytorch_steps
 from sightline.model.float32 import max_abs
@@ -33,7 +33,7 @@ Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Compared:
+class BatchComparison:
     """Comparison of one batch."""
 
     found: Mapping[str, float]  # the largest difference of each kind
@@ -93,7 +93,7 @@ def verify(
     )
 
 
-def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids]) -> Compared:
+def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids]) -> BatchComparison:
     manifest, end_ids = sessions.manifest, sessions.manifest.tokens.end_ids
     generations, close_generations, targets = 0, 0, []
     for source in sources:
@@ -147,18 +147,20 @@ def forced_pass(
     """
     padded, lengths = pad(sources, model.config.pad_id), torch.tensor([len(source) for source in sources])
     memory, _ = model.encode(padded, lengths)
-    after, steps = [model.initial_state(memory)], list[Step]()
+    after, steps = [model.initial_state(memory)], list[RecurrentStep]()
     for position, embedded in enumerate(model.embed_steps(pad(targets, model.config.pad_id))):
         state = after[-1]
         if carried:
-            state = State(*(torch.from_numpy(carried[STATE_INPUTS[name]][:, position]) for name in State._fields))
+            state = RecurrentState(
+                *(torch.from_numpy(carried[STATE_INPUTS[name]][:, position]) for name in RecurrentState._fields)
+            )
         steps.append(model.step(embedded, position, state, memory, lengths))
         after.append(steps[-1].state)
     features, cross = model.stack_steps(steps)
     outputs = {"hidden": memory.annotations, "logits": model.logits(features)}
     if cross is not None:
         outputs["cross"] = cross[0, :, 0]
-    for name in State._fields:
+    for name in RecurrentState._fields:
         outputs[STATE_INPUTS[name]] = torch.stack([getattr(state, name) for state in after], dim=1)
     return {name: array.numpy() for name, array in outputs.items()}
 
@@ -205,7 +207,7 @@ def graph_pass(
 
 def _compare_forced(
     sessions: Sessions, models: Reference[RecurrentModel], sources: Sequence[Ids], targets: Sequence[Ids]
-) -> Compared:
+) -> BatchComparison:
     """Compare teacher-forced decoding.
 
     PyTorch runs one pass. ONNX Runtime runs steps, with rows that start at different times.
@@ -232,4 +234,4 @@ def _compare_forced(
 
     exact, limits = models.limits(lambda model: values(forced_pass(model, sources, targets, carried)))
     found = values(given)
-    return Compared({kind: max_abs(found[kind] - exact[kind]) for kind in KINDS}, limits)
+    return BatchComparison({kind: max_abs(found[kind] - exact[kind]) for kind in KINDS}, limits)

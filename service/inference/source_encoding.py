@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from sightline.service.api_errors import ApiError
+from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded, EncodeRequest
-from sightline.service.errors import ApiError
-from sightline.service.fields import Texts
 from sightline.service.inference.call import Call, Ids, check_characters, encode_texts
-from sightline.service.inference.languages import choose_languages
+from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.results import FLOAT_BYTES, TimingsMs, Usage
 from sightline.service.inference.service import ServedModel

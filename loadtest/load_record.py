@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sightline.loadtest.commit import commit
 from sightline.loadtest.load import Measurement
+from sightline.loadtest.load_report import Summary, summarize
 from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
 from sightline.loadtest.profiles import Stage
-from sightline.loadtest.report import Summary, summarize
 
 DIGITS = 6  # of seconds
 
@@ -96,7 +96,7 @@ class RecordedStage(_Model):
         return Measurement(self.requests.outcomes(), self.figures.elapsed_s, self.requests.due_s)
 
 
-class Record(_Model):
+class LoadRecord(_Model):
     """Record of a run.
 
     `is_valid` is False if the load test lagged behind: the 99th percentile of its lag in a stage
@@ -124,11 +124,11 @@ def make_record(
     started_at: datetime,
     client_processor_share: float,
     stages: Sequence[Stage],
-) -> Record:
+) -> LoadRecord:
     """Return the record of a run; `arguments` has the objectives and the largest lag in seconds."""
     summaries = [summarize(stage.measurement, arguments["objectives"]) for stage in stages]
     versions = {name: importlib.metadata.version(name) for name in ("httptools", "orjson", "uvloop")}
-    return Record(
+    return LoadRecord(
         arguments=dict(arguments),
         versions={"python": platform.python_version(), "platform": platform.platform()} | versions,
         commit=commit(),
@@ -149,12 +149,12 @@ def make_record(
     )
 
 
-def write_record(record: Record, path: Path) -> None:
+def write_record(record: LoadRecord, path: Path) -> None:
     """Write a record as JSON."""
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> LoadRecord:
     """Read a record.
 
     Raises:
@@ -162,7 +162,7 @@ def read_record(path: Path) -> Record:
         RecordError: the file is no record.
     """
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return LoadRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "the file"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sightline.model.fields import (
+from sightline.model.config_fields import (
     Count,
     LearningRate,
     Limit,
