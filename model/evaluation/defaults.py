@@ -35,7 +35,7 @@ class EvaluateOptions(Options):
     """language of the sources, which is the ending of their file (default: that of the training)"""
     target: Annotated[str | None, Shown("TAG")] = None
     """language of the targets, which is the ending of their file (default: that of the training)"""
-    num_beams: int = 5
+    num_beams: Annotated[int, Ge(1)] = 5
     """number of beams of translation"""
     length_penalty: float = 1.0
     """exponent of the length that divides a score"""

@@ -348,7 +348,7 @@ def test_a_line_that_is_not_utf_8_is_named(translated: Translate) -> None:
         (["{tmp}/text", "--bundle", "{bundle}", "--out", "{tmp}/no/out"], "{tmp}/no/out: No such file"),
         (
             ["{tmp}/text", "--bundle", "{bundle}", "--threads", "x"],
-            "SIGHTLINE_THREADS (--threads) must be a valid integer, got 'x'",
+            "--threads must be a whole number from 0 to 1024, got 'x'",
         ),
         (["{tmp}/text", "--bundle", "{bundle}", "--provider", "cuda"], ""),
     ],

@@ -127,15 +127,18 @@ def test_a_missing_split_is_an_error_of_one_line(run: Runner, checkpoint: Path, 
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--num-beams", "0", "num_beams must be at least 1, got 0"),
-        ("--limit", "0", "limit must be at least 1, got 0"),
-        ("--length-penalty", "nan", "length_penalty must be a finite number, got nan"),
+        ("--num-beams", "0", "--num-beams must be a whole number, at least 1, got '0'"),
+        ("--limit", "0", "--limit must be a whole number, at least 1, got '0'"),
+        ("--length-penalty", "nan", "--length-penalty must be a number, got 'nan'"),
     ],
 )
 def test_impossible_options_are_errors_of_one_line(
     run: Runner, checkpoint: Path, corpus: Path, option: str, value: str, message: str
 ) -> None:
-    assert_one_line(run("evaluate", checkpoint, corpus, "--split", "test", option, value), message)
+    with pytest.raises(SystemExit) as stopped:
+        run("evaluate", checkpoint, corpus, "--split", "test", option, value)
+    errors = run.capsys.readouterr().err
+    assert_one_line((stopped.value.code, "", errors), message)  # type: ignore[arg-type]
 
 
 def test_a_source_longer_than_the_model_is_an_error_of_one_line(run: Runner, checkpoint: Path, tmp_path: Path) -> None:

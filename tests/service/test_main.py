@@ -411,7 +411,10 @@ def test_settings_that_cannot_be_used_end_the_process_with_2_and_one_line() -> N
     with process("--port", "x") as running:
         output, errors = running.communicate(timeout=120)
         assert (running.returncode, output) == (2, "")
-        assert errors.startswith("error: SIGHTLINE_PORT (--port) must be a valid integer") and errors.count("\n") == 1
+        assert (
+            errors.startswith("error: --port must be a whole number from 0 to 65535, got 'x'")
+            and errors.count("\n") == 1
+        )
         assert errors.endswith("; starting again will not help until this is fixed\n")
 
 

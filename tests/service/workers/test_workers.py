@@ -359,7 +359,7 @@ def test_little_memory_allows_fewer_workers(bundle: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("workers", ["0", "257", "-1", "two", "1.5", ""])
 def test_a_wrong_number_of_workers_is_an_error(workers: str) -> None:
-    with pytest.raises(SettingsError, match=r"SIGHTLINE_WORKERS \(--workers\).* auto or a number from 1 to 256, got"):
+    with pytest.raises(SettingsError, match=r"SIGHTLINE_WORKERS: .* auto or a number from 1 to 256, got"):
         make_settings({}, {"SIGHTLINE_WORKERS": workers})
 
 
