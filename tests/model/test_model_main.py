@@ -203,7 +203,7 @@ def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: P
     """Two processes in one folder must not remove each other's files."""
     settings = ("--batch-tokens", 256, "--patience-epochs", 100_000)
     arguments = ("train", "translation", corpus, "--run", tmp_path / "run", *settings, *PAIRS)
-    command = [sys.executable, "-m", "sightline.model", *map(str, arguments), "--epochs", "100000"]
+    command = [sys.executable, "-m", "sightline", *map(str, arguments), "--epochs", "100000"]
     with subprocess.Popen(
         command,
         cwd=Path(__file__).parents[2],

@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 Values = dict[str, Any]
 
 ENCODER_TASKS = ("Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM")
+NO_ANSWERS = tuple(task for task in ENCODER_TASKS if task != "ForQuestionAnswering")  # of families without the class
 CAUSAL_TASKS = ENCODER_TASKS[:2]  # of decoder-only models that read texts
 TASK_OPTIONS: dict[str, Values] = {
     "ForSequenceClassification": {"num_labels": 5},
@@ -35,8 +36,7 @@ class Tiny:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Classes of `tasks` that exist, the first one first."""
-        return tuple(name for name in (f"{self.start}{task}" for task in self.tasks) if hasattr(transformers, name))
+        return tuple(f"{self.start}{task}" for task in self.tasks)
 
     @property
     def model_type(self) -> str:
@@ -157,15 +157,19 @@ ENCODERS: dict[str, Tiny] = {
     ),
     "deberta-v2 with scores of queries": Tiny("DebertaV2", DEBERTA | {"pos_att_type": ["c2p"], "position_buckets": 15}),
     "deberta-v2 without distances": Tiny("DebertaV2", BERT_LIKE),
-    "nomic_bert": Tiny("NomicBert", ROTARY),
-    "nomic_bert with one type": Tiny("NomicBert", ROTARY | {"type_vocab_size": 1, "num_attention_heads": 5}),
+    "nomic_bert": Tiny("NomicBert", ROTARY, NO_ANSWERS),
+    "nomic_bert with one type": Tiny(
+        "NomicBert", ROTARY | {"type_vocab_size": 1, "num_attention_heads": 5}, NO_ANSWERS
+    ),
     "jina_embeddings_v3": Tiny("JinaEmbeddingsV3", ROTARY | THETA_7 | {"num_attention_heads": 5}),
     "jina_embeddings_v3 with two types": Tiny(
         "JinaEmbeddingsV3", ROTARY | {"type_vocab_size": 2, "hidden_act": "relu"}
     ),
-    "gte": Tiny("Gte", ROTARY),
-    "gte without types": Tiny("Gte", ROTARY | {"type_vocab_size": 0, "num_attention_heads": 5, "hidden_act": "relu"}),
-    "gte with two types": Tiny("Gte", ROTARY | {"type_vocab_size": 2} | THETA_7),
+    "gte": Tiny("Gte", ROTARY, NO_ANSWERS),
+    "gte without types": Tiny(
+        "Gte", ROTARY | {"type_vocab_size": 0, "num_attention_heads": 5, "hidden_act": "relu"}, NO_ANSWERS
+    ),
+    "gte with two types": Tiny("Gte", ROTARY | {"type_vocab_size": 2} | THETA_7, NO_ANSWERS),
 }
 
 POSITIONS = 40
@@ -345,13 +349,15 @@ ENCODERS |= {
 }
 # One of each family. Labels are those of the last token that is no padding.
 ENCODERS |= {
-    f"{name} as encoder": replace(DECODERS[name], values=DECODERS[name].values | padding, tasks=CAUSAL_TASKS)
-    for padding, names in (
-        ({"pad_token_id": None}, ("llama-biases", "gpt2")),
+    f"{name} as encoder": replace(DECODERS[name], values=DECODERS[name].values | padding, tasks=tasks)
+    for padding, tasks, names in (
+        ({"pad_token_id": None}, CAUSAL_TASKS, ("llama-biases", "gpt2")),
+        ({"pad_token_id": 13}, CAUSAL_TASKS[:1], ("granite",)),
         (
             {"pad_token_id": 13},
-            ("mistral", "qwen2", "qwen3-windows", "smollm3", "gemma", "gemma2", "phi3-partial", "olmo2", "granite",
-             "gpt-neox", "opt-post-norm"),
+            CAUSAL_TASKS,
+            ("mistral", "qwen2", "qwen3-windows", "smollm3", "gemma", "gemma2", "phi3-partial", "olmo2", "gpt-neox",
+             "opt-post-norm"),
         ),
     )
     for name in names
