@@ -41,8 +41,8 @@ def option_rows() -> Iterator[Row]:
         first = _options(make_config(family, {}).to_dict())
         for case in (*family.cases, *family.slow_cases):
             edits = {key: _ABSENT if value is None else value for key, value in case.edits.items()}
-            for key, given in _options({**case.changes, **edits}).items():
-                values[key].setdefault(name, set(first.get(key, ()))).update(given)
+            for key, case_values in _options({**case.changes, **edits}).items():
+                values[key].setdefault(name, set(first.get(key, ()))).update(case_values)
     for key in sorted(values, key=lambda key: key.lstrip("_")):
         families = defaultdict[tuple[str, ...], list[str]](list)  # by the values that they share
         for name, own in values[key].items():
@@ -53,14 +53,14 @@ def option_rows() -> Iterator[Row]:
 
 def _options(values: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return the values of each option as JSON."""
-    found = defaultdict[str, set[str]](set)
+    options = defaultdict[str, set[str]](set)
     for path, value in flat(values).items():
         key = _LAYERS.sub("", path)
         for old, new in _OLD_NAMES.items():
             key = key.replace(old, new)
         if key not in _NO_OPTIONS:
-            found[key].add("[…]" if isinstance(value, list) else "absent" if value is _ABSENT else json.dumps(value))
-    return found
+            options[key].add("[…]" if isinstance(value, list) else "absent" if value is _ABSENT else json.dumps(value))
+    return options
 
 
 def _order(value: str) -> tuple[float, str]:

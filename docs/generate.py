@@ -161,11 +161,11 @@ def repositories_table() -> str:
     """Return which well-known repositories can be imported, by their configurations."""
     rows = []
     for path in sorted(CONFIGURATIONS.iterdir(), key=lambda path: path.name.lower()):
-        found, repository = check_configuration(path), path.stem.replace("--", "/")
+        support, repository = check_configuration(path), path.stem.replace("--", "/")
         # The rest of a reason lists the supported values.
-        kind = found.kind or f"no: {found.reason.partition(';')[0]}"
-        chat = _chat_of(repository, is_imported=bool(found.kind))
-        rows.append((f"`{repository}`", f"`{found.architecture or found.model_type}`", kind, chat))
+        kind = support.kind or f"no: {support.reason.partition(';')[0]}"
+        chat = _chat_of(repository, is_imported=bool(support.kind))
+        rows.append((f"`{repository}`", f"`{support.architecture or support.model_type}`", kind, chat))
     return table(("repository", "class", "imported as", "chat"), rows)
 
 

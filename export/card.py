@@ -94,10 +94,10 @@ def _metrics(record: RunRecord) -> list[str]:
     """Return the section with the metrics and how they were computed."""
     rows, signatures = list[tuple[str, ...]](), list[str]()
     for split, metrics in record.metrics.items():
-        for name, found in (metrics or {}).items():
-            if found is None:
+        for name, recorded in (metrics or {}).items():
+            if recorded is None:
                 continue
-            metric = Metric(value=found) if isinstance(found, float) else found
+            metric = Metric(value=recorded) if isinstance(recorded, float) else recorded
             number = _examples(metric, split, record)
             rows.append((name, _shown(metric.value), split, number, metric.search or "", metric.weights or ""))
             if metric.signature:

@@ -227,8 +227,8 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         generation = _encoder_tokens(folder.config, tokenizers.source)
     else:
         generation_config = folder.json_object(f"{folder.module}{GENERATION_CONFIG}")
-        given = None if generation_config is None else Config(generation_config, GENERATION_CONFIG)
-        generation = read_generation(folder.config, given, model.is_decoder_only)
+        settings = None if generation_config is None else Config(generation_config, GENERATION_CONFIG)
+        generation = read_generation(folder.config, settings, model.is_decoder_only)
     limiting = reranker or sentences
     longest = None if limiting is None else limiting.max_tokens
     languages = None

@@ -14,4 +14,4 @@ def one_line(error: BaseException) -> str:
 
     Names of files and tensors, which others have chosen, can have such characters.
     """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(error))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(error))

@@ -291,7 +291,7 @@ def check(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, i
     with export.open() as checkpoint:
         verification = compare(checkpoint, folder, manifest, export.options)
     alignment = None
-    if any(one.kind == "cross" for one in manifest.attention):
+    if any(maps.kind == "cross" for maps in manifest.attention):
         alignment = choose_alignment(open_sessions(folder, manifest), folder, export.options.sentences, guided)
     return Checked(verification, alignment, _peak_bytes())
 

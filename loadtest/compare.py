@@ -77,12 +77,12 @@ def compare_records(before: LoadRecord, after: LoadRecord) -> list[Change]:
         NotComparableError: the loads differ, or no figure has enough requests.
     """
     for name in sorted((before.arguments.keys() | after.arguments.keys()) - FREE):
-        one, other = before.arguments.get(name), after.arguments.get(name)
-        if one != other:
-            raise NotComparableError(f"{name} differs: {one} and {other}; compare runs of the same load")
+        old, new = before.arguments.get(name), after.arguments.get(name)
+        if old != new:
+            raise NotComparableError(f"{name} differs: {old} and {new}; compare runs of the same load")
     changes: list[Change] = []
-    for one, other in zip(before.stages, after.stages, strict=False):
-        changes += compare_measurements(one.measurement(), other.measurement(), before.objectives, one.rate)
+    for old, new in zip(before.stages, after.stages, strict=False):
+        changes += compare_measurements(old.measurement(), new.measurement(), before.objectives, old.rate)
     if not changes:
         raise NotComparableError("no figure has enough requests in both runs; run longer")
     return changes
@@ -103,12 +103,12 @@ def compare_measurements(
         rate: requests per second; None for a closed loop.
     """
     draws = np.random.default_rng(SEED).multinomial(NUM_PARTS, np.full(NUM_PARTS, 1 / NUM_PARTS), (2, NUM_DRAWS))
-    runs = [_ResampledRun(one, objectives) for one in (before, after)]
+    runs = [_ResampledRun(measurement, objectives) for measurement in (before, after)]
 
     def change(figure: str, values: Sequence[tuple[float, Floats]], is_worse_higher: bool) -> Change:
-        (one, drawn_one), (other, drawn_other) = values
-        low, high = np.percentile(drawn_other / np.maximum(drawn_one, SMALLEST) - 1, INTERVAL)
-        return Change(rate, figure, one, other, float(low), float(high), is_worse_higher)
+        (old, drawn_old), (new, drawn_new) = values
+        low, high = np.percentile(drawn_new / np.maximum(drawn_old, SMALLEST) - 1, INTERVAL)
+        return Change(rate, figure, old, new, float(low), float(high), is_worse_higher)
 
     changes = []
     if runs[0].good.sum() >= MIN_ABOVE and runs[1].sent.sum():
@@ -157,7 +157,7 @@ class _Times:
 
     @classmethod
     def of(cls, measurement: Measurement, parts: Integers, read: Callable[[Success], float | None]) -> "_Times":
-        read_s = [read(one) if isinstance(one, Success) else None for one in measurement.outcomes]
+        read_s = [read(outcome) if isinstance(outcome, Success) else None for outcome in measurement.outcomes]
         values = 1000 * np.array([np.nan if value is None else value for value in read_s], dtype=np.float64)
         order = np.argsort(values)[: np.count_nonzero(~np.isnan(values))]  # NaN comes last
         counts = np.cumsum(parts[order, np.newaxis] == np.arange(NUM_PARTS), axis=0, dtype=np.int32)
@@ -185,9 +185,9 @@ class _Times:
 def format_changes(changes: Sequence[Change], threshold: float) -> str:
     """Format changes as a table for a terminal."""
     lines = [f"{'requests/s':<12}{'figure':<36}{'before':>10}{'after':>10}{'change':>9}  {'99 % interval':<24}"]
-    for one in changes:
-        rate = "" if one.rate is None else f"{one.rate:g}"
-        interval = f"{one.low:+.1%} to {one.high:+.1%}"
-        cells = f"{one.before:>10.4g}{one.after:>10.4g}{one.after / one.before - 1:>+9.1%}"
-        lines.append(f"{rate:<12}{one.figure:<36}{cells}  {interval:<23} {one.verdict(threshold)}".rstrip())
+    for change in changes:
+        rate = "" if change.rate is None else f"{change.rate:g}"
+        interval = f"{change.low:+.1%} to {change.high:+.1%}"
+        cells = f"{change.before:>10.4g}{change.after:>10.4g}{change.after / change.before - 1:>+9.1%}"
+        lines.append(f"{rate:<12}{change.figure:<36}{cells}  {interval:<23} {change.verdict(threshold)}".rstrip())
     return "\n".join(lines)

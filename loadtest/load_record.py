@@ -49,7 +49,7 @@ class Requests(_Model):
         successes = [outcome if isinstance(outcome, Success) else None for outcome in measurement.outcomes]
 
         def times(name: str) -> list[float | None]:
-            values = [None if one is None else getattr(one, name) for one in successes]
+            values = [None if success is None else getattr(success, name) for success in successes]
             return [None if value is None else round(value, DIGITS) for value in values]
 
         return cls(
@@ -58,8 +58,8 @@ class Requests(_Model):
             latency_s=times("latency_s"),
             first_token_s=times("first_token_s"),
             longest_gap_s=times("longest_gap_s"),
-            input_tokens=[one.input_tokens if one else 0 for one in successes],
-            output_tokens=[one.output_tokens if one else 0 for one in successes],
+            input_tokens=[success.input_tokens if success else 0 for success in successes],
+            output_tokens=[success.output_tokens if success else 0 for success in successes],
         )
 
     def outcomes(self) -> list[Outcome]:

@@ -121,7 +121,7 @@ def _output_tokens(usage: Mapping[str, Any]) -> int:
 def _has_token(item: Mapping[str, Any]) -> bool:
     """Return False for an event that has only a role, the finish reason or the usage."""
     if (choices := item.get("choices")) is not None:  # of OpenAI's API
-        return any(one.get("text") or one.get("delta", {}).get("content") for one in choices)
+        return any(choice.get("text") or choice.get("delta", {}).get("content") for choice in choices)
     if "text_output" in item:  # of Triton's generate endpoint
         return bool(item["text_output"])
     return "finish_reason" not in item

@@ -37,8 +37,8 @@ class _Axis:
 
     @classmethod
     def of(cls, values: Iterable[float], start: float, end: float, is_log: bool) -> "_Axis":
-        found = [value for value in values if value > 0 or not is_log]
-        low, high = min(found, default=1.0), max(found, default=1.0)
+        drawable = [value for value in values if value > 0 or not is_log]
+        low, high = min(drawable, default=1.0), max(drawable, default=1.0)
         if is_log:
             low, high = low / 1.1, high * 1.1
         else:

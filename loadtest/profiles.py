@@ -56,11 +56,11 @@ async def sweep(
 def window(measurement: Measurement, start_s: float, end_s: float) -> Measurement:
     """Return the requests of a measurement that were due in [start_s, end_s), and all lags."""
     pairs = zip(measurement.due_s, measurement.outcomes, strict=True)
-    found = [(due_s - start_s, outcome) for due_s, outcome in pairs if start_s <= due_s < end_s]
+    requests = [(due_s - start_s, outcome) for due_s, outcome in pairs if start_s <= due_s < end_s]
     return Measurement(
-        outcomes=[outcome for _, outcome in found],
+        outcomes=[outcome for _, outcome in requests],
         elapsed_s=end_s - start_s,
-        due_s=[due_s for due_s, _ in found],
+        due_s=[due_s for due_s, _ in requests],
         lags_s=measurement.lags_s,
     )
 

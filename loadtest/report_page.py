@@ -94,20 +94,20 @@ def _rate_plots(rates: Sequence[float], summaries: Sequence[Summary]) -> Iterabl
     lines = [Line("good requests/s", sorted(good)), Line("requests/s due", offered)]
     yield _figure(title, line_plot(title, "requests/s", "per second", lines))
     for name in ("latency", "ttft"):
-        found = [(rate, times) for rate, one in zip(rates, summaries, strict=True) if (times := one.times[name])]
-        if found:
+        rows = [(rate, times) for rate, summary in zip(rates, summaries, strict=True) if (times := summary.times[name])]
+        if rows:
             title = f"{TIMES[name][0].capitalize()} over rate"
-            lines = _percentile_lines(found)
+            lines = _percentile_lines(rows)
             yield _figure(title, line_plot(title, "requests/s", "ms", lines, log_y=True))
 
 
-def _percentile_lines(found: Sequence[tuple[float, Distribution]]) -> list[Line]:
+def _percentile_lines(rows: Sequence[tuple[float, Distribution]]) -> list[Line]:
     reads: tuple[tuple[str, Callable[[Distribution], float]], ...] = (
         ("p50", lambda times: times.p50),
         ("p95", lambda times: times.p95),
         ("p99", lambda times: times.p99),
     )
-    ordered = sorted(found, key=lambda pair: pair[0])
+    ordered = sorted(rows, key=lambda pair: pair[0])
     return [Line(label, [(rate, read(times)) for rate, times in ordered]) for label, read in reads]
 
 
@@ -124,33 +124,33 @@ def _time_plots(record: LoadRecord, measurements: Sequence[Measurement]) -> Iter
     if not requests:
         return
     length_s = _round_up(requests[-1][0] / MAX_INTERVALS)
-    intervals: list[list[Outcome]] = [[] for _ in range(int(requests[-1][0] / length_s) + 1)]
+    parts: list[list[Outcome]] = [[] for _ in range(int(requests[-1][0] / length_s) + 1)]
     for due_s, outcome in requests:
-        intervals[int(due_s / length_s)].append(outcome)
-    middles = [(index + 0.5) * length_s for index in range(len(intervals))]
+        parts[int(due_s / length_s)].append(outcome)
+    middles = [(index + 0.5) * length_s for index in range(len(parts))]
     latencies = [
-        Distribution.of_seconds(one.latency_s for one in interval if isinstance(one, Success)) for interval in intervals
+        Distribution.of_seconds(outcome.latency_s for outcome in part if isinstance(outcome, Success)) for part in parts
     ]
     title, x_label = "Latency over time", f"seconds, in intervals of {length_s:g} s"
     lines = [
-        Line("p50", [(time, one.p50 if one else None) for time, one in zip(middles, latencies, strict=True)]),
-        Line("p95", [(time, one.p95 if one else None) for time, one in zip(middles, latencies, strict=True)]),
+        Line("p50", [(middle, times.p50 if times else None) for middle, times in zip(middles, latencies, strict=True)]),
+        Line("p95", [(middle, times.p95 if times else None) for middle, times in zip(middles, latencies, strict=True)]),
     ]
     yield _figure(title, line_plot(title, x_label, "ms", lines))
 
     def count(label: str, is_counted: Callable[[Outcome], bool]) -> Line:
-        values = [sum(map(is_counted, interval)) / length_s for interval in intervals]
+        values = [sum(map(is_counted, part)) / length_s for part in parts]
         return Line(label, list(zip(middles, values, strict=True)))
 
-    def misses(one: Outcome) -> bool:
-        return isinstance(one, Success) and not is_good(one, record.objectives)
+    def misses(outcome: Outcome) -> bool:
+        return isinstance(outcome, Success) and not is_good(outcome, record.objectives)
 
     title = "Requests and errors over time"
     lines = [
-        count("good", lambda one: isinstance(one, Success) and not misses(one)),
+        count("good", lambda outcome: isinstance(outcome, Success) and not misses(outcome)),
         count("objective missed", misses),
-        count("rejected", lambda one: isinstance(one, Rejection)),
-        count("failed", lambda one: isinstance(one, Failure)),
+        count("rejected", lambda outcome: isinstance(outcome, Rejection)),
+        count("failed", lambda outcome: isinstance(outcome, Failure)),
     ]
     shown = [line for line in lines if line is lines[0] or any(value for _, value in line.points)]
     yield _figure(title, line_plot(title, x_label, "per second", shown))
@@ -164,10 +164,10 @@ def _round_up(seconds: float) -> float:
 
 def _distribution_plot(measurement: Measurement, rate: float | None) -> str:
     """Return the cumulative distributions of all times that were measured."""
-    successes = [one for one in measurement.outcomes if isinstance(one, Success)]
+    successes = [outcome for outcome in measurement.outcomes if isinstance(outcome, Success)]
     lines = []
     for label, read in TIMES.values():
-        values = sorted(max(1000 * value, MIN_MS) for one in successes if (value := read(one)) is not None)
+        values = sorted(max(1000 * value, MIN_MS) for success in successes if (value := read(success)) is not None)
         if values:
             ranks = [round(index * (len(values) - 1) / 200) for index in range(201)]
             points = [(values[rank], 100 * (rank + 1) / len(values)) for rank in dict.fromkeys(ranks)]
@@ -194,13 +194,13 @@ def _tables(record: LoadRecord, changes: Sequence[Change], threshold: float) -> 
     if changes:
         rows = [
             (
-                one.figure,
-                f"{one.before:.4g}",
-                f"{one.after:.4g}",
-                f"{one.low:+.1%} to {one.high:+.1%}",
-                one.verdict(threshold),
+                change.figure,
+                f"{change.before:.4g}",
+                f"{change.after:.4g}",
+                f"{change.low:+.1%} to {change.high:+.1%}",
+                change.verdict(threshold),
             )
-            for one in changes
+            for change in changes
         ]
         yield "<h2>Last tenth after the first tenth</h2>\n"
         yield _table(["figure", "first", "last", "99 % interval of the change", f"beyond {threshold:.0%}"], rows)

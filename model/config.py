@@ -266,8 +266,8 @@ class PretrainedConfig(ArchitectureConfig):
 
     def value(self, key: str, default: Any) -> Any:
         """Return a value of config.json, the default if it is missing or null."""
-        found = self.fields.get(key)
-        return default if found is None else found
+        value = self.fields.get(key)
+        return default if value is None else value
 
 
 Config = TypeVar("Config", bound=ArchitectureConfig)

@@ -96,14 +96,14 @@ class _Beginning:
     learnt_share: float | None = None  # of the texts of train, if the tokenizer was trained on them
 
 
-def train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], check_files: CheckFiles) -> None:
+def train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], check_files: CheckFiles) -> None:
     """Train a model on data, or resume the run.
 
     Args:
         task: task of the model.
         data: path of the data.
         run: folder of the run.
-        given: options that are given, by their keys in a configuration file.
+        options: options that the user gave, by their keys in a configuration file.
         check_files: checks files of others.
 
     Raises:
@@ -112,14 +112,14 @@ def train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], che
     """
     check_writable(run)
     with locked(run):
-        _train(task, data, run, given, check_files)
+        _train(task, data, run, options, check_files)
 
 
-def _train(task: TaskName, data: Path, run: Path, given: Mapping[str, Value], check_files: CheckFiles) -> None:
+def _train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], check_files: CheckFiles) -> None:
     folder = RunFolder(run)
     is_resumed = folder.state.exists()
     stored = _stored_options(folder, task) if is_resumed else {}
-    values = {**defaults_of(task), **stored, **given}
+    values = {**defaults_of(task), **stored, **options}
     if values["tensorboard"]:
         check_tensorboard()
     if is_resumed:
@@ -215,7 +215,7 @@ def _check_unchanged(
         raise UsageError(f"{folder} contains a run with other values of {', '.join(changed)}; choose another folder")
 
 
-def _resumed_fields(folder: RunFolder, given: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _resumed_fields(folder: RunFolder, overrides: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Return the settings of a resumed run: those of its folder, unless the user gave others.
 
     If the number of epochs changes, settings that depend on it and that the user left open are
@@ -223,10 +223,10 @@ def _resumed_fields(folder: RunFolder, given: Mapping[str, Any], notes: list[str
     validations stays, because the time decides it.
     """
     settings = dataclasses.asdict(read_train_config(folder.settings))
-    fields, before, done = {**settings, **given}, settings["max_epochs"], 0
+    fields, before, done = {**settings, **overrides}, settings["max_epochs"], 0
     with suppress(ValueError):  # the trainer raises the error of a damaged state
         done = load_metadata(folder.state).get("epoch", 0)
-    chosen = SETTINGS_OF_LENGTH - given.keys() - ({"evaluate_epochs"} if fields["max_minutes"] else set())
+    chosen = SETTINGS_OF_LENGTH - overrides.keys() - ({"evaluate_epochs"} if fields["max_minutes"] else set())
     if chosen and fields["max_epochs"] != before and fields["max_epochs"] > done:
         flags = ", ".join(sorted(FLAGS[name] for name in chosen))
         notes.append(f"{flags}: chosen again, for {fields['max_epochs']} epochs instead of {before}")
@@ -289,16 +289,16 @@ def _from_tokenizer(
             f"the tokenizer is trained on about 1/{2**halvings} of the texts, chosen with the seed {seed}, because all "
             "have too many different words for the memory"
         )
-    found = tokenizer.get_vocab_size()
-    if found < int(size):
-        notes.append(f"the vocabulary has only {found:,} tokens, because the texts have no more pairs to merge")
+    num_tokens = tokenizer.get_vocab_size()
+    if num_tokens < int(size):
+        notes.append(f"the vocabulary has only {num_tokens:,} tokens, because the texts have no more pairs to merge")
     return _Beginning(tokenizer, learnt_share=2.0**-halvings)
 
 
 def _prepare(run: Path, corpus: Corpus, facts: Facts, beginning: _Beginning, values: Mapping[str, Value]) -> Prepared:
     """Encode the data."""
-    given = values["max_length_tokens"]
-    longest = MAX_LENGTH_TOKENS if given == AUTO else int(given)
+    limit = values["max_length_tokens"]
+    longest = MAX_LENGTH_TOKENS if limit == AUTO else int(limit)
     if beginning.model is not None:
         longest = min(longest, beginning.model.max_positions)
     labels = tuple(facts.labels)

@@ -188,7 +188,7 @@ async def _follow(keys: KeyRing) -> None:
 
 def log_ready(service: Service) -> None:
     """Log a line for each model, then one for the process."""
-    models = {name: one.loaded.model for name, one in service.models.items() if one.loaded is not None}
+    models = {name: listed.loaded.model for name, listed in service.models.items() if listed.loaded is not None}
     lazy = [name for name in service.models if name not in models]
     width = max(map(len, models), default=0)
     for model in models.values():

@@ -99,7 +99,7 @@ class NullsOmitted(BaseModel):
         """Remove fields that are null from `model_fields_set`."""
         model = handler(value)
         if isinstance(value, dict):
-            model.model_fields_set.difference_update([name for name, one in value.items() if one is None])
+            model.model_fields_set.difference_update([name for name, field in value.items() if field is None])
         return model
 
 
@@ -190,14 +190,14 @@ def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
 
 def check_texts_or_pairs(value: Any) -> Texts:
     """Check one text, or a list of texts and of pairs of texts, each a list of two."""
-    if not isinstance(value, list) or not any(isinstance(one, list) for one in value):
+    if not isinstance(value, list) or not any(isinstance(pair, list) for pair in value):
         return check_texts(value)
-    for index, one in enumerate(value):
-        if isinstance(one, list) and len(one) != 2:
-            raise field_error("invalid_parameter", f"A pair must have 2 texts, got {len(one)}.", index)
-    firsts = check_texts([one[0] if isinstance(one, list) else one for one in value]).texts
-    second_texts = [check_text(one[1], index, 1) if isinstance(one, list) else None for index, one in enumerate(value)]
-    return Texts(firsts, second_texts=tuple(second_texts))
+    for index, pair in enumerate(value):
+        if isinstance(pair, list) and len(pair) != 2:
+            raise field_error("invalid_parameter", f"A pair must have 2 texts, got {len(pair)}.", index)
+    firsts = check_texts([pair[0] if isinstance(pair, list) else pair for pair in value]).texts
+    others = [check_text(pair[1], index, 1) if isinstance(pair, list) else None for index, pair in enumerate(value)]
+    return Texts(firsts, second_texts=tuple(others))
 
 
 def check_texts_with_blanks(value: Any, info: ValidationInfo) -> Texts:
@@ -226,7 +226,7 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
         raise field_error("invalid_parameter", f"It must have at most {MAX_INPUTS} lists of ids, got {len(lists)}.")
     for index, ids in enumerate(lists):
         path = (index,) if is_list else ()
-        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):
+        if not isinstance(ids, list) or not all(type(token_id) is int and 0 <= token_id <= MAX_ID for token_id in ids):
             raise field_error("invalid_parameter", f"It must be a list of token ids, from 0 to {MAX_ID}.", *path)
         if not ids:
             raise field_error("empty_input", "It is an empty list.", *path)
@@ -374,7 +374,7 @@ def paths_of(kind: type[BaseModel]) -> Mapping[str, str]:
         is_union = get_origin(field.annotation) in (Union, UnionType)
         for inner in get_args(field.annotation) if is_union else [field.annotation]:
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                paths = {one: f"{paths[name]}.{path}" for one, path in paths_of(inner).items()} | paths
+                paths = {inner_name: f"{paths[name]}.{path}" for inner_name, path in paths_of(inner).items()} | paths
     return MappingProxyType(paths)
 
 
@@ -384,7 +384,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
     """
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
-    return next((found for one in get_args(kind) if (found := fields_of(one))), {})
+    return next((fields for member in get_args(kind) if (fields := fields_of(member))), {})
 
 
 def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
@@ -418,7 +418,7 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
     """
     errors = error.errors(include_url=False)
     # An unknown field first: a misspelled name also leaves the intended field missing.
-    first = next((one for one in errors if one["type"] == UNKNOWN_FIELD), errors[0])
+    first = next((details for details in errors if details["type"] == UNKNOWN_FIELD), errors[0])
     context, location = first.get("ctx", {}), [*path, *first["loc"]]
     if first["type"] == UNKNOWN_FIELD:
         owner = _type_at(kind, first["loc"][:-1])

@@ -40,7 +40,7 @@ def find_bundles(
         raise MissingBundleError(message) from None
     except OSError as error:
         raise BundleError(f"{folder} cannot be listed: {error.strerror}; {_permissions_needed()}") from None
-    found: dict[Path, Manifest] = {}
+    bundles: dict[Path, Manifest] = {}
     folders: dict[str, Path] = {}  # by the name of the model
     num_failed = 0
     for path in paths:
@@ -49,21 +49,21 @@ def find_bundles(
                 continue
             manifest = read_manifest(path)
             first = folders.get(manifest.name)
-            if first is not None and not _is_damaged(first, found[first], on_failure):
+            if first is not None and not _is_damaged(first, bundles[first], on_failure):
                 raise BundleError(
                     f"two bundles in {folder} are named {manifest.name}: {first.name} and {path.name}; remove one of "
                     "them, because requests choose models by name"
                 )
             if first is not None:
                 num_failed += 1
-                del found[first]
+                del bundles[first]
         except BundleError as error:
             num_failed += 1
             on_failure(path, error)
         else:
-            found[path] = manifest
+            bundles[path] = manifest
             folders[manifest.name] = path
-    if not found and not num_failed:
+    if not bundles and not num_failed:
         raise MissingBundleError(f"no folder in {folder} has a {MANIFEST}; `sightline export` writes bundles")
     for name in default_models:
         if name not in folders:
@@ -72,7 +72,7 @@ def find_bundles(
                 f"the default model {name} is not in {folder}, which has {present}; set SIGHTLINE_DEFAULT_MODEL or "
                 "--default-model to a model of the folder, or to nothing"
             )
-    return found
+    return bundles
 
 
 def _is_damaged(path: Path, manifest: Manifest, on_failure: OnFailure) -> bool:

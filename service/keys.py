@@ -90,10 +90,10 @@ class KeyRing:
 
     def _read_signature(self) -> tuple[int, ...]:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return ()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
@@ -140,7 +140,7 @@ def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> s
             f"got {label!r}"
         ) from None
     with _changing(path) as keys:
-        if any(one.label == label for one in keys):
+        if any(existing.label == label for existing in keys):
             raise KeysError(f"{path} already has a key with the label {label}; remove it first, or use another label")
         keys.append(key)
     return secret

@@ -191,12 +191,12 @@ def load_bundles(
     if not settings.max_rows:
         bundles = _with_enough_memory(bundles, settings.max_state_bytes, on_failure)
     # Bundles that are lazy by their manifest are many, and few of them are used.
-    counted = [one for one in bundles.values() if not one.lazy] or list(bundles.values())
+    counted = [bundle for bundle in bundles.values() if not bundle.lazy] or list(bundles.values())
     max_rows = settings.max_rows or rows_within(settings.max_state_bytes, map(row_bytes, counted), provider)
     settings = settings.model_copy(
         update={"max_rows": max_rows, "max_prefix_cache_bytes": _prefix_cache_share(settings, counted)}
     )
-    lazy = {one.name: one for one in bundles.values() if one.lazy or settings.is_lazy(one.name)}
+    lazy = {bundle.name: bundle for bundle in bundles.values() if bundle.lazy or settings.is_lazy(bundle.name)}
     bundles = {folder: manifest for folder, manifest in bundles.items() if manifest.name not in lazy}
 
     loads = [
@@ -219,7 +219,7 @@ def load_bundles(
     gc.collect()
     gc.freeze()
     trim_heap()  # loading and the largest shapes took more memory than serving needs
-    worker = Worker({name: one.engine for name, one in loaded.items()}, plan.activity)
+    worker = Worker({name: model.engine for name, model in loaded.items()}, plan.activity)
     return Backend(loaded, max_rows, worker, repository, lazy=lazy)
 
 
@@ -252,13 +252,13 @@ class BundleRepository:
         loaded models do not change.
         """
         bundles = self._find()
-        found = {folder: manifest for folder, manifest in bundles.items() if manifest.name == name}
-        if not found:
+        matches = {folder: manifest for folder, manifest in bundles.items() if manifest.name == name}
+        if not matches:
             raise BundleError(f"no bundle in {self._settings.bundles} is named {name}")
-        ((folder, manifest),) = found.items()
+        ((folder, manifest),) = matches.items()
         limit = self._settings.max_state_bytes
         if not self._settings.max_rows:
-            _with_enough_memory(found, limit, raise_failure)
+            _with_enough_memory(matches, limit, raise_failure)
         max_rows = self._settings.max_rows or rows_within(
             max(0, limit - reserved_bytes), [row_bytes(manifest)], self._provider
         )

@@ -109,7 +109,7 @@ class TextFormatter(logging.Formatter):
 
 def _written(value: Any) -> str:
     """Write the value of a field: words as they are, everything else as JSON."""
-    if isinstance(value, str) and value and not any(one.isspace() or one in '"=' for one in value):
+    if isinstance(value, str) and value and not any(character.isspace() or character in '"=' for character in value):
         return value
     try:
         return orjson.dumps(value, default=str).decode()

@@ -261,9 +261,9 @@ def sums(texts: Iterable[str]) -> dict[tuple[str, str], float]:
     """Return the values of all metrics of models, by sample and name of the model."""
     samples = chain.from_iterable(_parse(text)[2] for text in texts)
     return {
-        (sample.partition("{")[0].removeprefix(PREFIX), found[1]): value
+        (sample.partition("{")[0].removeprefix(PREFIX), match[1]): value
         for sample, value in samples
-        if (found := _MODEL.search(sample)) and 'le="' not in sample
+        if (match := _MODEL.search(sample)) and 'le="' not in sample
     }
 
 

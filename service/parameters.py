@@ -354,12 +354,12 @@ def given_parameters(body: BaseModel) -> dict[str, Any]:
 
     `body` may have other fields too. A null equals omitting the field.
     """
-    given = ((name, getattr(body, name)) for name in PARAMETER_NAMES if name in body.model_fields_set)
-    return {name: value for name, value in given if value is not None}
+    parameters = ((name, getattr(body, name)) for name in PARAMETER_NAMES if name in body.model_fields_set)
+    return {name: value for name, value in parameters if value is not None}
 
 
 def complete_parameters(
-    given: Mapping[str, Any],
+    requested: Mapping[str, Any],
     defaults: GenerationDefaults,
     *,
     max_beams: int = MAX_BEAMS,
@@ -374,33 +374,33 @@ def complete_parameters(
     contradicts the other length. Of defaults that contradict each other, beam search is used.
 
     Args:
-        given: parameters of the request.
+        requested: parameters of the request.
         defaults: defaults of the model.
         max_beams: maximum number of beams; a larger default is capped.
         max_new_tokens: maximum number of new tokens; larger defaults are capped.
         stream: True if the generation is streamed.
         is_lenient: ignore sampling parameters of the request if no tokens are sampled.
     """
-    own = {name: getattr(defaults, name) for name in MODEL_DEFAULTS if name not in given}
+    own = {name: getattr(defaults, name) for name in MODEL_DEFAULTS if name not in requested}
     own = {name: value for name, value in own.items() if value is not None}
-    if given.get("do_sample") or stream:
+    if requested.get("do_sample") or stream:
         own.pop("num_beams", None)
     if "num_beams" in own:
         own["num_beams"] = min(own["num_beams"], max_beams)
-    has_beams = (given.get("num_beams") or own.get("num_beams", 1)) > 1
+    has_beams = (requested.get("num_beams") or own.get("num_beams", 1)) > 1
     if has_beams:
         own.pop("do_sample", None)
-    does_sample = given["do_sample"] if "do_sample" in given else own.get("do_sample", False)
+    does_sample = requested["do_sample"] if "do_sample" in requested else own.get("do_sample", False)
     unused = (*(() if has_beams else BEAM_PARAMETERS), *(() if does_sample else SAMPLING_PARAMETERS))
     own = {name: value for name, value in own.items() if name not in unused}
     if max_new_tokens is not None:
         own |= {name: min(own[name], max_new_tokens) for name in ("min_new_tokens", "max_new_tokens") if name in own}
-    minimum, maximum = (given.get(name) or own.get(name) for name in ("min_new_tokens", "max_new_tokens"))
+    minimum, maximum = (requested.get(name) or own.get(name) for name in ("min_new_tokens", "max_new_tokens"))
     if minimum is not None and maximum is not None and minimum > maximum:
         own.pop("max_new_tokens" if "max_new_tokens" in own else "min_new_tokens", None)
     if is_lenient and not does_sample:
-        given = {name: value for name, value in given.items() if name not in SAMPLING_PARAMETERS}
-    return NEUTRAL.model_copy(update={**own, **given})
+        requested = {name: value for name, value in requested.items() if name not in SAMPLING_PARAMETERS}
+    return NEUTRAL.model_copy(update={**own, **requested})
 
 
 def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:

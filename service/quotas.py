@@ -164,9 +164,9 @@ class QuotaStore:
             held.pop(process, None)
 
     async def _window(self, item: Any, measure: str, label: str) -> QuotaWindow:
-        found = await self._open().get_window_stats(item, measure, label)
+        stats = await self._open().get_window_stats(item, measure, label)
         # A window that has not begun yet may have a reset time in the past.
-        return QuotaWindow(item.amount, found.remaining, max(1, math.ceil(found.reset_time - time.time())))
+        return QuotaWindow(item.amount, stats.remaining, max(1, math.ceil(stats.reset_time - time.time())))
 
     def _open(self) -> "FixedWindowRateLimiter":
         offset = time.time() - time.monotonic()

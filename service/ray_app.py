@@ -99,7 +99,7 @@ class ReplicaApp:
     @property
     def num_sequences(self) -> int:
         """Number of waiting and running sequences."""
-        engines = [one.loaded.engine for one in self.service.models.values() if one.loaded is not None]
+        engines = [model.loaded.engine for model in self.service.models.values() if model.loaded is not None]
         return sum(engine.num_waiting + engine.num_running for engine in engines)
 
     def _end(self, exit_code: int) -> None:
@@ -141,7 +141,7 @@ class ReplicaApp:
 
         async def send_once(message: Message) -> None:
             if message["type"] == "http.response.start":  # Ray adds the id, too
-                message["headers"] = [one for one in message["headers"] if one[0] != REQUEST_ID]
+                message["headers"] = [header for header in message["headers"] if header[0] != REQUEST_ID]
             await send(message)
 
         exchange = scope[EXCHANGE] = Exchange(self._server.bodies, None, break_off, has_turn=True)

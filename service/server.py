@@ -158,7 +158,7 @@ async def bind(settings: Settings) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     for host, port in settings.addresses:
         server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-        sockets += [socket.socket(fileno=os.dup(one.fileno())) for one in server.sockets]
+        sockets += [socket.socket(fileno=os.dup(listener.fileno())) for listener in server.sockets]
         server.close()
     return sockets
 

@@ -362,20 +362,20 @@ def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.
         SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
     """
     _reject_replaced(env_name, environment)
-    given = {
+    flag_values = {
         name: (flag_name(name), value)
         for name, value in flags.items()
         if name in Settings.model_fields and value is not None
     }
     try:
-        return check(Settings, given_variables(Settings, environment), given)
+        return check(Settings, given_variables(Settings, environment), flag_values)
     except UsageError as error:
         raise SettingsError(str(error)) from None
 
 
-def _reject_replaced(name_of: Callable[[str], str], given: Container[str]) -> None:
+def _reject_replaced(name_of: Callable[[str], str], present: Container[str]) -> None:
     """Check that no setting of an earlier version is given, by the names of variables or flags."""
-    texts = [f"{name_of(name)} {text}" for name, text in REPLACED.items() if name_of(name) in given]
+    texts = [f"{name_of(name)} {text}" for name, text in REPLACED.items() if name_of(name) in present]
     if texts:
         names = {name: name_of(name) for name in SETTINGS}
         raise SettingsError("; ".join(text.format_map(names) for text in texts))

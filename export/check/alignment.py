@@ -70,15 +70,15 @@ def choose_alignment(
         two words and fits the limits of the model.
     """
     manifest = sessions.manifest
-    if all(one.kind != "cross" for one in manifest.attention):
+    if all(maps.kind != "cross" for maps in manifest.attention):
         return None
     aligner = _Aligner(sessions, folder)
-    found = [
+    aligned_sentences = [
         aligned
         for sentence in (sentences or sentences_of(manifest))[:MAX_SENTENCES]
         if (aligned := aligner.align(sentence)) is not None
     ]
-    return best_heads(found, guided) if found else None
+    return best_heads(aligned_sentences, guided) if aligned_sentences else None
 
 
 def record_alignment(bundle: Path, alignment: Alignment) -> None:
@@ -107,7 +107,7 @@ def best_heads(sentences: Sequence[AlignedSentence], guided: Guided | None = Non
         for layer in range(num_layers)
         for heads in _candidates(sentences, step, layer)
     }
-    step, layer, heads = max(scores, key=lambda one: (scores[one], -len(one[2]), -one[1]))
+    step, layer, heads = max(scores, key=lambda candidate: (scores[candidate], -len(candidate[2]), -candidate[1]))
     if guided is not None:
         step, layer, heads = "writes", guided[0], (guided[1],)
     return Alignment(

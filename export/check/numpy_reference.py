@@ -236,7 +236,7 @@ class ReferenceLayers:
             x = self.linear(x, f"{self.name}.embedding_projection")
         if options.types:
             seen = [np.cumsum(np.array(text) == options.type_separator) for text in texts]
-            types = np.concatenate([np.minimum(1, [0, *one[:-1]]) for one in seen])
+            types = np.concatenate([np.minimum(1, [0, *counts[:-1]]) for counts in seen])
             x = x + weights.read(f"{self.name}.types.weight")[types]
         if options.has_positions:
             positions = np.concatenate([_positions(text, options.padding) for text in texts])
@@ -322,12 +322,12 @@ class ReferenceLayers:
                 projected = self.norm(projected, f"{module}.{part}_norm", options.head_norm)
             heads[part] = split_texts(projected, sizes)
             if options.rotary is not None and part != "value":
-                heads[part] = [rotate(one, options.rotary) for one in heads[part]]
+                heads[part] = [rotate(vectors, options.rotary) for vectors in heads[part]]
         matrices: dict[str, Array] = {}  # of projected keys and values, (k, P)
         if options.projected_keys is not None:
             for part, number in (("key", options.projected_keys.key), ("value", options.projected_keys.value)):
                 matrix = self.weights.read(f"{self.name}.projection.{number}.weight").astype(np.float64)
-                heads[part] = [self._project(matrix[:, : len(one)], one) for one in heads[part]]
+                heads[part] = [self._project(matrix[:, : len(vectors)], vectors) for vectors in heads[part]]
                 matrices[part] = matrix
         if self.stack.disentangled is not None:
             assert not any(mask is not None for mask in biases), "there is one kind of relative positions"
@@ -340,12 +340,12 @@ class ReferenceLayers:
                 heads["query"], heads["key"], heads["value"], biases, visible, strict=True
             )
         ]
-        attended, maps = np.concatenate([one for one, _ in results]), [weights for _, weights in results]
+        attended, maps = np.concatenate([sums for sums, _ in results]), [weights for _, weights in results]
         slots = list[Array]()
         if matrices:
             slots = maps
             product, matrix = self.arithmetic.product, matrices["value"]
-            maps = [product(one, matrix[:, :size]) for one, size in zip(maps, memory_lengths, strict=True)]
+            maps = [product(weights, matrix[:, :size]) for weights, size in zip(maps, memory_lengths, strict=True)]
         output = self.linear(attended, f"{module}.output") if options.has_projections else attended
         return output, maps, slots
 
@@ -373,7 +373,7 @@ class ReferenceLayers:
             part: self.linear(table, f"{module}.{part}").reshape(len(table), -1, attention.head_size).transpose(1, 2, 0)
             for part in options.projections
         }
-        found: list[Array | None] = []
+        biases: list[Array | None] = []
         for query, key in zip(queries, keys, strict=True):
             positions = np.arange(len(query))
             rows = rows_of_distances(options, positions[:, None] - positions)  # (T, T)
@@ -383,22 +383,22 @@ class ReferenceLayers:
                 products = self.arithmetic.product(tokens.transpose(1, 0, 2), columns)  # (H, T, 2 * span)
                 by_token = np.take_along_axis(products, np.broadcast_to(picked, scores.shape), axis=2)
                 scores += by_token if part == "relative_key" else by_token.transpose(0, 2, 1)
-            found.append(self.arithmetic.round(scores) * attention.scale)
-        return found
+            biases.append(self.arithmetic.round(scores) * attention.scale)
+        return biases
 
     def _relative_key_scores(
         self, module: str, attention: Attention, options: RelativeKeys, queries: list[Array]
     ) -> list[Array | None]:
         """Return the scores (H, T, T) of queries (T, H, D) with vectors of distances, by text."""
         table = self.weights.read(f"{module}.relative_keys.weight").astype(np.float64)
-        found: list[Array | None] = []
+        biases: list[Array | None] = []
         for query in queries:
             positions = np.arange(len(query))
             rows = options.rows_of_distances(positions - positions[:, None])
             products = self.arithmetic.product(query.transpose(1, 0, 2), table.T)  # (H, T, 2 * span + 1)
             picked = np.broadcast_to(rows, (len(products), *rows.shape))
-            found.append(attention.scale * np.take_along_axis(products, picked, axis=2))
-        return found
+            biases.append(attention.scale * np.take_along_axis(products, picked, axis=2))
+        return biases
 
     def convolution(self, options: Convolution, embedded: Array, x: Array, lengths: Sequence[int]) -> Array:
         """Add the convolution of the embeddings (N, M) of each text to the output of layer 0."""

@@ -78,18 +78,18 @@ def verify(
             _compare_batch(sessions, models, sources[start : start + BATCH_ROWS])
             for start in range(0, len(sources), BATCH_ROWS)
         ]
-    differences = {kind: [(one.found[kind], one.limits[kind]) for one in compared] for kind in KINDS}
-    generations = sum(one.generations for one in compared)
+    differences = {kind: [(batch.found[kind], batch.limits[kind]) for batch in compared] for kind in KINDS}
+    generations = sum(batch.generations for batch in compared)
     if sessions.similar is not None:
         differences["cosines"] = [compare_cosines(sessions.similar, model.embedding.weight.detach().numpy())]
     raise_if_exceeded("ONNX Runtime and PyTorch", differences, generations, tolerance)
     return Verification(
         sentences=len(sentences),
         tolerance=tolerance if tolerance is not None else max(limit for _, limit in differences["logits"]),
-        max_logit_difference=max(found for found, _ in differences["logits"]),
-        max_attention_difference=max(found for found, _ in differences["attention"]),
+        max_logit_difference=max(difference for difference, _ in differences["logits"]),
+        max_attention_difference=max(difference for difference, _ in differences["attention"]),
         different_generations=generations,
-        close_generations=sum(one.close_generations for one in compared),
+        close_generations=sum(batch.close_generations for batch in compared),
     )
 
 
@@ -100,9 +100,9 @@ def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], source
         first_id = manifest.decoder_prompt_ids(source)[-1]
         max_new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(len(source)))
         expected = greedy(pytorch_steps(models.exact, source), first_id, end_ids, max_new_tokens).ids
-        given = greedy(onnx_steps(sessions, source), first_id, end_ids, max_new_tokens).ids
-        if given != expected:
-            is_close = _differ_where_close(models, source, first_id, expected, given)
+        generated = greedy(onnx_steps(sessions, source), first_id, end_ids, max_new_tokens).ids
+        if generated != expected:
+            is_close = _differ_where_close(models, source, first_id, expected, generated)
             generations, close_generations = generations + (not is_close), close_generations + is_close
         targets.append([first_id, *expected[:-1]])
     compared = _compare_forced(sessions, models, sources, targets)
@@ -110,18 +110,18 @@ def _compare_batch(sessions: Sessions, models: Reference[RecurrentModel], source
 
 
 def _differ_where_close(
-    models: Reference[RecurrentModel], source: Ids, first_id: int, expected: Ids, given: Ids
+    models: Reference[RecurrentModel], source: Ids, first_id: int, expected: Ids, generated: Ids
 ) -> bool:
     """Return True if rounding explains the first token in which two generations differ.
 
     Rounding may increase the logit of one candidate and decrease that of the other, each by at most
     its limit.
     """
-    same = next(index for index, pair in enumerate(zip(expected, given, strict=False)) if pair[0] != pair[1])
+    same = next(index for index, pair in enumerate(zip(expected, generated, strict=False)) if pair[0] != pair[1])
     read = [first_id, *expected[:same]]
     exact, limits = models.limits(lambda model: {"logits": forced_pass(model, [source], [read])["logits"][0, -1]})
     row = exact["logits"]
-    return bool(row.max() - row[given[same]] <= 2 * limits["logits"])
+    return bool(row.max() - row[generated[same]] <= 2 * limits["logits"])
 
 
 @torch.inference_mode()
@@ -178,7 +178,7 @@ def graph_pass(
     encoded, first = read_sources(sessions, sources, min(longest + SPARE_POSITIONS, manifest.limits.max_target_tokens))
     states = {name: array.copy() for name, array in first.items()}
     updated = [name for name in carried if name in first]
-    cross = [name for one in manifest.attention for name in one.outputs]
+    cross = [name for maps in manifest.attention for name in maps.outputs]
     outputs = {name: np.repeat(first[name][:, None], longest + 1, axis=1) for name in updated}
     outputs["hidden"] = encoded["hidden"]
     outputs["logits"] = np.zeros((rows, longest, manifest.limits.vocabulary), np.float32)
@@ -193,13 +193,13 @@ def graph_pass(
             if name in updated:
                 array[:] = carried[name][range(rows), ages]
         tokens = [read[age] for age, read in zip(ages, targets, strict=True)]
-        given = run_step(sessions, states, tokens, ages.tolist(), lengths, [*SCORES, *cross])
-        check_scores(manifest.name, given)
+        step_outputs = run_step(sessions, states, tokens, ages.tolist(), lengths, [*SCORES, *cross])
+        check_scores(manifest.name, step_outputs)
         running = [row for row, read in enumerate(targets) if row <= tick < row + len(read)]
         at = running, ages[running]
-        outputs["logits"][at] = given["logits"][running]
+        outputs["logits"][at] = step_outputs["logits"][running]
         for name in cross:  # (B, 1, 1, columns)
-            outputs["cross"][at] = given[name][running, 0, 0, : max(lengths)]
+            outputs["cross"][at] = step_outputs[name][running, 0, 0, : max(lengths)]
         for name in updated:
             outputs[name][running, ages[running] + 1] = states[name][running]
     return outputs
@@ -219,7 +219,7 @@ def _compare_forced(
     expected = forced_pass(models.exact, sources, targets)
     # Rounded to float32, like the inputs of the graph.
     carried = {name: expected[name].astype(np.float32).astype(np.float64) for name in STATE_INPUTS.values()}
-    given = graph_pass(sessions, sources, targets, carried)
+    graph_outputs = graph_pass(sessions, sources, targets, carried)
 
     def values(outputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the values that the graphs compute, without padding, by kind."""
@@ -227,11 +227,11 @@ def _compare_forced(
         for row, (source, read) in enumerate(zip(sources, targets, strict=True)):
             parts["hidden"].append(outputs["hidden"][row, : len(source)])
             parts["logits"].append(outputs["logits"][row, : len(read)])
-            if "cross" in given:
+            if "cross" in graph_outputs:
                 parts["attention"].append(outputs["cross"][row, : len(read), : len(source)])
-            parts["states"] += [outputs[name][row, : len(read) + 1] for name in carried if name in given]
-        return {kind: np.concatenate([one.ravel() for one in arrays]) for kind, arrays in parts.items()}
+            parts["states"] += [outputs[name][row, : len(read) + 1] for name in carried if name in graph_outputs]
+        return {kind: np.concatenate([array.ravel() for array in arrays]) for kind, arrays in parts.items()}
 
     exact, limits = models.limits(lambda model: values(forced_pass(model, sources, targets, carried)))
-    found = values(given)
-    return BatchComparison({kind: max_abs(found[kind] - exact[kind]) for kind in KINDS}, limits)
+    computed = values(graph_outputs)
+    return BatchComparison({kind: max_abs(computed[kind] - exact[kind]) for kind in KINDS}, limits)

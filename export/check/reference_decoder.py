@@ -64,7 +64,7 @@ class ReferenceDecoder:
             memories: hidden states (S, M) of the encoder for each text, for cross-attention.
         """
         hidden, maps, cross_maps = self.read(texts, rows, memories)
-        kept_states = np.concatenate([one[selected] for one, selected in zip(hidden, rows, strict=True)])
+        kept_states = np.concatenate([states[selected] for states, selected in zip(hidden, rows, strict=True)])
         logits = split_texts(self._logits(kept_states), [len(selected) for selected in rows])
         return [
             Decoded(
@@ -93,17 +93,17 @@ class ReferenceDecoder:
             visible = [causal_mask(length, attention.window) for length in lengths]
             module = f"decoder.{number}.self_attention"
             output, weights, _ = layers.attention(module, attention, x, lengths, x, lengths, biases, visible)
-            for kept, one, selected in zip(maps, weights, rows, strict=True):
-                kept.append(one[:, selected])
+            for kept, text_weights, selected in zip(maps, weights, rows, strict=True):
+                kept.append(text_weights[:, selected])
             return output
 
         def attend_source(number: int, attention: Attention, x: Array) -> Array:
             assert memories is not None, "cross-attention needs the hidden states of the encoder"
-            memory, sizes = np.concatenate(memories), [len(one) for one in memories]
+            memory, sizes = np.concatenate(memories), [len(states) for states in memories]
             module = f"decoder.{number}.cross_attention"
             output, weights, _ = layers.attention(module, attention, x, lengths, memory, sizes, nothing, nothing)
-            for kept, one, selected in zip(cross_maps, weights, rows, strict=True):
-                kept.append(one[:, selected])
+            for kept, text_weights, selected in zip(cross_maps, weights, rows, strict=True):
+                kept.append(text_weights[:, selected])
             return output
 
         x = layers.embed(texts)
@@ -135,7 +135,7 @@ class ReferenceDecoder:
         """Return the logits (…, V) of hidden states (…, M) after the final normalization."""
         weights = self._layers.weights
         tables = ("output", "embedding", "decoder.embedding")
-        name = next(one for one in tables if f"{one}.weight" in weights)
+        name = next(module for module in tables if f"{module}.weight" in weights)
         table, product = weights.read(f"{name}.weight"), self._layers.arithmetic.product
         logits = np.concatenate(
             [

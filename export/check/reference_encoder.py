@@ -121,7 +121,7 @@ class ReferenceEncoder:
         elif head.pooling == "mean":
             x = x.mean(axis=0)
         elif head.pooling == "last":
-            x = x[max((position for position, one in enumerate(ids) if one != head.padding), default=0)]
+            x = x[max((position for position, id_ in enumerate(ids) if id_ != head.padding), default=0)]
         if head.activation is not None:
             x = activate(self._layers.linear(x, "head.dense"), head.activation)
         if head.has_norm:

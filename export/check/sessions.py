@@ -76,7 +76,7 @@ class DecoderSession:
             "source_lengths": np.array(source_lengths, np.int32),
         }
         binding = self.session.io_binding()
-        for name in inputs.keys() & {one.name for one in self.session.get_inputs()}:
+        for name in inputs.keys() & {graph_input.name for graph_input in self.session.get_inputs()}:
             binding.bind_cpu_input(name, inputs[name])
         separate: dict[str, Array] = {}  # outputs of states that are not updated in place, by input
         for state in self._states:
@@ -154,14 +154,14 @@ def read_sources(
         encoded = encode(sessions, sources)
         return encoded, initial_states(manifest, encoded, target_positions)
     target_positions = max(target_positions, *map(len, sources))
-    given = [_prefill(sessions, source, target_positions, measured) for source in sources]
-    hidden = [outputs.pop("hidden") for outputs, _ in given]  # each (S, M)
+    prefilled = [_prefill(sessions, source, target_positions, measured) for source in sources]
+    hidden = [outputs.pop("hidden") for outputs, _ in prefilled]  # each (S, M)
     padded = np.zeros((len(sources), max(map(len, hidden)), hidden[0].shape[1]), np.float32)
     for row, array in enumerate(hidden):
         padded[row, : len(array)] = array
-    largest = {name: np.max([outputs[name] for outputs, _ in given], axis=0) for name in measured}
+    largest = {name: np.max([outputs[name] for outputs, _ in prefilled], axis=0) for name in measured}
     return {"hidden": padded, **largest}, {
-        state.input: np.concatenate([states[state.input] for _, states in given]) for state in manifest.states
+        state.input: np.concatenate([states[state.input] for _, states in prefilled]) for state in manifest.states
     }
 
 
@@ -174,8 +174,8 @@ def _prefill(
     ids, last = np.array([source], np.int64), len(source) - 1
 
     def read(states: States, first: int, stop: int, outputs: Sequence[str]) -> dict[str, Array]:
-        found: dict[str, Array] = sessions.decoder.run(states, ids[:, first:stop], [first], ["hidden", *outputs])
-        return found
+        chunk: dict[str, Array] = sessions.decoder.run(states, ids[:, first:stop], [first], ["hidden", *outputs])
+        return chunk
 
     chunks = [
         read(states, first, min(first + PREFILL_TOKENS, last), measured) for first in range(0, last, PREFILL_TOKENS)
@@ -234,12 +234,12 @@ def run_step(
     manifest, ids = sessions.manifest, np.array(token_ids, np.int64)
     if manifest.is_decoder_only:
         ids = ids[:, None]
-    given: dict[str, Array] = sessions.decoder.run(states, ids, lengths, outputs, source_lengths)
+    arrays: dict[str, Array] = sessions.decoder.run(states, ids, lengths, outputs, source_lengths)
     if not manifest.is_decoder_only:
-        return given
-    maps = {name for one in manifest.attention for name in one.outputs}
+        return arrays
+    maps = {name for attention in manifest.attention for name in attention.outputs}
     # Attention maps (B, H, L, 1, columns) become (B, H, L, columns).
-    return {name: array[:, :, :, 0] if name in maps else array for name, array in given.items()}
+    return {name: array[:, :, :, 0] if name in maps else array for name, array in arrays.items()}
 
 
 def onnx_steps(sessions: Sessions, source_ids: Sequence[int]) -> "NextLogits":

@@ -113,7 +113,7 @@ def reference_outputs(
     if model.encoder is not None:
         rows = [compared_rows(len(source)) for source in texts.sources]
         encoded = ReferenceEncoder(model, weights, arithmetic).encode_all(texts.sources, rows)
-        memories = [one.hidden for one in encoded]
+        memories = [encoding.hidden for encoding in encoded]
         for number, source in enumerate(encoded):
             outputs |= {f"hidden.{number}": source.hidden, f"encoder.{number}": source.maps}
             if source.slots is not None:
@@ -174,7 +174,7 @@ class GraphRunner:
         self._folder = folder
         self._manifest = manifest
         self._model = model
-        self._encoder_maps = [one for one in manifest.attention if one.kind in ("encoder", "encoder_slots")]
+        self._encoder_maps = [maps for maps in manifest.attention if maps.kind in ("encoder", "encoder_slots")]
 
     def run(
         self, sources: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], new_tokens: int
@@ -220,7 +220,7 @@ class GraphRunner:
         Attention maps have the rows of `compared_rows`.
         """
         feeds = padded_sources(sources, self._manifest.tokens.pad_id)
-        kinds = {one.kind: one.outputs for one in self._encoder_maps}
+        kinds = {attention.kind: attention.outputs for attention in self._encoder_maps}
         maps = [name for names in kinds.values() for name in names]
         others = [name for name in self._manifest.encoder_graph.outputs if name not in maps]
         outputs: list[dict[str, Array]] = [{} for _ in sources]
@@ -278,13 +278,13 @@ class GraphRunner:
             lengths = [len(done) for done in fed[rows]]
             ids = tokens if is_decoder_only else tokens[:, 0]
             read_states = {name: buffer[rows] for name, buffer in buffers.items()}
-            given = session.run(read_states, ids, lengths, requested, source_lengths[rows])
-            check_scores(self._folder, given)
+            call_outputs = session.run(read_states, ids, lengths, requested, source_lengths[rows])
+            check_scores(self._folder, call_outputs)
             for row, new in enumerate(tokens.tolist()):
                 number = first + row
                 fed[number] += new
-                collected[number].add(given, row, len(fed[number]), kinds, len(new), source_lengths[number])
-            return given
+                collected[number].add(call_outputs, row, len(fed[number]), kinds, len(new), source_lengths[number])
+            return call_outputs
 
         # All tokens of a prompt but the last are read alone, so that the rows then differ in age.
         for row, prompt in enumerate(prompts):
@@ -297,8 +297,8 @@ class GraphRunner:
         for _ in range(new_tokens):
             tokens = read(0, tokens)["logits"].argmax(axis=-1)[:, None]
         outputs: dict[str, Array] = {}
-        for row, one in enumerate(collected):
-            outputs |= {f"{name}.{row}": array for name, array in one.arrays().items()}
+        for row, sequence in enumerate(collected):
+            outputs |= {f"{name}.{row}": array for name, array in sequence.arrays().items()}
         return fed, outputs
 
 
@@ -313,18 +313,18 @@ class _Collected:
         self._maps: dict[str, list[Array]] = {}
 
     def add(
-        self, given: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int
+        self, outputs: Mapping[str, Array], row: int, total: int, kinds: Mapping[str, str], new: int, source: int
     ) -> None:
         """Add the outputs of a call that read `new` tokens, so that `total` tokens were read."""
         start = total - new
         kept = self._rows[(start <= self._rows) & (self._rows < total)] - start  # among the new tokens
-        logits = np.full((len(kept), given["logits"].shape[1]), np.nan, np.float32)
-        logits[kept == new - 1] = given["logits"][row]
+        logits = np.full((len(kept), outputs["logits"].shape[1]), np.nan, np.float32)
+        logits[kept == new - 1] = outputs["logits"][row]
         self._logits.append(logits)
-        if "hidden" in given:
-            self._hidden.append(given["hidden"][row])
+        if "hidden" in outputs:
+            self._hidden.append(outputs["hidden"][row])
         for kind, name in kinds.items():
-            maps = given[name][row]  # (H, L, columns), or (H, L, new, columns)
+            maps = outputs[name][row]  # (H, L, columns), or (H, L, new, columns)
             maps = maps.reshape(*maps.shape[:2], new, maps.shape[-1])[:, :, kept].swapaxes(0, 1)
             self._maps.setdefault(kind, []).append(maps[..., : source if kind == "cross" else total])
 
@@ -339,25 +339,25 @@ class _Collected:
         return arrays
 
 
-def check_scores(bundle: object, given: Mapping[str, Array]) -> None:
+def check_scores(bundle: object, outputs: Mapping[str, Array]) -> None:
     """Check the outputs of a decoder graph that follow from the logits (B, V).
 
     Args:
         bundle: the bundle, for the message.
-        given: the outputs.
+        outputs: the arrays by name.
 
     Raises:
         VerificationError: they do not.
     """
-    logits = given["logits"].astype(np.float64)
+    logits = outputs["logits"].astype(np.float64)
     if np.isnan(logits).any():
         return  # the comparison of logits finds it
     exact = log_softmax(logits)
-    error = max_abs(given["logprobs"] - exact)
+    error = max_abs(outputs["logprobs"] - exact)
     limit = rounding_error(logits.shape[1]) * (1 + max_abs(exact))
-    top, ids = given["top_logprobs"], given["top_ids"]
-    is_top = np.array_equal(np.take_along_axis(given["logprobs"], ids, axis=-1), top) and bool(
-        ((given["logprobs"] > top[:, -1:]).sum(axis=-1) < top.shape[1]).all()
+    top, ids = outputs["top_logprobs"], outputs["top_ids"]
+    is_top = np.array_equal(np.take_along_axis(outputs["logprobs"], ids, axis=-1), top) and bool(
+        ((outputs["logprobs"] > top[:, -1:]).sum(axis=-1) < top.shape[1]).all()
     )
     if not (error <= limit and is_top):
         raise VerificationError(
@@ -390,13 +390,13 @@ def random_inputs(manifest: Manifest, model: Description, seed: int) -> tuple[li
         limit = min(limit, manifest.limits.max_target_tokens - new_tokens)
     lengths = sorted({max(1, min(length, limit)) for length in (long_length(manifest, model), *LENGTHS)}, reverse=True)
     vocabulary = manifest.limits.source_vocabulary or model.vocabulary
-    sources = [[int(one) for one in generator.integers(vocabulary, size=length)] for length in lengths]
+    sources = [[int(id_) for id_ in generator.integers(vocabulary, size=length)] for length in lengths]
     prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
     if model.encoder is not None and model.decoder is not None:
         # The decoder reads random tokens after the long text, because generated ones often repeat.
         longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
         forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
-        prompts[0] += [int(one) for one in forced]
+        prompts[0] += [int(id_) for id_ in forced]
     return sources, prompts, new_tokens
 
 
@@ -428,12 +428,12 @@ def verify(
     differences: dict[str, list[Difference]] = {}
     different = close = 0
     for sources, prompts, new_tokens in inputs:
-        texts, given = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
+        texts, graph_outputs = GraphRunner(folder, manifest, model).run(sources, prompts, new_tokens)
         exact, limits = rounding_limits(model, weights, texts)
         if model.shortlist is not None:
-            _check_shortlist(folder, model.shortlist, texts, given, exact)
-        for name, found in differences_of(given, exact).items():
-            differences.setdefault(name.partition(".")[0], []).append((found, limits[name]))
+            _check_shortlist(folder, model.shortlist, texts, graph_outputs, exact)
+        for name, difference in differences_of(graph_outputs, exact).items():
+            differences.setdefault(name.partition(".")[0], []).append((difference, limits[name]))
         numbers = _count_generations(new_tokens, texts, exact, limits)
         different, close = different + numbers[0], close + numbers[1]
     if manifest.similar is not None:
@@ -444,12 +444,12 @@ def verify(
     has_scores = model.decoder is not None or model.head is not None or model.predictions is not None
     scores = ("logits", "labels", "predictions") if has_scores else ("hidden",)
     found_scores = [pair for kind in scores for pair in differences.get(kind, ())]
-    maps = [found for kind in MAPS for found, _ in differences.get(kind, ())]
+    maps = [difference for kind in MAPS for difference, _ in differences.get(kind, ())]
     return Verification(
         sentences=len(sentences) or len(inputs[0][0]),
         longest=max(len(source) for sources, _, _ in inputs for source in sources),
         tolerance=tolerance if tolerance is not None else max((limit for _, limit in found_scores), default=0.0),
-        max_logit_difference=max((found for found, _ in found_scores), default=0.0),
+        max_logit_difference=max((difference for difference, _ in found_scores), default=0.0),
         max_attention_difference=max(maps, default=0.0),
         different_generations=different,
         close_generations=close,
@@ -460,7 +460,7 @@ def _sentence_inputs(
     manifest: Manifest, sentences: Sequence[Sequence[int]]
 ) -> Iterator[tuple[list[list[int]], list[list[int]], int]]:
     """Yield batches of sentences as arguments of `GraphRunner.run`."""
-    ordered = sorted((list(one) for one in sentences), key=len, reverse=True)
+    ordered = sorted((list(sentence) for sentence in sentences), key=len, reverse=True)
     for start in range(0, len(ordered), BATCH_ROWS):
         sources = ordered[start : start + BATCH_ROWS]
         new_tokens = min(SENTENCE_TOKENS, manifest.max_new_tokens_for(len(sources[0])))
@@ -474,7 +474,7 @@ def compare_cosines(session: Any, table: Array) -> Difference:
         The largest difference, and its limit.
     """
     ids = np.linspace(0, len(table) - 1, COMPARED_TOKENS, dtype=np.int64)
-    (given,) = session.run(["cosines"], {"token_ids": ids})
+    (cosines,) = session.run(["cosines"], {"token_ids": ids})
 
     def units(rows: Array) -> Array:
         rows = rows.astype(np.float64)
@@ -485,14 +485,14 @@ def compare_cosines(session: Any, table: Array) -> Difference:
     largest = 0.0
     for start in range(0, len(table), VOCABULARY_BLOCK):
         stop = start + VOCABULARY_BLOCK
-        difference = given[:, start:stop] - chosen @ units(table[start:stop]).T
+        difference = cosines[:, start:stop] - chosen @ units(table[start:stop]).T
         largest = float(np.maximum(largest, max_abs(difference)))  # keeps NaN
     # Both lengths and the product are sums of `width` terms whose squares add up to at most 1.
     return largest, MARGIN * 2 * rounding_error(table.shape[1])
 
 
 def _check_shortlist(
-    folder: Path, shortlist: Shortlist, texts: ComparedTexts, given: dict[str, Array], exact: dict[str, Array]
+    folder: Path, shortlist: Shortlist, texts: ComparedTexts, graph_outputs: dict[str, Array], exact: dict[str, Array]
 ) -> None:
     """Check that the graphs exclude all tokens outside of the shortlist.
 
@@ -506,25 +506,25 @@ def _check_shortlist(
         name = f"logits.{number}"
         is_candidate = np.zeros(exact[name].shape[-1], bool)
         is_candidate[shortlist.candidates(source)] = True
-        if (given[name][:, ~is_candidate] > EXCLUDED / 2).any():
+        if (graph_outputs[name][:, ~is_candidate] > EXCLUDED / 2).any():
             raise VerificationError(
                 f"{folder} can generate tokens that are not in the shortlist of a text; please report this checkpoint"
             )
         lowest = exact[name][:, is_candidate].min(axis=-1, keepdims=True)
-        for outputs in (given, exact):
+        for outputs in (graph_outputs, exact):
             outputs[name] = np.where(is_candidate, outputs[name], lowest)
 
 
-def differences_of(given: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
+def differences_of(graph_outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> dict[str, float]:
     """Return the largest absolute difference by name; logits that were not computed are ignored.
 
     Raises:
         ValueError: an array is missing or has another shape.
     """
-    if given.keys() != exact.keys():
-        raise ValueError(f"the graphs return {sorted(given)}, the reference {sorted(exact)}")
+    if graph_outputs.keys() != exact.keys():
+        raise ValueError(f"the graphs return {sorted(graph_outputs)}, the reference {sorted(exact)}")
     differences = {}
-    for name, array in given.items():
+    for name, array in graph_outputs.items():
         if array.shape != exact[name].shape:
             raise ValueError(f"{name} has the shape {array.shape}, that of the reference {exact[name].shape}")
         difference = array - exact[name]

@@ -33,7 +33,7 @@ def round_matrix(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
         scales = np.abs(matrix).max(axis=axis, keepdims=True) / np.float32(LEVELS)
         steps = np.divide(matrix, scales, out=np.zeros_like(matrix), where=scales != 0)
         rounded.append((np.rint(steps).astype(np.int8), scales))
-    return min(rounded, key=lambda one: float(np.square(one[0] * one[1] - matrix).sum(dtype=np.float64)))
+    return min(rounded, key=lambda pair: float(np.square(pair[0] * pair[1] - matrix).sum(dtype=np.float64)))
 
 
 def pack_graph(model: onnx.ModelProto, folder: Path, weights: WeightFile) -> onnx.ModelProto:
@@ -64,7 +64,7 @@ def pack_graph(model: onnx.ModelProto, folder: Path, weights: WeightFile) -> onn
         constants.append(external_tensor(f"{name}.scales", scales, weights))
         nodes.append(helper.make_node("Cast", [f"{name}.codes"], [f"{name}.steps"], to=TensorProto.FLOAT))
         nodes.append(helper.make_node("Mul", [f"{name}.steps", f"{name}.scales"], [name]))
-    constants = [_norms(one, matrices) if one.name.endswith(".norms") else one for one in constants]
+    constants = [_norms(constant, matrices) if constant.name.endswith(".norms") else constant for constant in constants]
     nodes += (node for node in graph.node if node.output[0] not in replaced)
     packed = helper.make_graph(nodes, graph.name, graph.input, graph.output, constants)
     return helper.make_model(packed, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -180,10 +180,10 @@ def _compare_encoders(float32: Sessions, quantized: Sessions, sources: Sequence[
         batch = [sources[row] for row in rows]
         before, after = (encode(sessions, batch) for sessions in (float32, quantized))
         for row, source in enumerate(batch):
-            vectors = [pool(given["hidden"][row, : len(source)], manifest.embedding) for given in (before, after)]
+            vectors = [pool(outputs["hidden"][row, : len(source)], manifest.embedding) for outputs in (before, after)]
             cosines.append(cosine(*vectors))
             if manifest.labels:
-                old, new = (label_probabilities(manifest, given, row, len(source)) for given in (before, after))
+                old, new = (label_probabilities(manifest, outputs, row, len(source)) for outputs in (before, after))
                 same += (old.argmax(axis=-1) == new.argmax(axis=-1)).tolist()
                 differences.append(float(np.abs(old - new).max()))
     labels = None
@@ -290,7 +290,7 @@ def _compare_outputs(
     for rows in _batches(sources):
         batch = [sources[row] for row in rows]
         old, new = (greedy_outputs(sessions, batch) for sessions in (float32, quantized))
-        same += sum(one == other for one, other in zip(old, new, strict=True))
+        same += sum(old_ids == new_ids for old_ids, new_ids in zip(old, new, strict=True))
         before += [decode_ids(tokenizer, ids) for ids in old]
         after += [decode_ids(tokenizer, ids) for ids in new]
     return AgreementQuality(texts=len(sources), chrf=chrf(after, before), same_outputs=same / len(sources))
@@ -337,9 +337,9 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
     for order in range(1, CHRF_ORDER + 1):
         matches = num_output = num_reference = 0
         for output, reference in zip(outputs, references, strict=True):
-            given, expected = _ngrams(output, order), _ngrams(reference, order)
-            matches += (given & expected).total()
-            num_output += given.total() if expected else 0
+            ngrams, expected = _ngrams(output, order), _ngrams(reference, order)
+            matches += (ngrams & expected).total()
+            num_output += ngrams.total() if expected else 0
             num_reference += expected.total()
         if num_output and num_reference:
             precisions.append(matches / num_output)

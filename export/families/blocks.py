@@ -100,7 +100,7 @@ def _olmo2(config: Config, tensors: Tensors) -> Description:
     variant = Variant(windows, bias=bias, output_bias=bias, has_head_norm=True, epsilon=1e-5)
     model = describe_relative("olmo2", config, tensors, variant)
     stack = model.first_stack
-    layers = tuple(replace(one, joins_heads=True) for one in stack.attention)
+    layers = tuple(replace(attention, joins_heads=True) for attention in stack.attention)
     return replace(model, decoder=replace(stack, norm_place="none", has_output_norms=True, attention=layers))
 
 
@@ -123,7 +123,7 @@ def _granite(config: Config, tensors: Tensors) -> Description:
     stack, scale = model.first_stack, config.number("attention_multiplier", 1.0)
     stack = replace(
         stack,
-        attention=tuple(replace(one, scale=scale) for one in stack.attention),
+        attention=tuple(replace(attention, scale=scale) for attention in stack.attention),
         embedding=TokenEmbedding(scale=config.number("embedding_multiplier", 1.0)),
         residual_scale=config.number("residual_multiplier", 1.0),
     )

@@ -105,18 +105,18 @@ def _describer(describe: Callable[[Config, Tensors], Description]) -> Callable[[
 
 def _module_namer(modules: Modules) -> Modules:
     def of_class(model: Description, tensors: Tensors) -> Mapping[str, Source]:
-        found = dict(modules(model, tensors))
+        sources = dict(modules(model, tensors))
         if model.decoder is not None:
-            return found
-        output = found.pop("output.weight", found["embedding"])
-        found = {name.replace("decoder.", "encoder.", 1): source for name, source in found.items()}
+            return sources
+        output = sources.pop("output.weight", sources["embedding"])
+        sources = {name.replace("decoder.", "encoder.", 1): source for name, source in sources.items()}
         if model.head is not None and model.head.answers is not None:
             assert isinstance(output, str), "the table of the vocabulary is a whole tensor"
             table, answers = f"{output.removesuffix('.weight')}.weight", model.head.answers
-            found["head.output.weight"] = lambda: _difference(tensors.read(table), answers)
+            sources["head.output.weight"] = lambda: _difference(tensors.read(table), answers)
         elif model.head is not None:
-            found["head.output"] = "score"
-        return found
+            sources["head.output"] = "score"
+        return sources
 
     return of_class
 

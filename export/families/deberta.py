@@ -74,10 +74,10 @@ def _deberta(config: Config, tensors: Tensors) -> Description:
 
 def _kinds(config: Config) -> set[str]:
     """Return the kinds of scores of relative positions: c2p, p2c, or both."""
-    given = config.get("pos_att_type", None) or ()
-    named = [kind.strip() for kind in given.lower().split("|")] if isinstance(given, str) else given
+    kinds = config.get("pos_att_type", None) or ()
+    named = [kind.strip() for kind in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if not isinstance(named, list | tuple) or not set(map(str, named)) <= {"c2p", "p2c"}:
-        raise ImportFailedError(f"config.json: pos_att_type must have c2p, p2c or both, got {given!r}")
+        raise ImportFailedError(f"config.json: pos_att_type must have c2p, p2c or both, got {kinds!r}")
     return set(named)
 
 

@@ -79,7 +79,7 @@ def _smollm3(config: Config, tensors: Tensors) -> Description:
     layers, interval = count(config, "num_hidden_layers"), config.integer("no_rope_layer_interval", 4, least=1)
     rotates = [bool((layer + 1) % interval) for layer in range(layers)]
     if "no_rope_layers" in config:  # despite its name, 1 stands for a layer with rotary embedding
-        rotates = [bool(one) for one in _list(config, "no_rope_layers", layers, (0, 1))]
+        rotates = [bool(rotating) for rotating in _list(config, "no_rope_layers", layers, (0, 1))]
     else:
         config.ignore("no_rope_layers")
     config.ignore("max_window_layers")
@@ -116,7 +116,7 @@ def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]
     has_window = [window is not None and default for default in defaults]
     if "layer_types" in config:
         types = _list(config, "layer_types", len(defaults), ("full_attention", "sliding_attention"))
-        has_window = [one == "sliding_attention" for one in types]
+        has_window = [kind == "sliding_attention" for kind in types]
     else:
         config.ignore("layer_types")
     if any(has_window) and window is None:
@@ -131,10 +131,10 @@ def _list(config: Config, key: str, layers: int, supported: Sequence[object]) ->
     value = config.get(key)
     if not isinstance(value, list) or len(value) < layers:
         raise ImportFailedError(f"config.json: {key} must be a list with an element for each of the {layers} layers")
-    for one in value[:layers]:
-        if one not in supported:
+    for setting in value[:layers]:
+        if setting not in supported:
             raise ImportFailedError(
-                f"config.json: {key} has {str(one)[:40]!r}; supported are {' and '.join(map(str, supported))}"
+                f"config.json: {key} has {str(setting)[:40]!r}; supported are {' and '.join(map(str, supported))}"
             )
     return value[:layers]
 
@@ -341,14 +341,14 @@ def _longrope(options: Config, frequencies: Frequencies, original: int, max_posi
 def _factors(options: Config, key: str, count: int) -> Frequencies:
     values = options.get(key)
     is_valid = isinstance(values, list) and len(values) == count
-    if not is_valid or not all(isinstance(one, int | float) and 0 < one <= sys.float_info.max for one in values):
+    if not is_valid or not all(isinstance(value, int | float) and 0 < value <= sys.float_info.max for value in values):
         raise ImportFailedError(f"config.json: {key} must be a list of {count} positive numbers, one for each pair")
     return np.array(values, np.float64)
 
 
 def _float32(frequencies: Frequencies) -> tuple[float, ...]:
     """Round to float32: a checkpoint was trained with rounded frequencies."""
-    return tuple(float(one) for one in frequencies.astype(np.float32))
+    return tuple(float(frequency) for frequency in frequencies.astype(np.float32))
 
 
 def _llama3_frequencies(options: Config, frequencies: Frequencies, original: int) -> Frequencies:

@@ -46,7 +46,7 @@ def check_common(config: Config, positions: str = "absolute") -> None:
 
 def prefix_of(tensors: Tensors, *prefixes: str, embedding: str = "embeddings.word_embeddings") -> str:
     """Return the start of all names of the encoder: classes with a head add one of the prefixes."""
-    return next((one for one in prefixes if f"{one}{embedding}.weight" in tensors), "")
+    return next((prefix for prefix in prefixes if f"{prefix}{embedding}.weight" in tensors), "")
 
 
 def classes_of(start: str, *others: str) -> tuple[str, ...]:
@@ -145,12 +145,12 @@ def head_modules(model: Description, modules: HeadModules) -> dict[str, Source]:
     output = "classifier" if model.head.pooling == "tokens" else modules.output
     if model.head.label_kind == "span" and not modules.before_tokens:
         output = "qa_outputs"
-    found: dict[str, Source] = {"head.output": output}
+    sources: dict[str, Source] = {"head.output": output}
     if model.head.activation is not None:
-        found["head.dense"] = modules.dense
+        sources["head.dense"] = modules.dense
     if model.head.has_norm:
-        found["head.norm"] = modules.norm
-    return found
+        sources["head.norm"] = modules.norm
+    return sources
 
 
 # BERT, RoBERTa, XLM-R, ELECTRA, MPNet: the same keys of config.json
@@ -345,10 +345,10 @@ def _albert(config: Config, tensors: Tensors) -> Description:
     model = describe_encoder(config, "albert", embedding, default_activation="gelu_new")
     # Layers of a group share their weights, so that no shape shows the number of layers.
     groups, inner = count(config, "num_hidden_groups", 1), count(config, "inner_group_num", 1)
-    found = _albert_groups(tensors) if tensors.names else (groups, inner)
-    for key, number, one in (("num_hidden_groups", groups, found[0]), ("inner_group_num", inner, found[1])):
-        if number != one:
-            raise ImportFailedError(f"config.json: {key} is {number}, but the checkpoint has {one}")
+    counts = _albert_groups(tensors) if tensors.names else (groups, inner)
+    for key, number, stored in (("num_hidden_groups", groups, counts[0]), ("inner_group_num", inner, counts[1])):
+        if number != stored:
+            raise ImportFailedError(f"config.json: {key} is {number}, but the checkpoint has {stored}")
     stack = model.encoder_stack
     stack = replace(stack, attention=stack.attention * inner)
     return add_head(replace(model, encoder=stack), config, _ALBERT_HEAD)

@@ -135,7 +135,7 @@ def describe(
             "download the model again"
         )
     sizes, is_shared = config.get("dim-vocabs"), "Wemb" in tensors
-    if not isinstance(sizes, tuple) or len(sizes) != 2 or not all(isinstance(one, int) and one > 0 for one in sizes):
+    if not isinstance(sizes, tuple) or len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ImportFailedError(
             f"{source}: dim-vocabs must be a list of two positive integers, the sizes of the source and the target "
             f"vocabulary, got {sizes!r}; download the model again"

@@ -47,9 +47,9 @@ def _gemma2(config: Config, tensors: Tensors) -> Description:
     attention = _attention(config, config.number("query_pre_attn_scalar", 256, above=0) ** -0.5)
     rotary = rotary_of(config, attention.head_size, config.integer("max_position_embeddings", 8192), 10000.0)
     attention = replace(attention, rotary=rotary, softcap=_cap(config, "attn_logit_softcapping", 50.0))
-    window, local = _window(config), _local_layers(config, 2)
+    window, is_local = _window(config), _local_layers(config, 2)
     config.neutral("sliding_window_size", None, window)  # an older name
-    layers = tuple(replace(attention, window=window if one else None) for one in local)
+    layers = tuple(replace(attention, window=window if local else None) for local in is_local)
     model = _describe(config, tensors, layers, config.text("hidden_activation", "gelu_pytorch_tanh"), version=2)
     config.ignore("hidden_act")  # transformers reads `hidden_activation` alone
     return replace(model, logits_softcap=_cap(config, "final_logit_softcapping", 30.0))
@@ -62,10 +62,10 @@ def _gemma3(config: Config, tensors: Tensors) -> Description:
     config.ignore("_sliding_window_pattern")  # it is written with layer_types, which precedes it
     attention = _attention(config, config.number("query_pre_attn_scalar", 256, above=0) ** -0.5)
     norm = Norm("rms", _epsilon(config))
-    window, local = _window(config), _local_layers(config, config.integer("sliding_window_pattern", 6, least=1))
-    rotary = {one: _rotary(config, attention.head_size, local=one) for one in sorted(set(local))}
+    window, is_local = _window(config), _local_layers(config, config.integer("sliding_window_pattern", 6, least=1))
+    rotary = {local: _rotary(config, attention.head_size, local=local) for local in sorted(set(is_local))}
     layers = tuple(
-        replace(attention, rotary=rotary[one], head_norm=norm, window=window if one else None) for one in local
+        replace(attention, rotary=rotary[local], head_norm=norm, window=window if local else None) for local in is_local
     )
     model = _describe(config, tensors, layers, config.text("hidden_activation", "gelu_pytorch_tanh"), version=3)
     model = replace(model, logits_softcap=_cap(config, "final_logit_softcapping", None))

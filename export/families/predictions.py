@@ -92,23 +92,23 @@ def prediction_modules(model: Description, modules: Mapping[str, Source], tensor
     if model.predictions is None:
         return {}
     names = _MODULES[model.family]
-    found: dict[str, Source] = {
+    sources: dict[str, Source] = {
         "prediction.dense": names.dense,
         "prediction.norm": names.norm,
         "prediction.output": names.output,
     }
     if f"{names.norm}.gamma" in tensors:  # names of TensorFlow
-        found |= {"prediction.norm.weight": f"{names.norm}.gamma", "prediction.norm.bias": f"{names.norm}.beta"}
+        sources |= {"prediction.norm.weight": f"{names.norm}.gamma", "prediction.norm.bias": f"{names.norm}.beta"}
     if not model.predictions.is_tied:
-        return found
+        return sources
     table, output_bias = modules["embedding"], f"{names.output}.bias"
     assert isinstance(table, str), "the table of embeddings is stored as it is"
-    found["prediction.output.weight"] = f"{table}.weight"
+    sources["prediction.output.weight"] = f"{table}.weight"
     _check_equal(tensors, f"{table}.weight", f"{names.output}.weight")
     if names.bias in tensors:
-        found["prediction.output.bias"] = names.bias
+        sources["prediction.output.bias"] = names.bias
         _check_equal(tensors, names.bias, output_bias)
-    return found
+    return sources
 
 
 def _check_equal(tensors: Tensors, first: str, second: str) -> None:

@@ -45,7 +45,7 @@ def _rotary(config: Config, head_size: int, default_base: float) -> Rotary:
         if factor > 1:  # as in that code, a smaller one has no effect
             base, divisor = base * factor, factor ** (2 / head_size)
     frequencies = (base ** (-2 * np.arange(head_size // 2) / head_size) / divisor).astype(np.float32)
-    return Rotary(tuple(float(one) for one in frequencies))
+    return Rotary(tuple(float(frequency) for frequency in frequencies))
 
 
 # nomic-embed-text: its configuration has the keys of GPT-2, or those of Transformers 5
@@ -188,7 +188,7 @@ def _jina(config: Config, tensors: Tensors) -> Description:
     embedding = TokenEmbedding(types=config.integer("type_vocab_size", 1, least=0), has_norm=True)
     model = describe_encoder(config, "jina_embeddings_v3", embedding)
     stack = model.encoder_stack
-    layers = tuple(replace(one, rotary=_rotary(config, one.head_size, 20_000.0)) for one in stack.attention)
+    layers = tuple(replace(layer, rotary=_rotary(config, layer.head_size, 20_000.0)) for layer in stack.attention)
     return add_head(replace(model, encoder=replace(stack, attention=layers)), config, _JINA_HEAD)
 
 

@@ -53,7 +53,7 @@ def find_family(config: Config) -> Family:
             "import jinaai/jina-embeddings-v3-hf, which has the same model without them"
         )
     named = config.get("architectures", None) or ()
-    if model_type == "bert" and isinstance(named, list) and any(str(one).startswith("JinaBert") for one in named):
+    if model_type == "bert" and isinstance(named, list) and any(str(name).startswith("JinaBert") for name in named):
         model_type = "jina_bert"
     supported = {family.name: family for family in FAMILIES}
     if model_type not in supported:
@@ -139,8 +139,8 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
 
 def rotary_limits(model: Description) -> list[int]:
     """Return the lengths of texts from which on transformers computes other rotary frequencies."""
-    layers = [one for stack in (model.encoder, model.decoder) if stack for one in stack.attention]
-    return [one.rotary.max_positions for one in layers if one.rotary and one.rotary.max_positions is not None]
+    layers = [layer for stack in (model.encoder, model.decoder) if stack for layer in stack.attention]
+    return [layer.rotary.max_positions for layer in layers if layer.rotary and layer.rotary.max_positions is not None]
 
 
 def _check_tables(model: Description) -> None:
@@ -152,7 +152,7 @@ def _check_tables(model: Description) -> None:
     for stack in (model.encoder, model.decoder):
         if stack is None:
             continue
-        columns = max(0 if one.rotary is None else one.head_size // 2 for one in stack.attention)
+        columns = max(0 if layer.rotary is None else layer.head_size // 2 for layer in stack.attention)
         if stack.embedding.has_positions:
             columns = stack.width
         if stack.relative_bias is not None:

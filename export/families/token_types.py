@@ -28,8 +28,8 @@ def type_separator(tokenizer: Mapping[str, Any] | None, input_names: Sequence[st
     """
     if input_names is not None and "token_type_ids" not in input_names:
         return None
-    found = _processors((tokenizer or {}).get("post_processor"))
-    for processor in found:
+    processors = _processors((tokenizer or {}).get("post_processor"))
+    for processor in processors:
         match processor:
             case {"type": "BertProcessing", "sep": [str(), int(separator)]}:
                 return separator
@@ -48,7 +48,7 @@ def _processors(processor: Any) -> list[Mapping[str, Any]]:
     if not isinstance(processor, dict):
         return []
     inner = processor.get("processors", ()) if processor.get("type") == "Sequence" else ()
-    return [processor, *(part for one in inner for part in _processors(one))]
+    return [processor, *(part for nested in inner for part in _processors(nested))]
 
 
 def _separator_of_template(processor: Mapping[str, Any]) -> int | None:

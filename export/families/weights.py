@@ -119,13 +119,13 @@ class Weights:
         number = next(iter(_LAYER.findall(name)), "")
         pattern = _LAYER.sub(".{}", name, count=1)
         # A tensor precedes its module, and an entry of one layer precedes that of all layers.
-        for found in (name, pattern, name.rpartition(".")[0], pattern.rpartition(".")[0]):
-            source = self._modules.get(found)
+        for key in (name, pattern, name.rpartition(".")[0], pattern.rpartition(".")[0]):
+            source = self._modules.get(key)
             if source is not None:
                 break
         else:
             return None
-        suffix = "" if found in (name, pattern) else f".{name.rpartition('.')[2]}"
+        suffix = "" if key in (name, pattern) else f".{name.rpartition('.')[2]}"
         if callable(source):
             return source if suffix in ("", ".weight") else None
         part = AdaptedModule(source) if isinstance(source, str) else source

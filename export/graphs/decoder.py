@@ -254,7 +254,7 @@ class _DecoderBuilder:
         if attention.rotary is None:
             return []
         tables = rotary_tables(attention.rotary, self._model.max_positions, padded_size(attention))
-        number = [*dict.fromkeys(one.rotary for one in self._stack.attention)].index(attention.rotary)
+        number = [*dict.fromkeys(layer.rotary for layer in self._stack.attention)].index(attention.rotary)
         return [
             self._graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
             for name, table in zip(("cos", "sin"), tables, strict=True)
@@ -270,7 +270,7 @@ class _DecoderBuilder:
         shape: tuple[int | str, ...] = ("batch", heads, len(maps), f"longest_{name}")
         if self._model.is_decoder_only:
             axis = graph.constant([2], np.int64)
-            maps = [graph.add("Unsqueeze", one, axis) for one in maps]
+            maps = [graph.add("Unsqueeze", layer_map, axis) for layer_map in maps]
             shape = (*shape[:3], "tokens", shape[3])
         graph.output(name, FLOAT, shape)
         graph.add("Concat", *maps, output=name, axis=2)

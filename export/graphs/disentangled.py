@@ -62,15 +62,15 @@ class PositionScores:
         They have the scale of the other scores.
         """
         graph = self._graph
-        found = []
+        scores = []
         for part in self._options.projections:
             tokens, indices = (query, self._of_queries) if part == "relative_key" else (key, self._of_keys)
             vectors = graph.weight(f"{module}.{part}", self._vectors(f"{module}.{part}", attention))  # (H, D, 2 * span)
             used = graph.add("Slice", vectors, self._first, self._end, graph.constant([2], np.int64))
             products = graph.add("MatMul", operators.by_head(graph, tokens, attention.heads), used)  # (B, H, S, used)
             flat = graph.add("Reshape", products, graph.constant([0, 0, -1], np.int64))
-            found.append(graph.add("Gather", flat, indices, axis=2))
-        return found[0] if len(found) == 1 else graph.add("Add", *found)
+            scores.append(graph.add("Gather", flat, indices, axis=2))
+        return scores[0] if len(scores) == 1 else graph.add("Add", *scores)
 
     def _vectors(self, module: str, attention: Attention) -> Array:
         """Return the projected and scaled vectors (H, D, 2 * span) of all distances."""

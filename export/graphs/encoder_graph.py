@@ -197,8 +197,8 @@ class EncoderAttentionBuilder:
     @functools.cached_property
     def positions(self) -> str:
         """Name of the positions (S,) int64."""
-        begin, one = self._graph.constant(0, np.int64), self._graph.constant(1, np.int64)
-        return self._graph.add("Range", begin, self._graph.add("Squeeze", self._size), one)
+        begin, step = self._graph.constant(0, np.int64), self._graph.constant(1, np.int64)
+        return self._graph.add("Range", begin, self._graph.add("Squeeze", self._size), step)
 
     @functools.cached_property
     def is_token(self) -> str:
@@ -221,7 +221,7 @@ class EncoderAttentionBuilder:
         if not self._batch_positions:
             shape = graph.add("Shape", x, start=0, end=2)
             self._batch_positions = graph.add("Expand", self.positions, shape)  # (B, S)
-        number = [*dict.fromkeys(one.rotary for one in self._layers.stack.attention)].index(rotary)
+        number = [*dict.fromkeys(layer.rotary for layer in self._layers.stack.attention)].index(rotary)
         size = self._layers.stack.attention[0].head_size
         tables = [
             graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))

@@ -38,7 +38,7 @@ class LayerBuilder:
         """
         graph = self.graph
         weight, bias = arrays if arrays is not None else self.matrices(*modules)
-        name = ".".join((modules[0].rpartition(".")[0], "_".join(one.rpartition(".")[2] for one in modules)))
+        name = ".".join((modules[0].rpartition(".")[0], "_".join(module.rpartition(".")[2] for module in modules)))
         product = graph.add("MatMul", x, graph.weight(f"{name}.weight", np.ascontiguousarray(weight.T)))
         return product if bias is None else graph.add("Add", product, graph.weight(f"{name}.bias", bias))
 

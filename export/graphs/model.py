@@ -72,25 +72,25 @@ def build_graphs(model: Description, weights: Weights, file: WeightFile) -> Grap
 
 def attention_maps(model: Description) -> tuple[AttentionMaps, ...]:
     """Describe the outputs with attention weights."""
-    found: list[AttentionMaps] = []
+    maps: list[AttentionMaps] = []
     if model.encoder is not None:
         layers, options = model.encoder.layers, model.encoder.attention[0]
         heads, projected = options.heads, options.projected_keys
         outputs = tuple(f"encoder_attention.{layer}" for layer in range(layers))
         # Weights of projected keys, converted to tokens, do not sum to 1.
-        found.append(
+        maps.append(
             AttentionMaps(kind="encoder", outputs=outputs, layers=layers, heads=heads, normalized=projected is None)
         )
         if projected is not None:
             outputs = tuple(f"encoder_slots.{layer}" for layer in range(layers))
-            found.append(
+            maps.append(
                 AttentionMaps(kind="encoder_slots", outputs=outputs, layers=layers, heads=heads, columns=projected.size)
             )
     stack = model.decoder
     if stack is not None and stack.cross is not None:
         outputs = ("cross_attention",)
-        found.append(AttentionMaps(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
+        maps.append(AttentionMaps(kind="cross", outputs=outputs, layers=stack.layers, heads=stack.cross.heads))
     if stack is not None and stack.cell == "attention":
         outputs, heads = ("decoder_attention",), stack.attention[0].heads
-        found.append(AttentionMaps(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
-    return tuple(found)
+        maps.append(AttentionMaps(kind="decoder", outputs=outputs, layers=stack.layers, heads=heads))
+    return tuple(maps)

@@ -36,15 +36,15 @@ def read_again(
         memory: hidden states of the encoder, (B, S, M).
         at_positions: adds the first S rows of a table (P, M).
     """
-    stack, zero, one = reader.stack, graph.constant(0, np.int64), graph.constant([1], np.int64)
+    stack, zero, axis = reader.stack, graph.constant(0, np.int64), graph.constant([1], np.int64)
     assert stack.cross is not None, "the decoder has cross-attention"
     layers = LayerBuilder(graph, weights, "decoder", stack)
     # The start token takes the place of the last token. A negative pad truncates.
     shifted = graph.add(
-        "Pad", ids, graph.constant([1, -1], np.int64), graph.constant(reader.start_id, np.int64), one
+        "Pad", ids, graph.constant([1, -1], np.int64), graph.constant(reader.start_id, np.int64), axis
     )  # (B, S)
     x = layers.embed(shifted, at_positions)
-    is_later = graph.add("Greater", positions, graph.add("Unsqueeze", positions, one))  # (S, S)
+    is_later = graph.add("Greater", positions, graph.add("Unsqueeze", positions, axis))  # (S, S)
     causal = graph.add("Where", is_later, graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32))
     causal = graph.add("Unsqueeze", causal, graph.constant([0, 1], np.int64))  # (1, 1, S, S)
     for number, attention in enumerate(stack.attention):
@@ -63,5 +63,5 @@ def read_again(
     if stack.has_final_norm:
         x = layers.norm(x, "decoder.norm")
     is_end = graph.add("And", graph.add("Equal", ids, graph.constant(reader.end_id, np.int64)), is_token)
-    last = graph.add("ReduceMax", graph.add("Where", is_end, positions, zero), one)  # (B, 1)
+    last = graph.add("ReduceMax", graph.add("Where", is_end, positions, zero), axis)  # (B, 1)
     return graph.add("GatherND", x, last, batch_dims=1)

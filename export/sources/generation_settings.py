@@ -146,9 +146,9 @@ def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
         return GenerationDefaults(**values), []
     except ValidationError as error:
         notes = []
-        for one in error.errors():
-            name = str(one["loc"][0])
-            reason = f"{name} is {values[name]!r}, but {one['msg'].replace('Input', 'it', 1)}"
+        for problem in error.errors():
+            name = str(problem["loc"][0])
+            reason = f"{name} is {values[name]!r}, but {problem['msg'].replace('Input', 'it', 1)}"
             if name not in unused:
                 raise ImportFailedError(f"{reason}; every request would fail: correct or remove {name}") from None
             notes.append(f"the default of {reason}: it is not used")
@@ -173,14 +173,14 @@ def after_forced_tokens(generation: GenerationSettings, num_forced: int) -> Gene
 def _start_ids(config: Config, source: Config, end_ids: Sequence[int], is_decoder_only: bool) -> tuple[int, ...]:
     keys = ("bos_token_id",) if is_decoder_only else ("decoder_start_token_id", "bos_token_id")
     for key in keys:
-        found = _ids(source, key) or _ids(config, key)
-        if found:
+        ids = _ids(source, key) or _ids(config, key)
+        if ids:
             break
     else:
         if not is_decoder_only:
             raise ImportFailedError("config.json has no decoder_start_token_id; add the first token of the decoder")
-        found = tuple(end_ids[:1])
-    return (*found[:1], *(() if is_decoder_only else _ids(source, "forced_bos_token_id")))
+        ids = tuple(end_ids[:1])
+    return (*ids[:1], *(() if is_decoder_only else _ids(source, "forced_bos_token_id")))
 
 
 def _ids(config: Config, key: str) -> tuple[int, ...]:

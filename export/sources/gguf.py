@@ -94,7 +94,7 @@ class GgufFile:
         for _ in range(num_keys):
             key = self._string(file)
             metadata[key] = self._value(file, *self._unpack(file, "<I"))
-        described, encodings = [], dict[int, GGMLQuantizationType | None]()
+        listed, encodings = [], dict[int, GGMLQuantizationType | None]()
         for _ in range(num_tensors):
             name = self._string(file)
             (num_dimensions,) = self._unpack(file, "<I")
@@ -110,10 +110,10 @@ class GgufFile:
                 raise self._invalid(f"{name} has the encoding {kind}, which the package gguf does not decode")
             if not shape or 0 in shape or shape[-1] % GGML_QUANT_SIZES[encoding][0]:
                 raise self._invalid(f"the rows of {name} are not whole blocks of {GGML_QUANT_SIZES[encoding][0]}")
-            described.append((name, GgufTensor(shape, encoding, offset)))
+            listed.append((name, GgufTensor(shape, encoding, offset)))
         alignment = metadata.get("general.alignment", 32)
         start = -(-file.tell() // alignment) * alignment
-        return metadata, {name: GgufTensor(one.shape, one.encoding, start + one.offset) for name, one in described}
+        return metadata, {name: GgufTensor(entry.shape, entry.encoding, start + entry.offset) for name, entry in listed}
 
     def _unpack(self, file: BufferedReader, layout: str) -> tuple[Any, ...]:
         return struct.unpack(layout, file.read(struct.calcsize(layout)))
@@ -208,8 +208,8 @@ def convert(source: Path, folder: Path) -> str | None:
     _write_json(folder / "config.json", config)
     _write_json(folder / "tokenizer_config.json", described)
     tokenizer.save(str(folder / "tokenizer.json"))
-    encodings = dict.fromkeys(entry.encoding for entry in gguf.entries.values())
-    return ", ".join(one.name for one in encodings) if any(one not in FLOATS for one in encodings) else None
+    used = dict.fromkeys(entry.encoding for entry in gguf.entries.values())
+    return ", ".join(encoding.name for encoding in used) if any(encoding not in FLOATS for encoding in used) else None
 
 
 def _configuration(settings: Config, architecture: str, gguf: GgufFile) -> dict[str, Any]:

@@ -578,9 +578,9 @@ def _no_weights(folder: Path) -> str:
         (".safetensors", "safetensors under another name than model.safetensors"),
         (".onnx", "an ONNX graph"),
     ):
-        found = sorted(folder.glob(f"*{suffix}"))
-        if found:
-            return f"{folder} has no {SAFETENSORS}; {found[0].name} ({kind}) is not read; {hint}"
+        weights = sorted(folder.glob(f"*{suffix}"))
+        if weights:
+            return f"{folder} has no {SAFETENSORS}; {weights[0].name} ({kind}) is not read; {hint}"
     return f"{folder} has no weights: it needs {SAFETENSORS}, {SAFETENSORS_INDEX} or {PICKLE}"
 
 

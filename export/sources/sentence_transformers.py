@@ -293,13 +293,13 @@ def _has_template(config: Config) -> bool:
     modalities = config.section("modality_config")
     if modalities is None:
         return False
-    found = [kind for kind in ("text", "message") if kind in modalities]
-    for options in filter(None, map(modalities.section, found)):
+    kinds = [kind for kind in ("text", "message") if kind in modalities]
+    for options in filter(None, map(modalities.section, kinds)):
         options.neutral("method", "forward")
         options.neutral("method_output_name", "last_hidden_state", "logits")
         options.neutral("format", "flat", "auto")
     modalities.check_all_read()
-    return "message" in found
+    return "message" in kinds
 
 
 def read_tokenizer_limit(read_json: ReadJson, folder: str = "") -> int | None:

@@ -43,7 +43,7 @@ class TrainingRun(FolderFiles):
             raise self.unusable(error) from error
         stored = {name: StoredTensor(entry.shape, partial(file.read, name)) for name, entry in file.entries.items()}
         if half_weights:
-            stored = {name: replace(one, load=partial(_read_half, name, one.load)) for name, one in stored.items()}
+            stored = {name: replace(full, load=partial(_read_half, name, full.load)) for name, full in stored.items()}
         self.tensors = Tensors(stored, str(path / WEIGHTS))
 
     def unusable(self, error: Exception) -> ValueError:

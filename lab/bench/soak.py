@@ -196,7 +196,7 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
     short: Body = {"inputs": text, "parameters": {"max_new_tokens": MAX_TOKENS}}
     openai = {"model": model, "prompt": text, "max_tokens": MAX_TOKENS}
     return [
-        *(Call("/v1/generate", {**own, "parameters": {"max_new_tokens": 2 * MAX_TOKENS, **one}}) for one in variants),
+        *(Call("/v1/generate", {**own, "parameters": {"max_new_tokens": 2 * MAX_TOKENS, **more}}) for more in variants),
         Call("/v1/generate", {**own, "inputs": [text[:100]] * 8}),
         Call("/v1/generate", {**own, "stream": True}),
         Call("/v1/score", {**own, "targets": text[:100]}),
@@ -205,11 +205,11 @@ def _generations(model: str, text: str, number: int) -> list[Call]:
         Call("/api/generate", {"model": model, "prompt": text, "options": {"num_predict": MAX_TOKENS}}),
         *(Call(f"{path}?model={model}", short) for path in ("/", "/generate", "/generate_stream")),
         *(
-            Call(f"{one}/{name}", {"text_input": text})
-            for one in _paths(model)
+            Call(f"{path}/{name}", {"text_input": text})
+            for path in _paths(model)
             for name in ("generate", "generate_stream")
         ),
-        *(Call(f"{one}/infer", {"inputs": [_tensor(text)]}) for one in _paths(model)),
+        *(Call(f"{path}/infer", {"inputs": [_tensor(text)]}) for path in _paths(model)),
     ]
 
 
@@ -246,8 +246,8 @@ def _chats(model: str, text: str, number: int) -> list[Call]:
     body = {"model": model, "messages": [{"role": "user", "content": text[:100]}], "max_tokens": MAX_TOKENS}
     ollama = {"model": model, "messages": body["messages"], "options": {"num_predict": MAX_TOKENS}}
     return [
-        Call(path, {**one, "stream": is_streamed})
-        for path, one in (("/v1/chat/completions", body), ("/api/chat", ollama))
+        Call(path, {**chat, "stream": is_streamed})
+        for path, chat in (("/v1/chat/completions", body), ("/api/chat", ollama))
         for is_streamed in (False, True)
     ]
 
@@ -267,7 +267,7 @@ def _plain(model: str, text: str) -> list[Call]:
         Call("/api/show", {"model": model}),
         *map(Call, GETS),
         Call(f"/v1/models/{model}"),
-        *(Call(one + name) for one in _paths(model) for name in ("", "/ready", "/config", "/stats")),
+        *(Call(path + name) for path in _paths(model) for name in ("", "/ready", "/config", "/stats")),
     ]
 
 

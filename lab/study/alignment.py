@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     pairs = read_pairs(arguments.pairs)
     rows: list[Row] = [_facts(pairs), *_baselines(pairs)]
     for served, manifest in served_models(arguments.bundles):
-        if translates(manifest) and any(one.kind == "cross" for one in manifest.attention):
+        if translates(manifest) and any(maps.kind == "cross" for maps in manifest.attention):
             rows += measure_model(served, manifest, pairs)
     return Result(rows=rows)
 
@@ -69,8 +69,8 @@ def _facts(pairs: Sequence[AnnotatedPair]) -> Row:
         "pairs": len(pairs),
         "source_words": sum(len(pair.source_words) for pair in pairs),
         "target_words": sum(len(pair.target_words) for pair in pairs),
-        "sure": sum(len(one.sure) for one in links),
-        "possible": sum(len(one.possible - one.sure) for one in links),
+        "sure": sum(len(reference.sure) for reference in links),
+        "possible": sum(len(reference.possible - reference.sure) for reference in links),
         **{name: round(float(value), DIGITS) for name, value in agreement(pairs).items()},
     }
 
@@ -81,7 +81,7 @@ def _baselines(pairs: Sequence[AnnotatedPair]) -> list[Row]:
     best = [best_links(pair.links, size[1]) for pair, size in zip(pairs, sizes, strict=True)]
     chance = np.array([random_counts(pair.links, *size) for pair, size in zip(pairs, sizes, strict=True)])
     counts = {"random": chance, "diagonal": _counts(diagonals, pairs), "best": _counts(best, pairs)}
-    return [{"kind": "baseline", "baseline": name, **_estimate(one)} for name, one in counts.items()]
+    return [{"kind": "baseline", "baseline": name, **_estimate(errors)} for name, errors in counts.items()]
 
 
 def measure_model(served: Served, manifest: Manifest, pairs: Sequence[AnnotatedPair]) -> list[Row]:
@@ -89,14 +89,14 @@ def measure_model(served: Served, manifest: Manifest, pairs: Sequence[AnnotatedP
     half of the pairs for the other half.
     """
     of_pairs = [links_of(served, manifest.name, pair) for pair in pairs]
-    counts = {one: _counts([links[one] for links in of_pairs], pairs) for one in of_pairs[0]}
+    counts = {candidate: _counts([links[candidate] for links in of_pairs], pairs) for candidate in of_pairs[0]}
     aligned, heads = _aligned(served, manifest.name, pairs)
     model = {"model": manifest.name}
     return [
         {**model, "kind": "align", **heads, **_estimate(aligned)},
         *(
-            {**model, "kind": "map", "layer": layer, "head": head, "step": step, **_estimate(one)}
-            for (layer, head, step), one in counts.items()
+            {**model, "kind": "map", "layer": layer, "head": head, "step": step, **_estimate(errors)}
+            for (layer, head, step), errors in counts.items()
         ),
         *(
             {**model, "kind": "chosen", "steps": list(steps), **_choose(counts, steps, aligned)}
@@ -122,22 +122,22 @@ def links_of(served: Served, model: str, pair: AnnotatedPair) -> dict[Candidate,
         words_of(text, [None if span is None else tuple(span) for span in output[f"{side}_offsets"]])
         for text, side in ((pair.source, "source"), (output["text"], "target"))
     )
-    _check_words(model, pair, [one.text for one in sources], [one.text for one in targets])
-    rows, columns = ([one.tokens for one in words] for words in (targets, sources))
-    found: dict[Candidate, Links] = {}
+    _check_words(model, pair, [word.text for word in sources], [word.text for word in targets])
+    rows, columns = ([word.tokens for word in words] for words in (targets, sources))
+    links: dict[Candidate, Links] = {}
     for step, of_step in zip(ALIGNMENT_STEPS, (maps, rows_that_read(maps)), strict=True):
         words = merge_weights(of_step, rows, columns)
         chosen: dict[Candidate, NDArray[np.float32]] = {
-            (layer, head, step): one for layer, of_heads in enumerate(words) for head, one in enumerate(of_heads)
+            (layer, head, step): matrix for layer, of_heads in enumerate(words) for head, matrix in enumerate(of_heads)
         }
         if len(chosen) > 1:
             chosen |= {(layer, None, step): of_heads.mean(axis=0) for layer, of_heads in enumerate(words)}
             chosen[None, None, step] = words.mean(axis=(0, 1))
-        found |= {
+        links |= {
             candidate: frozenset((source, word) for source, word, _ in strongest_links(weights))
             for candidate, weights in chosen.items()
         }
-    return found
+    return links
 
 
 def _check_words(model: str, pair: AnnotatedPair, sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -150,13 +150,13 @@ def _check_words(model: str, pair: AnnotatedPair, sources: Sequence[str], target
 
 def _aligned(served: Served, model: str, pairs: Sequence[AnnotatedPair]) -> tuple[Counts, dict[str, Any]]:
     """Return the counts of the links of `/v1/align`, and its step, layer and heads."""
-    found, output = [], None
+    links, output = [], None
     for pair in pairs:
         body = {"model": model, "inputs": [pair.source], "targets": [pair.target]}
         (output,) = served.post("/v1/align", body)[0]["outputs"]
-        found.append(frozenset((source, word) for source, word, _ in output["links"]))
+        links.append(frozenset((source, word) for source, word, _ in output["links"]))
     assert output is not None, "there are pairs"
-    return _counts(found, pairs), {name: output[name] for name in ("step", "layer", "heads")}
+    return _counts(links, pairs), {name: output[name] for name in ("step", "layer", "heads")}
 
 
 def _choose(counts: Mapping[Candidate, Counts], steps: Sequence[str], aligned: Counts) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def _choose(counts: Mapping[Candidate, Counts], steps: Sequence[str], aligned: C
     halves = np.arange(len(aligned)) % 2 == 0
     tested, names = np.zeros_like(aligned), []
     for half in (halves, ~halves):
-        able = [one for one in counts if one[2] in steps]
-        best = min(able, key=lambda one: float(error_rate(counts[one][half].sum(axis=0))))
+        able = [candidate for candidate in counts if candidate[2] in steps]
+        best = min(able, key=lambda candidate: float(error_rate(counts[candidate][half].sum(axis=0))))
         tested[~half] = counts[best][~half]
         names.append(list(best))
     return {"chosen": names, **_estimate(tested), "difference": _difference(tested, aligned)}
@@ -173,7 +173,7 @@ def _choose(counts: Mapping[Candidate, Counts], steps: Sequence[str], aligned: C
 
 def _counts(links: Sequence[Links], pairs: Sequence[AnnotatedPair]) -> Counts:
     """Return `error_counts` of each pair, (N, 2)."""
-    return np.array([error_counts(one, pair.links) for one, pair in zip(links, pairs, strict=True)], np.float64)
+    return np.array([error_counts(of_pair, pair.links) for of_pair, pair in zip(links, pairs, strict=True)], np.float64)
 
 
 def _resampled(counts: Counts) -> Counts:
@@ -190,7 +190,7 @@ def _difference(counts: Counts, others: Counts) -> list[float]:
     of pairs.
     """
     value = float(error_rate(counts.sum(axis=0)) - error_rate(others.sum(axis=0)))
-    return [round(one, DIGITS) for one in (value, *interval(_resampled(counts) - _resampled(others)))]
+    return [round(number, DIGITS) for number in (value, *interval(_resampled(counts) - _resampled(others)))]
 
 
 STEP_TEXTS = {"writes": "step that writes", "reads": "step that reads"}
@@ -232,13 +232,13 @@ def _systems(result: Result) -> str:
     for row in _rows(result, "align"):
         model = row["model"]
         body.append([f"`{model}`, `/v1/align`", _align_text(row), _percent(row), ""])
-        for one in _rows(result, "chosen"):
-            if one["model"] == model:
-                steps = STEP_TEXTS[one["steps"][0]] if len(one["steps"]) == 1 else "either step"
-                names = "; ".join(dict.fromkeys(_map_text(*name) for name in one["chosen"]))
-                value, low, high = (100 * number for number in one["difference"])
+        for choice in _rows(result, "chosen"):
+            if choice["model"] == model:
+                steps = STEP_TEXTS[choice["steps"][0]] if len(choice["steps"]) == 1 else "either step"
+                names = "; ".join(dict.fromkeys(_map_text(*name) for name in choice["chosen"]))
+                value, low, high = (100 * number for number in choice["difference"])
                 difference = f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
-                body.append([f"`{model}`, best map, {steps}", names, _percent(one), difference])
+                body.append([f"`{model}`, best map, {steps}", names, _percent(choice), difference])
     return table(head, body)
 
 
@@ -255,14 +255,14 @@ def _map_text(layer: int | None, head: int | None, step: str) -> str:
 
 def _heads(result: Result) -> str:
     """Return error rates by layer and head for models with several heads."""
-    found = {(row["model"], row["step"], row["layer"], row["head"]): row["aer"] for row in _rows(result, "map")}
+    rates = {(row["model"], row["step"], row["layer"], row["head"]): row["aer"] for row in _rows(result, "map")}
     num_heads = max((row["head"] or 0) for row in _rows(result, "map")) + 1
     body = []
-    for model, step, layer in dict.fromkeys(key[:3] for key in found):
+    for model, step, layer in dict.fromkeys(key[:3] for key in rates):
         if layer is not None:
             heads = [*range(num_heads), None]
-            cells = [found.get((model, step, layer, head)) for head in heads]
-            body.append([f"`{model}`", str(layer), step, *("" if one is None else f"{100 * one:.1f}" for one in cells)])
+            cells = [rates.get((model, step, layer, head)) for head in heads]
+            body.append([f"`{model}`", str(layer), step, *("" if aer is None else f"{100 * aer:.1f}" for aer in cells)])
     return table(["model", "layer", "step", *(f"head {head}" for head in range(num_heads)), "mean of heads"], body)
 
 
@@ -314,7 +314,7 @@ def _note(result: Result) -> str:
 def _draw_model(axes: Axes, index: int, rows: Sequence[Row]) -> None:
     for row in rows:
         if row["kind"] == "align":
-            low, high = (100 * one for one in row["interval"])
+            low, high = (100 * end for end in row["interval"])
             axes.plot([low, high], [index - 0.22] * 2, color=style.ORANGE)
             axes.plot(100 * row["aer"], index - 0.22, "D", color=style.ORANGE)
         elif row["kind"] == "map" and row["head"] is not None:

@@ -88,7 +88,7 @@ def without_maps(model: onnx.ModelProto) -> onnx.ModelProto:
     for field, values in (
         (pruned.graph.node, kept),
         (pruned.graph.output, [output for output in pruned.graph.output if output.name == RESULT]),
-        (pruned.graph.initializer, [one for one in pruned.graph.initializer if one.name in needed]),
+        (pruned.graph.initializer, [tensor for tensor in pruned.graph.initializer if tensor.name in needed]),
     ):
         values = [type(value).FromString(value.SerializeToString()) for value in values]  # copies survive `del`
         del field[:]

@@ -38,8 +38,8 @@ def measure(arguments: argparse.Namespace) -> Result:
     with serve(arguments.bundles) as served:
         outputs = {setting: _translate(served, setting, sources) for setting in settings}
     rows = {
-        setting: statistics_of(moses_lines([one["text"] for one in found], TARGET), references)
-        for setting, found in outputs.items()
+        setting: statistics_of(moses_lines([output["text"] for output in of_setting], TARGET), references)
+        for setting, of_setting in outputs.items()
     }
     return Result(rows=[_row(setting, rows, outputs) for setting in settings])
 
@@ -56,12 +56,12 @@ def _row(
 ) -> dict[str, Any]:
     """Return the scores of a setting and its differences from greedy decoding, the first one."""
     greedy, ours, samples = next(iter(outputs)), statistics[setting], resamples(len(outputs[setting]))
-    bleu = {one: estimate([statistics[one].rows], samples) for one in (setting, greedy)}
+    bleu = {compared: estimate([statistics[compared].rows], samples) for compared in (setting, greedy)}
     lengths, references = ours.output_lengths, ours.reference_lengths
     ratios = (samples @ lengths) / (samples @ references)
     pairs = list(zip(outputs[setting], outputs[greedy], strict=True))
     # The score of a beam is divided by a power of its length; the sum over its tokens is not.
-    gains = [_log_probability(one) - _log_probability(other) for one, other in pairs]
+    gains = [_log_probability(output) - _log_probability(other) for output, other in pairs]
     return {
         "num_beams": setting[0],
         "length_penalty": setting[1],
@@ -69,7 +69,7 @@ def _row(
         "bleu": bleu[setting].ends,
         "gain": (bleu[setting] - bleu[greedy]).ends,
         "length_ratio": [round(float(value), 4) for value in (lengths.sum() / references.sum(), *interval(ratios))],
-        "same_text": sum(one["text"] == other["text"] for one, other in pairs),
+        "same_text": sum(output["text"] == other["text"] for output, other in pairs),
         "less_likely": sum(gain < -1e-4 for gain in gains),
         "nats_gained": round(float(np.mean(gains)), 4),
     }
@@ -81,9 +81,9 @@ def _log_probability(output: Mapping[str, Any]) -> float:
 
 def tables(result: Result) -> Mapping[str, str]:
     """Return a table with a row for each length penalty, and sentences on greedy decoding."""
-    found = {(row["num_beams"], row["length_penalty"]): row for row in result.rows}
-    greedy = found.pop((1, None))
-    widths, penalties = (list(dict.fromkeys(key[place] for key in found)) for place in (0, 1))
+    by_setting = {(row["num_beams"], row["length_penalty"]): row for row in result.rows}
+    greedy = by_setting.pop((1, None))
+    widths, penalties = (list(dict.fromkeys(key[place] for key in by_setting)) for place in (0, 1))
     head = [
         "length penalty",
         *(f"BLEU gained, {width} beams" for width in widths),
@@ -92,12 +92,12 @@ def tables(result: Result) -> Mapping[str, str]:
     body = [
         [
             f"{penalty:g}",
-            *(_format(found[width, penalty]["gain"]) for width in widths),
-            *(f"{found[width, penalty]['length_ratio'][0]:.2f}" for width in widths),
+            *(_format(by_setting[width, penalty]["gain"]) for width in widths),
+            *(f"{by_setting[width, penalty]['length_ratio'][0]:.2f}" for width in widths),
         ]
         for penalty in penalties
     ]
-    gains = [f"{found[width, penalties[0]]['nats_gained']:.2f}" for width in widths]
+    gains = [f"{by_setting[width, penalties[0]]['nats_gained']:.2f}" for width in widths]
     text = (
         f"Greedy decoding: {_format(greedy['bleu'])} tok-lc BLEU, length {greedy['length_ratio'][0]:.2f} of "
         f"the reference's. With penalty {penalties[0]:g}, the log-probability of translations with beams is higher by "

@@ -73,14 +73,14 @@ def resampled_bleu(rows: Sequence[Counts], samples: Counts) -> NDArray[np.float6
         rows: The statistics of each output, each (N, 2 O + 2).
         samples: (R, N); see `resamples`.
     """
-    scores = np.array([[corpus_bleu(total) for total in samples @ one] for one in rows])  # (outputs, R)
+    scores = np.array([[corpus_bleu(total) for total in samples @ of_output] for of_output in rows])  # (outputs, R)
     means: NDArray[np.float64] = scores.mean(axis=0)
     return means
 
 
 def mean_bleu(rows: Sequence[Counts]) -> float:
     """Return the mean score of several outputs."""
-    return float(np.mean([corpus_bleu(one.sum(axis=0)) for one in rows]))
+    return float(np.mean([corpus_bleu(of_output.sum(axis=0)) for of_output in rows]))
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -147,11 +147,11 @@ def with_interval(value: float, limits: Sequence[float], digits: int = 1) -> str
     center, half = round(value, digits), round(longer, digits)
     crosses_zero = (center < half and low >= 0) or (center > -half and high <= 0)
     if crosses_zero or longer - shorter > max(0.2 * longer, 1.001 * 10**-digits):
-        value, low, high = (round(one, digits) + 0.0 for one in (value, low, high))  # no -0.0
+        value, low, high = (round(number, digits) + 0.0 for number in (value, low, high))  # no -0.0
         return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
     return f"{center + 0.0:.{digits}f} ± {half:.{digits}f}"
 
 
 def percent(value: float, limits: Sequence[float], digits: int = 0) -> str:
     """Format a share and its interval in percent, without the sign."""
-    return with_interval(100 * value, [100 * one for one in limits], digits)
+    return with_interval(100 * value, [100 * limit for limit in limits], digits)

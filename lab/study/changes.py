@@ -46,18 +46,18 @@ def changes_table(result: Result) -> Mapping[str, str]:
     """
     test_set, systems = test_set_of(result), runs_by_system(result)
     samples = resamples(len(test_set.source_words))
-    found = {
+    estimates = {
         name: estimate(rows_of_statistics(systems[name], test_set), samples) for name in CONTROLS if name in systems
     }
     body = []
-    for name, bleu in found.items():
+    for name, bleu in estimates.items():
         control, text = CONTROLS[name]
-        compared = [f"`{control}`", str(bleu - found[control])] if control in found else ["", ""]
+        compared = [f"`{control}`", str(bleu - estimates[control])] if control in estimates else ["", ""]
         body.append([f"`{name}`", text, str(bleu), *compared])
     text = table(["system", "what it is", "tok-lc BLEU", "compared with", "difference"], body)
     further = [
-        f"`{name}` minus `{other}` {found[name] - found[other]}"
+        f"`{name}` minus `{other}` {estimates[name] - estimates[other]}"
         for name, other in FURTHER
-        if {name, other} <= set(found)
+        if {name, other} <= set(estimates)
     ]
     return {"changes": f"{text}\n\nFurther differences: {', '.join(further)}." if further else text}

@@ -280,12 +280,12 @@ def check_model(
             def ratio(built: Description, used: Weights) -> float:
                 """Return the ratio for graphs of a changed model."""
                 manifest = write_bundle(folder, built, used, positions)
-                texts, given = GraphRunner(folder, manifest, built).run(*random_inputs(manifest, built, seed))
+                texts, outputs = GraphRunner(folder, manifest, built).run(*random_inputs(manifest, built, seed))
                 if texts not in known:
                     known[texts] = rounding_limits(model, weights, texts)
                 exact, limits = known[texts]
-                ratios = [difference / limits[name] for name, difference in differences_of(given, exact).items()]
-                return max(math.inf if math.isnan(one) else one for one in ratios)
+                ratios = [difference / limits[name] for name, difference in differences_of(outputs, exact).items()]
+                return max(math.inf if math.isnan(quotient) else quotient for quotient in ratios)
 
             right, planted = ratio(model, weights), dict[str, float]()
             for error, plant in ERRORS.items() if plants_errors else ():
@@ -305,7 +305,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    ratios, planted, found = [], Counter[str](), Counter[str]()
+    ratios, planted, detected = [], Counter[str](), Counter[str]()
     for seed in range(arguments.first, arguments.first + arguments.models):
         scale = SCALES[seed // len(FAMILIES) % len(SCALES)]
         architecture, options = random_options(list(FAMILIES)[seed % len(FAMILIES)], seed)
@@ -313,13 +313,13 @@ def main() -> None:
         right, wrong = check_model(architecture, options, seed, scale, plants_errors=has_errors)
         ratios.append(right)
         planted.update(wrong.keys())
-        found.update(error for error, ratio in wrong.items() if ratio > 1)
+        detected.update(error for error, ratio in wrong.items() if ratio > 1)
         if right > 0.5:
             print(f"{architecture}, seed {seed}, weights of scale {scale}: {right:.2g} of the limit")
     rejected = sum(ratio > 1 for ratio in ratios)
     print(f"{len(ratios)} right models: {rejected} rejected, largest ratio {max(ratios):.2g}")
     for error, count in planted.items():
-        print(f"{error}: {found[error]} of {count} found")
+        print(f"{error}: {detected[error]} of {count} found")
 
 
 if __name__ == "__main__":

@@ -179,10 +179,10 @@ def draw(result: Result, folder: Path) -> None:
     for row in result.rows:
         if row["kind"] == "system":
             runs.setdefault(row["system"], []).append(row["diagnostics"])
-    found = {depth: runs[system] for depth, system in DEPTHS.items() if system in runs}
+    with_residual = {depth: runs[system] for depth, system in DEPTHS.items() if system in runs}
     without = {depth: runs[name] for depth in DEPTHS if (name := f"small-depth-{depth}-no-residual") in runs}
-    if found or without:
-        draw_gradients(found, without, folder / "gradients.svg")
+    if with_residual or without:
+        draw_gradients(with_residual, without, folder / "gradients.svg")
     buckets = _buckets(result)
     if buckets[0].bleu:
         draw_buckets(buckets, LONG_LINES, folder / "long.svg")
@@ -191,37 +191,37 @@ def draw(result: Result, folder: Path) -> None:
 def statistics_by_system(result: Result, systems: Sequence[str]) -> dict[str, list[Counts]]:
     """Return the statistics (N, 10) of each run, by system."""
     references = {row["corpus"]: np.array(row["reference_lengths"]) for row in result.rows if row["kind"] == "test set"}
-    found: dict[str, list[Counts]] = {}
+    by_system: dict[str, list[Counts]] = {}
     for row in result.rows:
         if row["kind"] == "system" and row["system"] in systems:
             lengths = np.array(row["output_lengths"]), references[row["corpus"]]
-            found.setdefault(row["system"], []).append(Statistics(np.array(row["matches"]).T, *lengths).rows)
-    return {name: found[name] for name in systems if name in found}
+            by_system.setdefault(row["system"], []).append(Statistics(np.array(row["matches"]).T, *lengths).rows)
+    return {name: by_system[name] for name in systems if name in by_system}
 
 
 def _by_system(result: Result, group: str) -> str:
     """Return the BLEU of the systems of a group, and their differences from their baselines."""
     lines = {line.system: line for line in TABLES[group]}
     runs = statistics_by_system(result, tuple(lines))
-    found = {name: estimate(rows, resamples(len(rows[0]))) for name, rows in runs.items()}
+    estimates = {name: estimate(rows, resamples(len(rows[0]))) for name, rows in runs.items()}
     baselines = list(dict.fromkeys(line.baseline for line in lines.values() if line.baseline))
     counts = {name: len(rows) for name, rows in runs.items()}
     # One baseline is named in the head of the column, several in a column.
     (only,) = baselines if len(baselines) == 1 else (None,)
     head = ["system", *_seeds_head(counts), "BLEU", *([] if only else ["compared with"])]
     head.append(f"minus {lines[only]}" if only else "difference")
-    second = group in SECOND and SECOND[group] in found and SECOND[group]
+    second = group in SECOND and SECOND[group] in estimates and SECOND[group]
     head += [f"minus {lines[second]}"] if second else []
     head += [text for text, _ in SIZES.get(group, ())]
     body = []
-    for name, bleu in found.items():
-        baseline = lines[name].baseline if lines[name].baseline in found else None
+    for name, bleu in estimates.items():
+        baseline = lines[name].baseline if lines[name].baseline in estimates else None
         cells = [str(lines[name]), *_seeds_cell(counts, name), str(bleu)]
         if not only:
             cells.append(str(lines[baseline]) if baseline else "")
-        cells.append(str(bleu - found[baseline]) if baseline else "")
+        cells.append(str(bleu - estimates[baseline]) if baseline else "")
         if second:
-            cells.append("" if name in (only, second) else str(bleu - found[second]))
+            cells.append("" if name in (only, second) else str(bleu - estimates[second]))
         diagnostics = [row["diagnostics"] for row in result.rows if row.get("system") == name]
         body.append([*cells, *(size(diagnostics) for _, size in SIZES.get(group, ()))])
     return table(head, body) + _seeds_note(counts)
@@ -244,7 +244,7 @@ def _seeds_note(counts: Mapping[str, int]) -> str:
 
 def _spread(diagnostics: Diagnostics, epoch: int) -> str:
     """Return the standard deviation of scores over keys, mean of all attentions and seeds."""
-    spreads = [one["spread"] for run in diagnostics for one in run[epoch]["scores"].values()]
+    spreads = [attention["spread"] for run in diagnostics for attention in run[epoch]["scores"].values()]
     return f"{np.mean(spreads):.2f}" if spreads else ""
 
 

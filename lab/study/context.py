@@ -41,12 +41,12 @@ class Use:
 
 
 def uses() -> list[Use]:
-    found = []
+    all_uses = []
     for block in SENSES.read_text(encoding="utf-8").strip().split("\n\n"):
         word, rest = block.split("\n", 1)
         for sense, lines in enumerate(rest.split("|")):
-            found += [Use(word, sense, line) for line in lines.strip().splitlines()]
-    return found
+            all_uses += [Use(word, sense, line) for line in lines.strip().splitlines()]
+    return all_uses
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def measure(arguments: argparse.Namespace) -> Result:
 def word_vectors(served: Served, model: str, texts: Sequence[str]) -> list[Vectors]:
     """Return the words of each text with the means of the encoder's vectors of their tokens."""
     body = {"model": model, "pooling": "none", "encoding": "base64", "normalize": False}
-    found = []
+    of_texts = []
     for start in range(0, len(texts), INPUTS_PER_CALL):
         part = list(texts[start : start + INPUTS_PER_CALL])
         (encoded,) = served.post("/v1/encode", {**body, "inputs": part})
@@ -85,9 +85,9 @@ def word_vectors(served: Served, model: str, texts: Sequence[str]) -> list[Vecto
             part, encoded["embeddings"], encoded["shapes"], tokenized["outputs"], strict=True
         ):
             vectors = array_of({"data": data, "shape": shape})
-            words = words_of(text, [None if one["special"] else (one["start"], one["end"]) for one in tokens])
-            found.append([(word, vectors[list(word.tokens)].mean(axis=0)) for word in words])
-    return found
+            words = words_of(text, [None if token["special"] else (token["start"], token["end"]) for token in tokens])
+            of_texts.append([(word, vectors[list(word.tokens)].mean(axis=0)) for word in words])
+    return of_texts
 
 
 def influence(served: Served, model: str, sentences: Sequence[str]) -> Row:
@@ -129,7 +129,7 @@ def senses(served: Served, model: str) -> Row:
         vectors.append(vector / np.linalg.norm(vector))
     correct = 0
     for number, use in enumerate(every):
-        others = [other for other, one in enumerate(every) if one.word == use.word and other != number]
+        others = [other for other, candidate in enumerate(every) if candidate.word == use.word and other != number]
         nearest = max(others, key=lambda other: float(vectors[number] @ vectors[other]))
         correct += every[nearest].sense == use.sense
     share = Share(correct, len(every))
@@ -145,8 +145,8 @@ def tables(result: Result) -> Mapping[str, str]:
     body = []
     for row in result.rows:
         if row["quantity"] == "influence":
-            cells = [percent(*one, digits=1) for one in zip(row["value"][1:], row["interval"][1:], strict=True)]
-            found = by_model[row["model"]]
-            sense = percent(found["correct"] / found["total"], found["interval"])
+            cells = [percent(*pair, digits=1) for pair in zip(row["value"][1:], row["interval"][1:], strict=True)]
+            of_senses = by_model[row["model"]]
+            sense = percent(of_senses["correct"] / of_senses["total"], of_senses["interval"])
             body.append([f"`{system_of(row['model'])}`", *cells, sense])
     return {NAME: table(["system", *(f"distance {group}" for group in groups), "senses correct"], body)}

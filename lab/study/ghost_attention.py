@@ -106,13 +106,13 @@ def run_dialogues(served: Served, name: str, scripts: Sequence[Script]) -> list[
     by_turn = []
     for _ in scripts[0].plain:
         body = {"model": name, "kinds": ["decoder"], "encoding": "base64", "parameters": PARAMETERS}
-        bodies = [{**body, "inputs": one.prompt} for one in scripts]
+        bodies = [{**body, "inputs": script.prompt} for script in scripts]
         outputs = [response["outputs"][0] for response in served.post("/v1/attention", *bodies)]
         by_turn.append(
-            [instruction_attention(_weights(one), positions) for one, positions in zip(outputs, columns, strict=True)]
+            [instruction_attention(_weights(output), indices) for output, indices in zip(outputs, columns, strict=True)]
         )
-        for script, one in zip(scripts, outputs, strict=True):
-            script.add_answer(one["text"])
+        for script, output in zip(scripts, outputs, strict=True):
+            script.add_answer(output["text"])
     return by_turn
 
 
@@ -129,18 +129,18 @@ def instruction_columns(served: Served, name: str, script: Script) -> list[int]:
 
 def _weights(output: Mapping[str, Any]) -> NDArray[np.float32]:
     """Return the only attention map of an output, (L, H, N, C)."""
-    (found,) = output["maps"]
-    return np.frombuffer(base64.b64decode(found["data"]), "<f4").reshape(found["shape"])
+    (maps,) = output["maps"]
+    return np.frombuffer(base64.b64decode(maps["data"]), "<f4").reshape(maps["shape"])
 
 
 def _summary(by_turn: Sequence[Sequence[InstructionAttention]]) -> dict[str, Any]:
     """Return, for each turn, the mean over dialogues and the half width of its 95 % interval."""
     summary: dict[str, Any] = {}
     for field in fields(InstructionAttention):
-        values = [[getattr(one, field.name) for one in of_turn] for of_turn in by_turn]
-        summary[field.name] = [round(statistics.mean(one), 4) for one in values]
+        values = [[getattr(attention, field.name) for attention in of_turn] for of_turn in by_turn]
+        summary[field.name] = [round(statistics.mean(of_turn), 4) for of_turn in values]
         summary[f"{field.name}_half_width"] = [
-            round(Z_95 * statistics.stdev(one) / len(one) ** 0.5, 4) for one in values
+            round(Z_95 * statistics.stdev(of_turn) / len(of_turn) ** 0.5, 4) for of_turn in values
         ]
     return summary
 
@@ -153,8 +153,8 @@ def tables(result: Result) -> Mapping[str, str]:
 def _by_model(result: Result) -> str:
     """Return a table with a row for each kind, and a column for each model and turn."""
     turns = [turn for turn in TURNS_OF_TABLE if turn <= len(result.rows[0]["largest"])]
-    found = {(row["instruction"], row["model"]): row for row in result.rows}
-    body = [[kind, *(_with_interval(found[kind, name], turn - 1) for name in PAIR for turn in turns)] for kind in KINDS]
+    rows = {(row["instruction"], row["model"]): row for row in result.rows}
+    body = [[kind, *(_with_interval(rows[kind, name], turn - 1) for name in PAIR for turn in turns)] for kind in KINDS]
     words = [LINES[name][0].removesuffix(f" {METHOD}") for name in PAIR]
     return table(["instruction", *(f"{word}, turn {turn}" for word in words for turn in turns)], body)
 

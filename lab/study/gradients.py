@@ -58,10 +58,10 @@ def draw_gradients(with_residual: Mapping[int, Diagnostics], without: Mapping[in
         for row, (epoch, moment) in zip(grid, ((0, "before the training"), (-1, "after the training")), strict=True):
             for axes, part in zip(row, ("encoder", "decoder"), strict=True):
                 for depth, (colour, colour_without, marker) in LINES.items():
-                    for found, word, line in ((with_residual, "with", "-"), (without, "without", "--")):
-                        if depth in found:
+                    for by_depth, word, line in ((with_residual, "with", "-"), (without, "without", "--")):
+                        if depth in by_depth:
                             axes.plot(
-                                gradients(found[depth], epoch, part),
+                                gradients(by_depth[depth], epoch, part),
                                 color=colour if word == "with" else colour_without,
                                 marker=marker,
                                 linestyle=line,

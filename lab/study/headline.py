@@ -129,8 +129,8 @@ def _deviations(systems: Sequence[Sequence[Row]]) -> list[str]:
     scores = [[run["tokenised_bleu"]["value"] for run in runs] for runs in systems if len(runs) > 1]
     if not scores:
         return []
-    found = [statistics.stdev(values) for values in scores]
-    return [f"The standard deviation over the seeds of a system is {min(found):.1f} to {max(found):.1f} tok-lc."]
+    stdevs = [statistics.stdev(values) for values in scores]
+    return [f"The standard deviation over the seeds of a system is {min(stdevs):.1f} to {max(stdevs):.1f} tok-lc."]
 
 
 def _missing(systems: Mapping[str, Sequence[Row]]) -> str:
@@ -145,5 +145,5 @@ def _signatures(runs: Sequence[Row]) -> str:
         "chrF": lambda run: run["chrf"]["signature"],
         "decoding": lambda run: f"beam {run['num_beams']}, length penalty {run['length_penalty']:g}",
     }
-    found = {name: sorted({read(run) for run in runs}) for name, read in names.items()}
-    return "; ".join(f"{name} `{'`, `'.join(values)}`" for name, values in found.items()) + "."
+    signatures = {name: sorted({read(run) for run in runs}) for name, read in names.items()}
+    return "; ".join(f"{name} `{'`, `'.join(values)}`" for name, values in signatures.items()) + "."

@@ -50,12 +50,12 @@ def measure(arguments: argparse.Namespace) -> Result:
         FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
     """
     sentences = read_lines(arguments.data / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
-    prompts = [one.prompt for one in draw_dialogues(SEED, 4 * len(sentences), has_ghost_attention=True)]
+    prompts = [dialogue.prompt for dialogue in draw_dialogues(SEED, 4 * len(sentences), has_ghost_attention=True)]
     prompts = [prompt for prompt in prompts if len(prompt.split()) <= MAX_WORDS][: len(sentences)]
     long = [" ".join(sentences[start : start + JOINED]) for start in range(0, len(sentences), JOINED)]
     rows: list[Row] = []
     for served, manifest in served_models(*arguments.bundles):
-        kinds = [one.kind for one in manifest.attention if one.kind in KINDS and one.normalized]
+        kinds = [maps.kind for maps in manifest.attention if maps.kind in KINDS and maps.normalized]
         if kinds:
             print(manifest.name, flush=True)
             outputs = _outputs(served, manifest, prompts if manifest.is_decoder_only else sentences, kinds)
@@ -100,17 +100,17 @@ def maps_with_rollout(output: Mapping[str, Any]) -> dict[str, Weights]:
     whole encoder. A cross-attention map without an encoder map has no rollout, (L, H, R, C).
     """
     maps = {entry["kind"]: array_of(entry) for entry in output["maps"]}
-    found = {}
+    with_rollout = {}
     for kind, weights in maps.items():
         if kind != "cross":
             rolled = rollout(weights)
         elif "encoder" in maps:
             rolled = weights.mean(axis=1) @ rollout(maps["encoder"])[-1]
         else:
-            found[kind] = weights
+            with_rollout[kind] = weights
             continue
-        found[kind] = np.concatenate((weights, rolled[:, None]), axis=1)
-    return found
+        with_rollout[kind] = np.concatenate((weights, rolled[:, None]), axis=1)
+    return with_rollout
 
 
 def end_columns(output: Mapping[str, Any], kind: str) -> tuple[list[int], list[int]]:
@@ -135,7 +135,7 @@ def _means(pairs: Weights) -> dict[str, Any]:
     drawn = np.tensordot(samples, totals, 1) / np.tensordot(samples, counts, 1)  # (R, L, columns)
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
     parts = {"value": totals.sum(axis=0) / counts.sum(axis=0), "low": low, "high": high}
-    return {name: [[round(float(one), 4) for one in layer] for layer in part] for name, part in parts.items()}
+    return {name: [[round(float(number), 4) for number in layer] for layer in part] for name, part in parts.items()}
 
 
 def singular_values(model: str, text: str, outputs: Sequence[Any]) -> Row:
@@ -145,14 +145,14 @@ def singular_values(model: str, text: str, outputs: Sequence[Any]) -> Row:
     rng = np.random.default_rng(SEED)
     sizes, ranks, curves = [], [], []
     for output in outputs:
-        (weights,) = (array_of(one) for one in output["maps"] if one["kind"] == "encoder")
+        (weights,) = (array_of(maps) for maps in output["maps"] if maps["kind"] == "encoder")
         both = [weights, rng.permuted(weights, axis=-1)]
         size = weights.shape[-1]
         sizes.append(size)
-        ranks.append([[[share_of_rank(head, SHARE) for head in layer] for layer in one] for one in both])
-        each = [[[cumulative(head) for head in layer] for layer in one] for one in both]
-        shares = np.arange(1, size + 1) / size
-        curves.append([[np.mean([np.interp(GRID, shares, x) for x in layer], axis=0) for layer in one] for one in each])
+        ranks.append([[[share_of_rank(head, SHARE) for head in layer] for layer in maps] for maps in both])
+        each = [[[cumulative(head) for head in layer] for layer in maps] for maps in both]
+        grid = np.arange(1, size + 1) / size
+        curves.append([[np.mean([np.interp(GRID, grid, x) for x in layer], axis=0) for layer in maps] for maps in each])
     values, mean_curves = np.array(ranks), np.array(curves).mean(axis=0)  # (N, 2, L, H), (2, L, G)
     layers = values.mean(axis=3)  # (N, 2, L)
     drawn = np.tensordot(resamples(len(layers)) / len(layers), layers, 1)  # (R, 2, L)
@@ -187,16 +187,16 @@ def tables(result: Result) -> Mapping[str, str]:
 
 
 def _statistics_table(rows: Sequence[Row]) -> str:
-    found = {(row["model"], row["kind"], row["quantity"]): row for row in rows if "value" in row}
+    statistics = {(row["model"], row["kind"], row["quantity"]): row for row in rows if "value" in row}
     head = [
         *("system", "maps", "entropy, bits: mean (heads)", "weight on the end, %: mean (heads)"),
         *("on special tokens, %: mean", "rollout: entropy, bits", "rollout: weight on the end, %"),
     ]
     body = []
-    for model, kind in dict.fromkeys((model, kind) for model, kind, _ in found):
-        has_rollout = kind != "cross" or (model, "encoder", "entropy") in found
-        entropy_row, special = found[model, kind, "entropy"], found[model, kind, "special"]
-        end = special if kind == "decoder" else found[model, kind, "end"]
+    for model, kind in dict.fromkeys((model, kind) for model, kind, _ in statistics):
+        has_rollout = kind != "cross" or (model, "encoder", "entropy") in statistics
+        entropy_row, special = statistics[model, kind, "entropy"], statistics[model, kind, "special"]
+        end = special if kind == "decoder" else statistics[model, kind, "end"]
         cells = [_spread(row, has_rollout) for row in (entropy_row, end)]
         cells.append(f"{100 * _heads(special, has_rollout).mean():.0f}")
         cells += [_rollout_cell(row) if has_rollout else "" for row in (entropy_row, end)]
@@ -237,7 +237,7 @@ def _spread(row: Row, has_rollout: bool) -> str:
     """Format the mean over the heads, and the smallest and largest head."""
     heads = _heads(row, has_rollout)
     scale, digits = (1, 2) if row["quantity"] == "entropy" else (100, 0)
-    mean, least, most = (f"{scale * one:.{digits}f}" for one in (heads.mean(), heads.min(), heads.max()))
+    mean, least, most = (f"{scale * number:.{digits}f}" for number in (heads.mean(), heads.min(), heads.max()))
     return mean if heads.size == 1 else f"{mean} ({least} to {most})"
 
 
@@ -296,7 +296,7 @@ def _draw_heads(rows: Sequence[Row], path: Path) -> None:
         for panel_row, (kind, title) in zip(panels, KINDS.items(), strict=True):
             for axes, quantity in zip(panel_row, quantities, strict=True):
                 chosen = "special" if kind == "decoder" and quantity == "end" else quantity
-                (row,) = (one for one in rows if (one["kind"], one["quantity"]) == (kind, chosen))
+                (row,) = (row for row in rows if (row["kind"], row["quantity"]) == (kind, chosen))
                 values = np.array(row["value"])
                 columns = [*(f"head {head}" for head in range(values.shape[1] - 1)), "rollout"]
                 cell, top = ("{:.1f}".format, 3.5) if quantity == "entropy" else ("{:.0%}".format, 1.0)

@@ -95,13 +95,13 @@ def damages(manifest: Manifest) -> list[Damage]:
     """Return the faults of each part in each layer, and in all layers; only attention is shuffled,
     and only in single layers.
     """
-    found = []
+    faults = []
     for part, (stack, maps) in PARTS.items():
         single = [[layer] for layer in range(manifest.attention_of(stack).layers)]
         every = [[layer for (layer,) in single]] if len(single) > 1 else []
-        found += [Damage(part, layers, FAULTS[0]) for layers in (*single, *every)]
-        found += [Damage(part, layers, FAULTS[1]) for layers in single if len(maps) == 1]
-    return found
+        faults += [Damage(part, layers, FAULTS[0]) for layers in (*single, *every)]
+        faults += [Damage(part, layers, FAULTS[1]) for layers in single if len(maps) == 1]
+    return faults
 
 
 def translations(bundle: Path, damage: Damage | None, sources: Sequence[str]) -> list[str]:

@@ -69,7 +69,7 @@ def variants_of(rows: int, tokens: int) -> list[Variant]:
     """Return the variants to compare; Linformers have fewer projected keys than tokens."""
     exported = [Variant("operator"), *(Variant("linformer", slots) for slots in SLOTS if slots < tokens)]
     fits = 4 * scores_bytes(rows, tokens) <= MAX_SCORES_BYTES
-    with_maps = [Variant(one.attention, one.slots, has_maps=True) for one in exported if rows == 1 and fits]
+    with_maps = [Variant(variant.attention, variant.slots, has_maps=True) for variant in exported if rows == 1 and fits]
     return [*exported, Variant("plain"), *with_maps]
 
 
@@ -113,8 +113,8 @@ def _measure_case(rows: int, tokens: int, rounds: int, threads: int) -> list[dic
             peaks = [process.request(task)["peak_mb"] for process, task in zip(processes, whole, strict=True)]
             seconds = _rounds(processes, whole, rounds)
             measured = [
-                _row(variant, rows, tokens, peak, one)
-                for variant, peak, one in zip(variants, peaks, seconds, strict=True)
+                _row(variant, rows, tokens, peak, times)
+                for variant, peak, times in zip(variants, peaks, seconds, strict=True)
             ]
             if rows == 1:
                 _add_short(measured, variants, processes, tokens, rounds)
@@ -133,8 +133,8 @@ def _add_short(
     for name, read in (("short_ms", SHORT), ("padded_ms", tokens)):
         tasks = [_task(variants[index], 1, read, SHORT) for index in chosen]
         seconds = _rounds([processes[index] for index in chosen], tasks, rounds)
-        for index, one in zip(chosen, seconds, strict=True):
-            measured[index][name] = _milliseconds(one)
+        for index, times in zip(chosen, seconds, strict=True):
+            measured[index][name] = _milliseconds(times)
 
 
 def _rounds(processes: Sequence[JsonWorker], tasks: Sequence[dict[str, Any]], rounds: int) -> list[list[float]]:
@@ -164,7 +164,7 @@ def _row(variant: Variant, rows: int, tokens: int, peak_mb: float, seconds: Sequ
 
 
 def _milliseconds(seconds: Sequence[float]) -> list[float]:
-    return [round(1000 * one, 4) for one in seconds]
+    return [round(1000 * duration, 4) for duration in seconds]
 
 
 @contextlib.contextmanager
@@ -241,7 +241,7 @@ def is_faster(ours: Row, theirs: Row) -> bool:
     """Return True if all rounds but at most one are faster. Rounds are paired, so a disturbance
     affects both.
     """
-    lost = [one >= other for one, other in zip(ours["ms"], theirs["ms"], strict=True)]
+    lost = [our >= their for our, their in zip(ours["ms"], theirs["ms"], strict=True)]
     return lost.count(True) <= min(1, (len(lost) - 1) // 2)
 
 
@@ -258,7 +258,7 @@ def crossover(is_less: Mapping[int, bool]) -> str:
     """
     if not is_less:
         return "not measured"
-    tokens = [one for one in sorted(is_less) if all(less for other, less in is_less.items() if other >= one)]
+    tokens = [length for length in sorted(is_less) if all(less for other, less in is_less.items() if other >= length)]
     return f"{tokens[0]:,}" if tokens else f"none up to {max(is_less):,}"
 
 
@@ -303,10 +303,10 @@ def _kinds(rows: Sequence[Row]) -> list[tuple[str, int | None]]:
 def _grid(rows: Sequence[Row], cell: Callable[[Row], str], units: str) -> str:
     """Return a table with a row for each length and a column for each kind of attention."""
     kinds = [kind for kind in _kinds(rows) if kind[1] in SHOWN]
-    found = {(row["tokens"], _kind(row)): row for row in rows}
+    measured = {(row["tokens"], _kind(row)): row for row in rows}
     lengths = sorted({row["tokens"] for row in rows})
     body = [
-        [f"{tokens:,}", *(cell(found[tokens, kind]) if (tokens, kind) in found else "" for kind in kinds)]
+        [f"{tokens:,}", *(cell(measured[tokens, kind]) if (tokens, kind) in measured else "" for kind in kinds)]
         for tokens in lengths
     ]
     return table(["n", *(f"{_label(kind)}: {units}" for kind in kinds)], body)
@@ -318,10 +318,10 @@ def _cell(row: Row) -> str:
 
 def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
     """Return a cell function: time with maps, its ratio to the time without, and peak memory."""
-    found = {(row["rows"], row["tokens"], _kind(row)): row for row in plain}
+    by_case = {(row["rows"], row["tokens"], _kind(row)): row for row in plain}
 
     def cell(row: Row) -> str:
-        without = found[row["rows"], row["tokens"], _kind(row)]
+        without = by_case[row["rows"], row["tokens"], _kind(row)]
         return f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f}), {peak_mb(row):,.0f}"
 
     return cell
@@ -363,8 +363,8 @@ def _baseline(rows: Sequence[Row], count: int, name: str) -> list[Row]:
 
 def _compare(ours: Sequence[Row], theirs: Sequence[Row], is_less: IsLess) -> dict[int, bool]:
     """Compare at each length at which both were measured."""
-    found = {row["tokens"]: row for row in theirs}
-    return {row["tokens"]: is_less(row, found[row["tokens"]]) for row in ours if row["tokens"] in found}
+    by_length = {row["tokens"]: row for row in theirs}
+    return {row["tokens"]: is_less(row, by_length[row["tokens"]]) for row in ours if row["tokens"] in by_length}
 
 
 def _by_tokens(rows: Sequence[Row], measure: Measure) -> dict[int, float]:

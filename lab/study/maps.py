@@ -27,11 +27,11 @@ def rollout(weights: Weights) -> Weights:
     Args:
         weights: Self-attention between S tokens, (L, H, S, S).
     """
-    product, found = np.eye(weights.shape[-1]), []
+    product, products = np.eye(weights.shape[-1]), []
     for layer in weights.mean(axis=1):
         product = (layer + np.eye(len(layer))) / 2 @ product
-        found.append(product)
-    return np.stack(found)
+        products.append(product)
+    return np.stack(products)
 
 
 def entropies(weights: Weights) -> Weights:

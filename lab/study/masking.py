@@ -69,7 +69,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     """
     sentences = read_lines(arguments.data / MULTI30K.folder / f"{TEST_SPLIT}.{SOURCE}")[: arguments.sentences]
     dialogues = draw_dialogues(SEED, 9 * len(sentences), has_ghost_attention=True)
-    prompts = [one.prompt for one in dialogues if len(one.turns) == 1][: len(sentences)]
+    prompts = [dialogue.prompt for dialogue in dialogues if len(dialogue.turns) == 1][: len(sentences)]
     rows: list[Row] = []
     for served, manifest in served_models(arguments.bundles):
         if not manifest.attention:
@@ -94,7 +94,7 @@ def explain_translation(served: Served, manifest: Manifest, text: str, seed: int
 
     Nothing is hidden from a model whose attention depends on positions.
     """
-    model, kinds = manifest.name, {one.kind for one in manifest.attention}
+    model, kinds = manifest.name, {attention.kind for attention in manifest.attention}
     (generated,) = served.post("/v1/generate", {"model": model, "inputs": text})
     target = generated["outputs"][0]["text"]
     selection = {"kinds": [kind for kind in ("encoder", "cross") if kind in kinds], "encoding": "base64"}
@@ -111,8 +111,8 @@ def explain_translation(served: Served, manifest: Manifest, text: str, seed: int
     units = [*(word.text for word in words), *(output["source_tokens"][index] for index in special)]
     deleted = [_without(text, word.start, word.end) for word in words]
     body = {"model": model, "targets": target, "top_logprobs": 1}
-    bodies = [{**body, "inputs": one} for one in (text, *deleted)]
-    can_hide = all(one.window is None for one in manifest.attention if one.kind == "cross")
+    bodies = [{**body, "inputs": source} for source in (text, *deleted)]
+    can_hide = all(attention.window is None for attention in manifest.attention if attention.kind == "cross")
     ends = _ends(units, len(words), groups, seed) if can_hide else {}
     hidden = [*groups, *ends.values()] if can_hide else []
     bodies += [{**body, "inputs": text, "hidden_source_tokens": list(group)} for group in hidden]
@@ -130,8 +130,8 @@ def explain_translation(served: Served, manifest: Manifest, text: str, seed: int
 
 
 def _cross(output: Mapping[str, Any]) -> FloatArray:
-    (found,) = (array_of(entry) for entry in output["maps"] if entry["kind"] == "cross")
-    return found
+    (weights,) = (array_of(entry) for entry in output["maps"] if entry["kind"] == "cross")
+    return weights
 
 
 def _ends(
@@ -143,8 +143,8 @@ def _ends(
     mark = num_words - 1
     if len(units) != num_words + 1 or num_words < 4 or units[mark] not in MARKS:
         return {}
-    one, other = np.random.default_rng((SEED, seed)).choice(mark, 2, replace=False)
-    parts = {"mark": [mark], "end": [num_words], "both": [mark, num_words], "words": [one, other]}
+    word, other = np.random.default_rng((SEED, seed)).choice(mark, 2, replace=False)
+    parts = {"mark": [mark], "end": [num_words], "both": [mark, num_words], "words": [word, other]}
     return {name: tuple(token for unit in part for token in groups[unit]) for name, part in parts.items()}
 
 
@@ -168,7 +168,7 @@ def explain_label(served: Served, model: str, text: str) -> Explained:
     effects = []
     for response in served.post("/v1/classify", *bodies):
         labels = response["outputs"][0]["labels"]
-        (score,) = (one["score"] for one in labels if one["label"] == label)
+        (score,) = (candidate["score"] for candidate in labels if candidate["label"] == label)
         effects.append([[log_prob - np.log(score)], [float(labels[0]["label"] != label)]])
     merged = _merged(weights, [word.tokens for word in words])
     explained = Explained([word.text for word in words], [label], np.array([log_prob]), merged)
@@ -206,7 +206,7 @@ def _without(text: str, start: int, end: int) -> str:
 def _merged(weights: Mapping[str, FloatArray], groups: Sequence[Sequence[int]]) -> dict[str, FloatArray]:
     """Sum the weights of the tokens of each unit, (T, S)."""
     return {
-        name: np.stack([one[:, list(group)].sum(axis=1) for group in groups], axis=1) for name, one in weights.items()
+        name: np.stack([rows[:, list(group)].sum(axis=1) for group in groups], axis=1) for name, rows in weights.items()
     }
 
 
@@ -215,8 +215,8 @@ def _effect(whole: Sequence[Any], without: Sequence[Any]) -> list[list[float]]:
     (2, T).
     """
     pairs = list(zip(whole, without, strict=True))
-    drops = [one["logprob"] - other["logprob"] for one, other in pairs]
-    return [drops, [float(other["alternatives"][0]["id"] != one["alternatives"][0]["id"]) for one, other in pairs]]
+    drops = [token["logprob"] - other["logprob"] for token, other in pairs]
+    return [drops, [float(other["alternatives"][0]["id"] != token["alternatives"][0]["id"]) for token, other in pairs]]
 
 
 def _add(explained: Explained, removal: str, effects: FloatArray) -> None:
@@ -228,26 +228,26 @@ def _add(explained: Explained, removal: str, effects: FloatArray) -> None:
 
 def figures(explained: Sequence[Explained]) -> list[dict[str, Any]]:
     """Return means over target tokens, with intervals from resampling the texts."""
-    usable = [one for one in explained if len(one.units) > 2]
-    found: list[dict[str, Any]] = []
+    usable = [output for output in explained if len(output.units) > 2]
+    rows: list[dict[str, Any]] = []
     for removal in usable[0].drops:
         for name in usable[0].weights:
-            found += _means([_agreement(one, removal, name) for one in usable], removal=removal, weights=name)
-    if with_ends := [one for one in usable if one.ends]:
-        found += _means([_of_ends(one) for one in with_ends], removal="ends", weights="mean")
-    return found
+            rows += _means([_agreement(output, removal, name) for output in usable], removal=removal, weights=name)
+    if with_ends := [output for output in usable if output.ends]:
+        rows += _means([_of_ends(output) for output in with_ends], removal="ends", weights="mean")
+    return rows
 
 
 def _means(sums: Sequence[Mapping[str, tuple[float, float]]], **facts: Any) -> list[dict[str, Any]]:
-    means = {name: mean_with_interval(np.array([one[name] for one in sums], np.float64)) for name in sums[0]}
+    means = {name: mean_with_interval(np.array([of_text[name] for of_text in sums], np.float64)) for name in sums[0]}
     return [{**facts, "figure": name, **mean} for name, mean in means.items() if mean is not None]
 
 
-def _agreement(one: Explained, removal: str, name: str) -> dict[str, tuple[float, float]]:
+def _agreement(output: Explained, removal: str, name: str) -> dict[str, tuple[float, float]]:
     """Return the number of target tokens and the sum over them of each quantity."""
-    removed = ~np.isnan(one.drops[removal][0])
+    removed = ~np.isnan(output.drops[removal][0])
     weights, drops, changes = (
-        matrix[:, removed] for matrix in (one.weights[name], one.drops[removal], one.changes[removal])
+        matrix[:, removed] for matrix in (output.weights[name], output.drops[removal], output.changes[removal])
     )
     rows, units = drops.shape
     each, most, least = np.arange(rows), weights.argmax(axis=1), weights.argmin(axis=1)
@@ -260,19 +260,19 @@ def _agreement(one: Explained, removal: str, name: str) -> dict[str, tuple[float
     return {name: (rows, float(values.sum())) for name, values in sums.items()}
 
 
-def _of_ends(one: Explained) -> dict[str, tuple[float, float]]:
+def _of_ends(output: Explained) -> dict[str, tuple[float, float]]:
     """Return sums over the target tokens whose largest weight is on the final mark or `</s>`."""
-    weights = one.weights["mean"]
+    weights = output.weights["mean"]
     rows, end = len(weights), weights.shape[1] - 1
     chosen = weights.argmax(axis=1) >= end - 1
     sums: dict[str, tuple[float, float]] = {
         "weight, mark": (rows, float(weights[:, end - 1].sum())),
         "weight, end": (rows, float(weights[:, end].sum())),
         "attend most": (rows, float(chosen.sum())),
-        "distance, end": (1, one.distances[0]),
-        "distance, word": (1, one.distances[1]),
+        "distance, end": (1, output.distances[0]),
+        "distance, word": (1, output.distances[1]),
     }
-    for part, (drops, changes) in one.ends.items():
+    for part, (drops, changes) in output.ends.items():
         sums[f"drop, {part}"] = (float(chosen.sum()), float(drops[chosen].sum()))
         sums[f"changed, {part}"] = (float(chosen.sum()), float(changes[chosen].sum()))
         sums[f"changed, all tokens, {part}"] = (rows, float(changes.sum()))
@@ -290,28 +290,28 @@ def kendall_tau(left: FloatArray, right: FloatArray) -> FloatArray:
     return tau
 
 
-def example(text: str, one: Explained) -> Row:
+def example(text: str, output: Explained) -> Row:
     """Return what each target token attends to most, and its probability after each removal."""
     tokens = []
-    for index, token in enumerate(one.target):
-        most = int(one.weights["mean"][index].argmax())
-        drops = {name: matrix[index] for name, matrix in one.drops.items()}
+    for index, token in enumerate(output.target):
+        most = int(output.weights["mean"][index].argmax())
+        drops = {name: matrix[index] for name, matrix in output.drops.items()}
         costly = int(np.nanargmax(drops["deleted"]))
         after = {
             "deleted": drops["deleted"][most],
             "hidden": drops["hidden"][most],
             "most costly": drops["deleted"][costly],
-            **{part: effects[0][index] for part, effects in one.ends.items() if part != "words"},
+            **{part: effects[0][index] for part, effects in output.ends.items() if part != "words"},
         }
         tokens.append(
             {
                 "token": token.strip(),
-                "probability": _probability(one.log_probs[index]),
-                "most_attended": one.units[most],
-                "weight": round(float(one.weights["mean"][index, most]), 3),
-                "costly": one.units[costly],
+                "probability": _probability(output.log_probs[index]),
+                "most_attended": output.units[most],
+                "weight": round(float(output.weights["mean"][index, most]), 3),
+                "costly": output.units[costly],
                 "after": {
-                    name: None if np.isnan(drop) else _probability(one.log_probs[index] - drop)
+                    name: None if np.isnan(drop) else _probability(output.log_probs[index] - drop)
                     for name, drop in after.items()
                 },
             }
@@ -325,16 +325,16 @@ def _probability(log_prob: float) -> float:
 
 def tables(result: Result) -> Mapping[str, str]:
     rows = [row for row in result.rows if row["kind"] == "figures"]
-    found = {(row["model"], row["removal"], row["weights"], row["figure"]): row for row in rows}
+    by_figure = {(row["model"], row["removal"], row["weights"], row["figure"]): row for row in rows}
     examples = [row for row in result.rows if row["kind"] == "example"]
-    parts = {"masking": _agreement_table(found), "masking-ends": _ends_table(found)}
+    parts = {"masking": _agreement_table(by_figure), "masking-ends": _ends_table(by_figure)}
     return parts | ({"masking-example": _example_table(examples[0])} if examples else {})
 
 
-Found = Mapping[tuple[str, str, str, str], Row]
+ByFigure = Mapping[tuple[str, str, str, str], Row]
 
 
-def _agreement_table(found: Found) -> str:
+def _agreement_table(by_figure: ByFigure) -> str:
     head = [
         "system",
         "word",
@@ -347,19 +347,19 @@ def _agreement_table(found: Found) -> str:
     ]
     names = ("changed, most", "changed, other", "changed, least", "top", "chance", "tau")
     body = []
-    for model, removal, weights in dict.fromkeys(key[:3] for key in found):
+    for model, removal, weights in dict.fromkeys(key[:3] for key in by_figure):
         if removal != "ends" and (weights, removal) != ("rollout", "hidden"):  # rollout: the same as with deleted words
-            cells = [_cell(found[model, removal, weights, name], name) for name in names]
+            cells = [_cell(by_figure[model, removal, weights, name], name) for name in names]
             body.append([f"`{system_of(model)}`", removal + WEIGHTS[weights], *cells])
     return table(head, body)
 
 
-def _ends_table(found: Found) -> str:
+def _ends_table(by_figure: ByFigure) -> str:
     head = ["system", "distance of mark and `</s>` (of mark and word)", "tokens"]
     head += [f"changes, %: {text}" for text in ENDS.values()]
     body = []
-    for model in dict.fromkeys(key[0] for key in found if key[1] == "ends"):
-        of_model = {key[3]: row for key, row in found.items() if key[:2] == (model, "ends")}
+    for model in dict.fromkeys(key[0] for key in by_figure if key[1] == "ends"):
+        of_model = {key[3]: row for key, row in by_figure.items() if key[:2] == (model, "ends")}
         distances = [of_model[f"distance, {name}"]["value"] for name in ("end", "word")]
         cells = [_cell(of_model.get(f"changed, {part}"), "changed") for part in ENDS]
         tokens = of_model["attend most"]
@@ -383,7 +383,7 @@ def _example_table(row: Row) -> str:
     body = []
     for token in row["tokens"]:
         probabilities = token["probability"], token["after"]["deleted"], token["after"]["most costly"]
-        whole, most, costly = ("" if one is None else f"{one:.2f}" for one in probabilities)
+        whole, most, costly = ("" if probability is None else f"{probability:.2f}" for probability in probabilities)
         if most != costly:
             names = [f"`{token[name]}`" for name in ("token", "most_attended", "costly")]
             body.append([names[0], whole, names[1], most, names[2], costly])

@@ -48,8 +48,8 @@ def _pair_of(line: str) -> Pair:
     endings = re.search(r"<(\w+)\|(\w+)>", line)
     assert endings is not None, f"{line!r} has no pair of words"
     plain = re.sub(r"[\[\]]", "", line)
-    one, other = (plain.replace(endings[0], ending) for ending in endings.groups())
-    return Pair((one, other), (first, second))
+    sentence, other = (plain.replace(endings[0], ending) for ending in endings.groups())
+    return Pair((sentence, other), (first, second))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def preferences(served: Served, model: str, pairs: Sequence[Pair]) -> Weights:
     """
     sentences = [text for pair in pairs for text in pair.sentences]
     body = {"model": model, "kinds": ["encoder"], "encoding": "base64"}
-    found = []
+    differences = []
     for number, output in enumerate(served.outputs("/v1/attention", body, sentences)):
         weights = array_of(output["maps"][0])
         columns = (weights, weights.mean(axis=1, keepdims=True), rollout(weights)[:, None])
@@ -91,8 +91,8 @@ def preferences(served: Served, model: str, pairs: Sequence[Pair]) -> Weights:
         row, first, second = (words[names.index(word)].tokens for word in (PRONOUN, *pairs[number // 2].nouns))
         (merged,) = np.moveaxis(merge_weights(every.astype(np.float32), [row], [first, second]), -2, 0)
         difference, both = merged[..., 0] - merged[..., 1], merged.sum(axis=-1)
-        found.append(np.divide(difference, both, out=np.zeros_like(both), where=both > 0))
-    return np.array(found, np.float64).reshape(len(pairs), 2, *found[0].shape)
+        differences.append(np.divide(difference, both, out=np.zeros_like(both), where=both > 0))
+    return np.array(differences, np.float64).reshape(len(pairs), 2, *differences[0].shape)
 
 
 def summary(model: str, differences: Weights) -> list[Row]:

@@ -85,9 +85,9 @@ def _accuracy(served: Served, manifest: Manifest, data: Path, split: str) -> Map
 def read_reviews(data: Path, split: str) -> tuple[list[str], list[str]]:
     """Return the texts and the labels of a split of SST-2."""
     records = [
-        one for one in open_held_out(data / f"{split}.jsonl", "classification") if isinstance(one, LabelledRecord)
+        row for row in open_held_out(data / f"{split}.jsonl", "classification") if isinstance(row, LabelledRecord)
     ]
-    return [one.text for one in records], [one.labels[0] for one in records]
+    return [record.text for record in records], [record.labels[0] for record in records]
 
 
 def tables(result: Result) -> Mapping[str, str]:

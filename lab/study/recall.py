@@ -75,13 +75,13 @@ def _measure_model(served: Served, name: str, arguments: argparse.Namespace) -> 
 
 def _runs(folder: Path) -> list[Row]:
     """Return the counts of each finished run of a chat system."""
-    found = list[Row]()
+    rows = list[Row]()
     for path in sorted(folder.glob("*/scores.json")):
         name, seed = system_and_seed(path.parent)
         if name in LINES:
             turns = json.loads(path.read_text(encoding="utf-8"))["turns"][UNSEEN]
-            found.append({"system": name, "run_seed": seed, **turns[str(TURNS[-1])]["all"]})
-    return found
+            rows.append({"system": name, "run_seed": seed, **turns[str(TURNS[-1])]["all"]})
+    return rows
 
 
 def served_responses(served: Served, name: str) -> Answer:
@@ -100,13 +100,13 @@ def tables(result: Result) -> Mapping[str, str]:
     The short table has all conditions of the first model, and unseen values of the others. The
     table by kind has the first model at the last turn of the training.
     """
-    found = {(row["system"], row["condition"], row["turn"]): row for row in result.rows if "condition" in row}
+    measured = {(row["system"], row["condition"], row["turn"]): row for row in result.rows if "condition" in row}
     runs = [row for row in result.rows if "run_seed" in row]
-    turns = sorted({turn for *_, turn in found})
+    turns = sorted({turn for *_, turn in measured})
     body = {
-        (name, condition): [label, condition, *(_share(found[name, condition, turn]) for turn in turns)]
+        (name, condition): [label, condition, *(_share(measured[name, condition, turn]) for turn in turns)]
         for name, (label, *_) in LINES.items()
-        if (name, UNSEEN, turns[0]) in found
+        if (name, UNSEEN, turns[0]) in measured
         for condition in CASES
     }
     (first, _), *_ = body
@@ -122,7 +122,7 @@ def tables(result: Result) -> Mapping[str, str]:
         f"{NAME}-all": table(["model", *columns], list(body.values())),
     }
     if TURNS[-1] in turns:
-        written[f"{NAME}-kinds"] = _kinds_table([found[first, condition, TURNS[-1]] for condition in CASES])
+        written[f"{NAME}-kinds"] = _kinds_table([measured[first, condition, TURNS[-1]] for condition in CASES])
     if seeds:
         written["recall-seeds"] = table(["model", "seed", f"{UNSEEN}, turn {TURNS[-1]}"], seeds)
     return written

@@ -58,11 +58,11 @@ def test_set_of(result: Result) -> TestSet:
 
 def runs_by_system(result: Result) -> dict[str, list[Row]]:
     """Return the runs of each system, ordered by seed, with systems in the order of the plan."""
-    found: dict[str, list[Row]] = {name: [] for name in TRANSLATING}
+    runs: dict[str, list[Row]] = {name: [] for name in TRANSLATING}
     for row in sorted(result.rows, key=lambda row: row.get("seed", 0)):
         if row["kind"] == "system":
-            found[row["system"]].append(row)
-    return {name: rows for name, rows in found.items() if rows}
+            runs[row["system"]].append(row)
+    return {name: rows for name, rows in runs.items() if rows}
 
 
 def rows_of_statistics(runs: Sequence[Row], test_set: TestSet) -> list[Counts]:

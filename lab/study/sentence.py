@@ -72,8 +72,8 @@ def _selected_attention(manifest: Manifest) -> list[AttentionMaps]:
     usual model.
     """
     maps = manifest.attention
-    is_told = manifest.name == USUAL or any(one.kind == "encoder_slots" for one in maps)
-    return [one for one in maps if one.kind == "cross" or (one.kind != "decoder" and (is_told or one.heads == 1))]
+    is_told = manifest.name == USUAL or any(map_.kind == "encoder_slots" for map_ in maps)
+    return [map_ for map_ in maps if map_.kind == "cross" or (map_.kind != "decoder" and (is_told or map_.heads == 1))]
 
 
 def _mean_map(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,11 +40,11 @@ class Served:
         self, path: str, body: Mapping[str, Any], inputs: Sequence[str], per_call: int = INPUTS_PER_CALL
     ) -> list[Any]:
         """Return the outputs of many inputs; each call has some of them."""
-        found: list[Any] = []
+        outputs: list[Any] = []
         for start in range(0, len(inputs), per_call):
             (response,) = self.post(path, {**body, "inputs": list(inputs[start : start + per_call])})
-            found += response["outputs"]
-        return found
+            outputs += response["outputs"]
+        return outputs
 
     async def _post(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
         return await asyncio.gather(*(self._post_one(path, body) for body in bodies))

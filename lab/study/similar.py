@@ -112,13 +112,13 @@ def neighbours(served: Served, query: Query, top_k: int) -> list[dict[str, Any]]
     """Return the tokens nearest to a token, or to the completion of an analogy."""
     question = {"token": query} if isinstance(query, str) else {"analogy": list(query)}
     (response,) = served.post("/v1/similar", {"model": MODEL, "top_k": top_k, **question})
-    found: list[dict[str, Any]] = response["neighbours"]
-    return found
+    nearest: list[dict[str, Any]] = response["neighbours"]
+    return nearest
 
 
 def _neighbours(served: Served, query: Query, top_k: int) -> Row:
-    found = neighbours(served, query, top_k)
-    return {"neighbours": [{"text": one["text"], "score": round(one["score"], 4)} for one in found]}
+    nearest = neighbours(served, query, top_k)
+    return {"neighbours": [{"text": neighbour["text"], "score": round(neighbour["score"], 4)} for neighbour in nearest]}
 
 
 def count(served: Served, pairs: Sequence[tuple[str, str]]) -> Row:
@@ -140,7 +140,7 @@ def count(served: Served, pairs: Sequence[tuple[str, str]]) -> Row:
 
 def _rank(served: Served, query: Query, expected: str, top_k: int) -> int:
     """Return the rank of a word among the neighbours, from 0; `top_k` if it is not among them."""
-    texts = [one["text"] for one in neighbours(served, query, top_k)]
+    texts = [neighbour["text"] for neighbour in neighbours(served, query, top_k)]
     word = f" {expected}"  # without the space it would be a piece inside a word
     return texts.index(word) if word in texts else top_k
 
@@ -155,7 +155,7 @@ def queryable_tokens(served: Served, vocabulary: int) -> list[str]:
     words = [(id_, text) for id_, text in enumerate(texts) if text.strip()]
     body = {"model": MODEL, "add_special_tokens": False}
     split = served.outputs("/v1/tokenize", body, [text for _, text in words])
-    return [text for (id_, text), tokens in zip(words, split, strict=True) if [one["id"] for one in tokens] == [id_]]
+    return [text for (id_, text), tokens in zip(words, split, strict=True) if [part["id"] for part in tokens] == [id_]]
 
 
 def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
@@ -166,8 +166,8 @@ def compare(served: Served, exact: Served, tokens: Sequence[str]) -> Row:
     """
     common, is_alike = [], []
     for token in tokens:
-        found, expected = (neighbours(bundle, token, COMPARED) for bundle in (served, exact))
-        common.append(len({one["id"] for one in found} & {one["id"] for one in expected}))
+        actual, expected = (neighbours(bundle, token, COMPARED) for bundle in (served, exact))
+        common.append(len({neighbour["id"] for neighbour in actual} & {neighbour["id"] for neighbour in expected}))
         is_alike.append(expected[-1]["score"] > ALIKE)
     others = [number for number, alike in zip(common, is_alike, strict=True) if not alike]
     return {
@@ -199,7 +199,7 @@ def _question(row: Row) -> str:
 
 
 def _list(row: Row) -> str:
-    return ", ".join(f"{_name(one['text'])} {one['score']:.2f}" for one in row["neighbours"])
+    return ", ".join(f"{_name(neighbour['text'])} {neighbour['score']:.2f}" for neighbour in row["neighbours"])
 
 
 def _name(text: str) -> str:

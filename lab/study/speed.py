@@ -95,11 +95,11 @@ def measure(arguments: argparse.Namespace) -> Result:
     rows = {name: _facts(bundle) for name, bundle in bundles.items()}
     folders = {name: arguments.runs / f"{name}-1" for name in bundles}
     runs = {name: folder for name, folder in folders.items() if (folder / "scores.json").is_file()}
-    for found in (
+    for timed in (
         _time_updates(runs, arguments.data, arguments.rounds, arguments.threads),
         _time_decoding(arguments, bundles),
     ):
-        for name, fields in found.items():
+        for name, fields in timed.items():
             rows[name].update(fields)
     settings = {"threads": arguments.threads, "updates_a_round": UPDATES}
     return Result(rows=[settings, *({"system": name, **fields} for name, fields in rows.items())])
@@ -107,10 +107,10 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 def _bundles(folder: Path) -> dict[str, Path]:
     folders = {name: folder / bundle_name(name) for name in SYSTEMS}
-    found = {name: bundle for name, bundle in folders.items() if (bundle / MANIFEST).is_file()}
-    if not found:
+    existing = {name: bundle for name, bundle in folders.items() if (bundle / MANIFEST).is_file()}
+    if not existing:
         raise FileNotFoundError(f"{folder} has no bundle of any system: {', '.join(map(bundle_name, SYSTEMS))}")
-    return found
+    return existing
 
 
 def _facts(bundle: Path) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: in
     try:
         trainings = {name: _resume(run, name, data) for name, run in runs.items()}
         turns = {
-            (name, precision): partial(one.seconds_per_update, precision)
-            for name, one in trainings.items()
+            (name, precision): partial(training.seconds_per_update, precision)
+            for name, training in trainings.items()
             for precision in PRECISIONS
         }
         seconds = _in_turns(turns, rounds)
@@ -141,7 +141,7 @@ def _time_updates(runs: Mapping[str, Path], data: Path, rounds: int, threads: in
         name: {
             **_log(run),
             "precision": trainings[name].precision,
-            "update_ms": {each: [round(1000 * one, 2) for one in seconds[name, each]] for each in PRECISIONS},
+            "update_ms": {each: [round(1000 * duration, 2) for duration in seconds[name, each]] for each in PRECISIONS},
         }
         for name, run in runs.items()
     }
@@ -199,7 +199,7 @@ def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) 
 
 def _texts(corpus: Corpus, data: Path, count: int) -> list[str]:
     if corpus.chat is not None:
-        return [one.prompt for one in draw_dialogues(DIALOGUES_SEED, count, has_ghost_attention=True)]
+        return [dialogue.prompt for dialogue in draw_dialogues(DIALOGUES_SEED, count, has_ghost_attention=True)]
     return read_lines(data / corpus.folder / SENTENCES)[:count]
 
 
@@ -224,7 +224,7 @@ def training_minutes(row: Row) -> float:
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Divide round by round, because a disturbance affects both values of a round."""
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
+    return [our / their for our, their in zip(ours, theirs, strict=True)]
 
 
 def tables(result: Result) -> Mapping[str, str]:
@@ -257,7 +257,7 @@ def tables(result: Result) -> Mapping[str, str]:
 def _spread(rows: Sequence[Row]) -> str:
     """Return a sentence on the largest spread between the rounds of an update."""
     times = [row["update_ms"][each] for row in rows if "update_ms" in row for each in PRECISIONS]
-    most = max((max(one) / min(one) - 1 for one in times), default=0)
+    most = max((max(rounds) / min(rounds) - 1 for rounds in times), default=0)
     return f" The slowest round of updates takes up to {most:.0%} longer than the fastest." if most else ""
 
 

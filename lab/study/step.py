@@ -46,6 +46,6 @@ def keep_last_rows(results: Path, name: str, rows: Sequence[Row], key: Callable[
     last = read_results(results).get(name)
     if last is None:
         raise FileNotFoundError(f"{results} has no result of {name} to keep rows of; run without --keep")
-    found = [key(row) for row in rows]
-    kept = [{"commit": last.machine["commit"], **row} for row in last.result.rows if key(row) not in found]
+    keys = [key(row) for row in rows]
+    kept = [{"commit": last.machine["commit"], **row} for row in last.result.rows if key(row) not in keys]
     return [*kept, *rows]

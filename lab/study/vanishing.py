@@ -63,12 +63,12 @@ def measure(arguments: argparse.Namespace) -> Result:
         assert isinstance(model, RecurrentModel), f"{system} must be a recurrent model"
         pairs = list(zip(*(encode_lines(tokenizer, texts) for texts in lines), strict=True))
         torch.manual_seed(SEED)
-        for moment, one in (("before", RecurrentModel(model.config).eval()), ("after", model)):
-            norms = [gradients(one, *pair) for pair in pairs]
+        for moment, recurrent in (("before", RecurrentModel(model.config).eval()), ("after", model)):
+            norms = [gradients(recurrent, *pair) for pair in pairs]
             groups = {"distance": [by_distance(each) for each in norms], "step": [by_step(each) for each in norms]}
             rows += [
-                {"system": system, "training": moment, "by": by, "ratios": ratios(np.array(found))}
-                for by, found in groups.items()
+                {"system": system, "training": moment, "by": by, "ratios": ratios(np.array(sums))}
+                for by, sums in groups.items()
             ]
     return Result(rows=rows)
 
@@ -84,8 +84,8 @@ def gradients(model: RecurrentModel, source: Sequence[int], target: Sequence[int
     hook.remove()
     features, *_ = model.decode(batch.target_input, memory, batch.source_lengths)
     losses = cross_entropy(model.logits(features[0]), batch.target_output[0], reduction="none")
-    found = [torch.autograd.grad(loss, embedded[0], retain_graph=True)[0][0] for loss in losses]
-    norms: Norms = torch.stack(found).norm(dim=-1).double().numpy()
+    derivatives = [torch.autograd.grad(loss, embedded[0], retain_graph=True)[0][0] for loss in losses]
+    norms: Norms = torch.stack(derivatives).norm(dim=-1).double().numpy()
     return norms
 
 
@@ -144,5 +144,5 @@ def _table(result: Result, by: str, ends: Sequence[int]) -> str:
     return table(["system", "training", *(f"{by} {name}" for name in names[1:])], body)
 
 
-def _cell(found: Mapping[str, Any]) -> str:
-    return with_interval(found["value"], found["interval"], digits=3)
+def _cell(ratio: Mapping[str, Any]) -> str:
+    return with_interval(ratio["value"], ratio["interval"], digits=3)

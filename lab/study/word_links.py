@@ -80,14 +80,14 @@ def read_pairs(path: Path) -> list[AnnotatedPair]:
 def _reference(text: str, num_sources: int, num_targets: int) -> Reference:
     sure, possible = set(), set()
     for part in text.split():
-        found = _LINK.fullmatch(part)
-        if found is None:
+        match = _LINK.fullmatch(part)
+        if match is None:
             raise ValueError(f"a link must be i-j (sure) or ipj (possible), got {part}")
-        link = int(found[1]), int(found[3])
+        link = int(match[1]), int(match[3])
         if link[0] >= num_sources or link[1] >= num_targets:
             raise ValueError(f"the indices of {part} must be below {num_sources} and {num_targets}")
         possible.add(link)
-        if found[2] == "-":
+        if match[2] == "-":
             sure.add(link)
     return Reference(frozenset(sure), frozenset(possible))
 
@@ -146,7 +146,7 @@ def agreement(pairs: Sequence[AnnotatedPair]) -> dict[str, float]:
     for pair in pairs:
         for source in range(len(pair.source_words) - 1):
             for target in range(len(pair.target_words) - 1):
-                first, second = (_label(one, (source, target)) for one in pair.passes)
+                first, second = (_label(annotation, (source, target)) for annotation in pair.passes)
                 table[first, second] += 1
     total = table.sum()
     observed = np.trace(table) / total

@@ -115,7 +115,7 @@ def _measure_recall(arguments: argparse.Namespace) -> None:
     report = recall_report(arguments.checkpoint, arguments.turns, arguments.dialogues, arguments.seed)
     for condition, turns in report["turns"].items():
         for turn, kinds in turns.items():
-            counts = ", ".join(f"{name} {one['kept']} of {one['total']}" for name, one in kinds.items())
+            counts = ", ".join(f"{name} {count['kept']} of {count['total']}" for name, count in kinds.items())
             print(f"{condition}, turn {turn}: {counts}")
     if arguments.json is not None:
         write_json(arguments.json, report)

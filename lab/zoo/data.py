@@ -68,19 +68,19 @@ def read_data(
 def _read_dialogues(system: System, config: TrainConfig, vocab_size: int, tokenizer: Tokenizer | None) -> TrainingData:
     if tokenizer is None:
         drawn = draw_dialogues(config.seed, TOKENIZER_DIALOGUES, system.has_ghost_attention)
-        tokenizer = train_tokenizer([one.text_and_answers()[0] for one in drawn], vocab_size)
+        tokenizer = train_tokenizer([dialogue.text_and_answers()[0] for dialogue in drawn], vocab_size)
     splits = []
     for count, offset in DIALOGUES.values():
         drawn = draw_dialogues(config.seed + offset, count, system.has_ghost_attention)
         examples = encode_dialogues(tokenizer, drawn, all_answers=system.all_answers)
-        splits.append([one for one in examples if len(one[0]) <= config.max_length_tokens])
+        splits.append([example for example in examples if len(example[0]) <= config.max_length_tokens])
     train, dev = map(MemoryExamples, splits)
     return TrainingData(tokenizer, train, dev, hashlib.sha256(repr(tuple(splits)).encode()).hexdigest())
 
 
 def encode_dialogues(tokenizer: Tokenizer, dialogues: Sequence[Dialogue], *, all_answers: bool) -> list[Example]:
     """Encode dialogues, whose loss includes the last answer or all answers."""
-    texts, answers = zip(*(one.text_and_answers() for one in dialogues), strict=True)
+    texts, answers = zip(*(dialogue.text_and_answers() for dialogue in dialogues), strict=True)
     start_id = special_id(tokenizer, BOS)
     return [
         ([start_id, *encoding.ids], [0, *counted_tokens(encoding.offsets, spans if all_answers else spans[-1:])])

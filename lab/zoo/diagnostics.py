@@ -43,7 +43,7 @@ def diagnose(model: Any, task: Task[Any, Any], batches: Sequence[Any], pad_id: i
     model.eval()
     model.zero_grad(set_to_none=True)
     count = max(sum(task.count(batch, pad_id) for batch in batches), 1)
-    with _scores(model) as found:
+    with _scores(model) as scores:
         for batch in batches:
             (task.validation_loss(model, batch) / count).backward()  # type: ignore[no-untyped-call]
     squares: dict[str, float] = {}
@@ -57,7 +57,7 @@ def diagnose(model: Any, task: Task[Any, Any], batches: Sequence[Any], pad_id: i
         "gradients": {name: _rounded(math.sqrt(total)) for name, total in squares.items()},
         "scores": {
             name: {"spread": _rounded(spread / number), "largest": _rounded(largest)}
-            for name, (spread, largest, number) in found.items()
+            for name, (spread, largest, number) in scores.items()
         },
     }
 
@@ -72,7 +72,7 @@ def layer_of(parameter: str) -> str:
 @contextmanager
 def _scores(model: nn.Module) -> Iterator[Mapping[str, tuple[float, float, int]]]:
     """Sum the spread of scores and count their queries while the model runs, by attention."""
-    found: dict[str, tuple[float, float, int]] = {}
+    sums: dict[str, tuple[float, float, int]] = {}
     queries: dict[str, Tensor] = {}
     handles = list[RemovableHandle]()
 
@@ -80,9 +80,9 @@ def _scores(model: nn.Module) -> Iterator[Mapping[str, tuple[float, float, int]]
         """Add scores (..., K)."""
         if scores.size(-1) < 2:
             return
-        spread, largest, number = found.get(name, (0.0, 0.0, 0))
+        spread, largest, number = sums.get(name, (0.0, 0.0, 0))
         spreads = scores.detach().std(dim=-1, correction=0)
-        found[name] = (
+        sums[name] = (
             spread + float(spreads.sum()),
             max(largest, float(scores.detach().abs().max())),
             number + spreads.numel(),
@@ -104,7 +104,7 @@ def _scores(model: nn.Module) -> Iterator[Mapping[str, tuple[float, float, int]]
         elif isinstance(module, ScoreFunction):
             handles.append(module.register_forward_hook(lambda _, inputs, output, name=name: add(name, output)))
     try:
-        yield found
+        yield sums
     finally:
         for handle in handles:
             handle.remove()
@@ -120,5 +120,5 @@ class DiagnosedTrainer(Trainer):
     def observe(self, epoch: int) -> None:
         indices = range(min(EXAMPLES, len(self.dev_examples)))
         batches = [self.make_batch(self.dev_examples, np.array([index])).to(self.device) for index in indices]
-        found = diagnose(self.model, self.task, batches, self.model_config.pad_id)
-        add_line(self.folder.path / DIAGNOSTICS, {"epoch": epoch, **found})
+        sizes = diagnose(self.model, self.task, batches, self.model_config.pad_id)
+        add_line(self.folder.path / DIAGNOSTICS, {"epoch": epoch, **sizes})

@@ -73,7 +73,7 @@ class ChatTemplate:
 
     def render(self, earlier: Sequence[SmalltalkPair], message: str) -> str:
         """Return the prompt for the answer to `message`; a space separates the two."""
-        turns = [self.user.format(one.message) + self.bot.format(one.answer) for one in earlier]
+        turns = [self.user.format(pair.message) + self.bot.format(pair.answer) for pair in earlier]
         return "".join(turns) + self.user.format(message) + self.reply
 
 
@@ -113,10 +113,10 @@ class Dialogue:
     def text_and_answers(self) -> tuple[str, list[tuple[int, int]]]:
         """Return the text and the spans of the answers in it, in characters."""
         text, spans = "", list[tuple[int, int]]()
-        for one in self.turns:
-            text += CHAT.user.format(one.message) + CHAT.reply
-            spans.append((len(text), len(text) + 1 + len(one.answer)))
-            text += f" {one.answer}\n"
+        for turn in self.turns:
+            text += CHAT.user.format(turn.message) + CHAT.reply
+            spans.append((len(text), len(text) + 1 + len(turn.answer)))
+            text += f" {turn.answer}\n"
         return text.removesuffix("\n"), spans
 
 
@@ -141,7 +141,7 @@ def draw_dialogue(rng: Random, words: Sequence[str], has_ghost_attention: bool) 
         said.append(ask(rng, kind) if rng.random() < share else draw_message(rng, words))
     if instruction is None or (len(said) > 1 and not has_ghost_attention):
         return Dialogue(None, tuple(said))
-    start, *later = (SmalltalkPair(one.message, instruction.apply(one.message, one.answer)) for one in said)
+    start, *later = (SmalltalkPair(pair.message, instruction.apply(pair.message, pair.answer)) for pair in said)
     return Dialogue(instruction, (SmalltalkPair(with_instruction(instruction, start.message), start.answer), *later))
 
 

@@ -244,12 +244,12 @@ def generate_word(rng: Random) -> str:
 @functools.cache
 def words_of(part: Part) -> tuple[str, ...]:
     """Generate the words of a part, which are always the same; a tenth as many are held out."""
-    rng, found = Random(part), dict[str, None]()
-    while len(found) < (NUM_WORDS if part == "trained" else NUM_WORDS // 10):
+    rng, words = Random(part), dict[str, None]()
+    while len(words) < (NUM_WORDS if part == "trained" else NUM_WORDS // 10):
         word = generate_word(rng)
         if is_held_out(word) == (part == "held-out"):
-            found[word] = None
-    return tuple(found)
+            words[word] = None
+    return tuple(words)
 
 
 def draw_instruction(rng: Random, kind: Kind, words: Sequence[str], phrasings: Phrasing = "trained") -> Instruction:

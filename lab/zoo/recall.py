@@ -108,9 +108,9 @@ def _count_kept(answer: Answer, scripts: Sequence[Script], after_plain_answers: 
             texts = answer([script.prompt for script in scripts])
         for script, text in zip(scripts, texts, strict=True):
             script.add_answer(text)
-    kept = {kind: [one.is_kept for one in scripts if one.instruction.kind == kind] for kind in KINDS}
+    kept = {kind: [script.is_kept for script in scripts if script.instruction.kind == kind] for kind in KINDS}
     return {name: _counted(of_kind) for name, of_kind in kept.items()} | {
-        "all": _counted([one.is_kept for one in scripts])
+        "all": _counted([script.is_kept for script in scripts])
     }
 
 

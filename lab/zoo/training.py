@@ -60,7 +60,7 @@ def chosen_runs(arguments: argparse.Namespace) -> list[tuple[int, str]]:
     if arguments.seeds is not None and arguments.seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {arguments.seeds}")
     runs = planned_runs(arguments.systems, arguments.groups, arguments.seeds)
-    return [one for one in runs if arguments.only_seed in (None, one[0])]
+    return [run for run in runs if arguments.only_seed in (None, run[0])]
 
 
 def planned_runs(
@@ -75,7 +75,7 @@ def planned_runs(
     if systems is not None:
         names = [name for name in systems if name in names]
     runs = [(seed, name) for name in names for seed in range(1, 1 + (seeds or PLAN[name].seeds))]
-    return sorted(runs, key=lambda one: one[0])
+    return sorted(runs, key=lambda run: run[0])
 
 
 def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str] | None = None) -> System:
@@ -90,9 +90,9 @@ def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str
         UsageError: the file or a field is not valid.
     """
     system = SYSTEMS[name]
-    given = {} if path is None else read_options(path, system.task)
+    changes = {} if path is None else read_options(path, system.task)
     settings = {**system.settings, "epochs": PLAN[name].epochs}
-    settings |= {key: value for key, value in given.items() if value != AUTO}
+    settings |= {key: value for key, value in changes.items() if value != AUTO}
 
     def make(vocab_size: int) -> ArchitectureConfig:
         return with_fields(system.make_config(vocab_size), dict(fields or {}))
@@ -120,9 +120,9 @@ def run_processes(runs: Sequence[tuple[int, str]], arguments: argparse.Namespace
     children = set[subprocess.Popen[bytes]]()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-    def train(one: tuple[int, str]) -> str:
+    def train(planned: tuple[int, str]) -> str:
         """Return "" or the name of the run that failed."""
-        seed, name = one
+        seed, name = planned
         run = arguments.runs / f"{name}-{seed}"
         if (run / "scores.json").exists():
             return ""
@@ -169,7 +169,7 @@ def print_plan(arguments: argparse.Namespace) -> None:
     print("group, system: runs left, updates of a run, seconds of an update, hours")
     for name in dict.fromkeys(name for _, name in runs):
         system, plan = changed_system(name), PLAN[name]
-        left = [seed for seed, one in runs if one == name and not (folder / f"{name}-{seed}" / "scores.json").exists()]
+        left = [seed for seed, run in runs if run == name and not (folder / f"{name}-{seed}" / "scores.json").exists()]
         with TemporaryDirectory() as temporary:
             corpus = corpus_folder(system.corpus, data, folder)
             trainer = make_trainer(system, make_config(system, 1), corpus, Path(temporary) / name)

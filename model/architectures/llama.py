@@ -84,10 +84,10 @@ class LlamaAttention(nn.Module):
         )  # (B, T, H, D), and (B, T, K, D) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (one.transpose(1, 2) for one in (q, k, v))  # (B, H, T, D)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # (B, H, T, D)
         if self.rotates:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        k, v = (one.repeat_interleave(self.group, dim=1) for one in (k, v))
+        k, v = (heads.repeat_interleave(self.group, dim=1) for heads in (k, v))
         p = self.dropout if self.training else 0.0
         mask = None
         if self.window is not None and x.size(1) > self.window:
@@ -170,7 +170,7 @@ def _rotating(config: PretrainedConfig) -> list[bool]:
     interval = config.value("no_rope_layer_interval", 4)
     # Despite its name, 1 stands for a layer with rotary positions.
     default = [(layer + 1) % interval for layer in range(layers)]
-    return [bool(one) for one in config.value("no_rope_layers", default)[:layers]]
+    return [bool(rotates) for rotates in config.value("no_rope_layers", default)[:layers]]
 
 
 def _windows(config: PretrainedConfig) -> list[int | None]:
@@ -187,7 +187,7 @@ def _windows(config: PretrainedConfig) -> list[int | None]:
         default = [not rotates for rotates in _rotating(config)]
     else:
         default = [layer >= config.value("max_window_layers", 28) for layer in range(layers)]
-    types = config.value("layer_types", ["sliding_attention" if one else "full_attention" for one in default])
+    types = config.value("layer_types", ["sliding_attention" if slides else "full_attention" for slides in default])
     return [window if kind == "sliding_attention" else None for kind in types[:layers]]
 
 

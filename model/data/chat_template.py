@@ -65,8 +65,8 @@ def read_chat_template(config: PretrainedConfig) -> CompiledTemplate | None:
     """
     settings = _object(config.files.get(TOKENIZER_CONFIG))
     special_tokens = _object(config.files.get(SPECIAL_TOKENS_MAP))
-    found = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
-    return None if found is None else CompiledTemplate(*found)
+    template = find_template(config.files.get(CHAT_TEMPLATE), settings, special_tokens)
+    return None if template is None else CompiledTemplate(*template)
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -121,17 +121,17 @@ class DialogueEncoder:
 
     def _check_messages(self, messages: Sequence[DialogueMessage]) -> None:
         for message in messages:
-            found = next((name for name in self._special.values() if name and name in message.content), None)
-            if found is not None:
+            token = next((name for name in self._special.values() if name and name in message.content), None)
+            if token is not None:
                 raise UsageError(
-                    f"a message of the role {message.role} contains {found}, a special token of the tokenizer; remove "
+                    f"a message of the role {message.role} contains {token}, a special token of the tokenizer; remove "
                     "it from the message"
                 )
 
     def _mark(self, text: str, encoding: Any, start: int, content: str, mask: list[int]) -> None:
         """Mark the tokens of a reply that begins at the index `start` of the text."""
-        found = text.find(content, start)
-        if found < 0:
+        content_start = text.find(content, start)
+        if content_start < 0:
             raise UsageError(
                 "the chat template of the checkpoint changes the text of a reply, so that it cannot be trained on; use "
                 "another checkpoint"
@@ -140,7 +140,7 @@ class DialogueEncoder:
             if first < start:
                 continue
             mask[index] = 1
-            if first >= found + len(content) and encoding.ids[index] in self._special:
+            if first >= content_start + len(content) and encoding.ids[index] in self._special:
                 return
         raise UsageError(
             "the chat template of the checkpoint ends a reply without a special token, so that the model would not "

@@ -218,10 +218,10 @@ def _find_files(
     languages = (source, target) if source and target else None
     if languages is None and task in PAIR_TASKS:
         languages = _find_languages(folder, source, target)
-    found = {}
+    by_split = {}
     for split, names in SPLIT_NAMES.items():
         candidates = [(folder / f"{name}{ending}",) for name in names for ending in _formats(task)]
-        present: list[tuple[Path, ...]] = [one for one in candidates if one[0].is_file()]
+        present: list[tuple[Path, ...]] = [candidate for candidate in candidates if candidate[0].is_file()]
         for name in names if languages else ():
             pair = tuple(folder / f"{name}.{language}" for language in languages or ())
             missing = [path for path in pair if not path.is_file()]
@@ -236,11 +236,11 @@ def _find_files(
             first, second = (" and ".join(path.name for path in files) for files in present[:2])
             raise CorpusError(f"{folder} has two candidates for {split}, {first} and {second}; remove one of them")
         if present:
-            found[split] = present[0]
-    if needs_train and "train" not in found:
+            by_split[split] = present[0]
+    if needs_train and "train" not in by_split:
         present_names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "no files"
         raise CorpusError(f"missing file train in {folder}, which has {present_names}; {_expected(task, languages)}")
-    return languages, found
+    return languages, by_split
 
 
 def _find_languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
@@ -253,15 +253,15 @@ def _find_languages(folder: Path, source: str | None, target: str | None) -> tup
         CorpusError: more than two languages are possible, or one has no partner.
     """
     endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
-    formats = {one.removeprefix(".") for one in (*TABLES, TEXT)}
-    given = source or target
-    tags = sorted(one for one in endings - formats if LANGUAGE_TAG.fullmatch(one) or one == given)
+    formats = {suffix.removeprefix(".") for suffix in (*TABLES, TEXT)}
+    language = source or target
+    tags = sorted(ending for ending in endings - formats if LANGUAGE_TAG.fullmatch(ending) or ending == language)
     if len(tags) < 2 and endings & formats:
         return None
-    others = [tag for tag in tags if tag != given]
-    if given and len(others) == 1:
-        return (given, others[0]) if source else (others[0], given)
-    if not given and len(tags) == 2:
+    others = [tag for tag in tags if tag != language]
+    if language and len(others) == 1:
+        return (language, others[0]) if source else (others[0], language)
+    if not language and len(tags) == 2:
         return tags[0], tags[1]
     if not tags:
         return None

@@ -194,8 +194,8 @@ def draw_messages(seed: int, sizes: Mapping[str, int]) -> dict[str, list[tuple[s
     for part, size in sizes.items():
         rows = []
         for label in LABELS:
-            cores = [one for index, one in enumerate(_CORES[label]) if part != "train" or index % 4 != 3]
-            unclear = [one for pair, sentences in _UNCLEAR.items() if label in pair for one in sentences]
+            cores = [core for index, core in enumerate(_CORES[label]) if part != "train" or index % 4 != 3]
+            unclear = [sentence for pair, sentences in _UNCLEAR.items() if label in pair for sentence in sentences]
             count = 0
             while count < size:
                 text = _message(draw, draw.choice(unclear if draw.random() < _SHARE_UNCLEAR else cores))

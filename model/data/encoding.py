@@ -36,7 +36,7 @@ def encode(
         sources = encode_lines(tokenizer, [pair.source for pair in pairs])
         return list(zip(sources, encode_lines(tokenizer, [pair.target for pair in pairs]), strict=True))
     if all(isinstance(record, LabelledRecord) for record in records):
-        return _encode_labelled(tokenizer, [one for one in records if isinstance(one, LabelledRecord)], labels)
+        return _encode_labelled(tokenizer, [record for record in records if isinstance(record, LabelledRecord)], labels)
     texts = [record.text for record in records if isinstance(record, TextRecord)]
     dialogues = [record.messages for record in records if isinstance(record, DialogueRecord)]
     encoded_texts = iter(encode_texts(tokenizer, texts, max_length_tokens))
@@ -107,7 +107,7 @@ class _Messages:
         return ids
 
     def encode(self, messages: Sequence[DialogueMessage]) -> Tokens:
-        encodings = self._tokenizer.encode_batch([text_of(one) for one in messages], add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch([text_of(message) for message in messages], add_special_tokens=False)
         ids, is_counted = list[int](), list[int]()
         for message, encoding in zip(messages, encodings, strict=True):
             is_reply, start = int(message.role == "assistant"), len(header(message.role))

@@ -132,7 +132,7 @@ class ExampleWriter:
         offsets = self._end + np.cumsum(lengths, axis=0, dtype=np.int64)
         self._offsets.add(offsets)
         self._end = offsets[-1:]
-        rows = chain.from_iterable((*size, *one, *two) for size, (one, two) in zip(lengths, examples, strict=True))
+        rows = chain.from_iterable((*size, *ids, *other) for size, (ids, other) in zip(lengths, examples, strict=True))
         self._digest.update(np.fromiter(rows, "<i8").tobytes())
 
     def digest(self) -> str:

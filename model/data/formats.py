@@ -223,11 +223,11 @@ class _Reader:
             return
         known = {name for names in choices for name in names}
         unknown = [repr(name[:40]) for name in columns if name not in known][:10]
-        found = ", ".join(repr(name[:40]) for name in columns[:10])
+        shown = ", ".join(repr(name[:40]) for name in columns[:10])
         problem = f"unknown column {', '.join(unknown)}" if unknown else "missing or repeated column"
         expected = " or ".join(" and ".join(names) for names in choices)
         raise CorpusError(
-            f"{self._path}: {problem}; the first line names the columns {found}, but must name {expected}, and no other"
+            f"{self._path}: {problem}; the first line names the columns {shown}, but must name {expected}, and no other"
             f"{self._several_labels(columns)}"
         )
 
@@ -285,7 +285,7 @@ class _Reader:
         if self._multi_label:
             if not isinstance(value, list):
                 self._fail(f"{name} must be a list of strings, got {_kind_of(value)}")
-            return tuple(dict.fromkeys(self._label(one, name) for one in value))
+            return tuple(dict.fromkeys(self._label(label, name) for label in value))
         if isinstance(value, list):
             self._fail(f"{name} is a list; add --multi-label to train with several labels a text")
         if not isinstance(value, str | int):
@@ -311,11 +311,11 @@ class _Reader:
             self._fail(f"messages must be a list of objects with role and content, got {_kind_of(value)}")
         messages = []
         turn = 0
-        for index, one in enumerate(value):
+        for index, message in enumerate(value):
             name = f"messages[{index}]"
-            if not isinstance(one, dict) or one.keys() != {"role", "content"}:
+            if not isinstance(message, dict) or message.keys() != {"role", "content"}:
                 self._fail(f"{name} must be an object with the fields role and content, and no other")
-            role: Role = "system" if one["role"] == DEVELOPER else one["role"]
+            role: Role = "system" if message["role"] == DEVELOPER else message["role"]
             if role not in get_args(Role):
                 self._fail(f"{name}.role must be one of {', '.join([*get_args(Role), DEVELOPER])}")
             if role != "system" or index > 0:
@@ -326,7 +326,7 @@ class _Reader:
                         "assistant take turns"
                     )
                 turn += 1
-            messages.append(DialogueMessage(role, self._content(one["content"], f"{name}.content")))
+            messages.append(DialogueMessage(role, self._content(message["content"], f"{name}.content")))
         if turn == 0 or turn % 2:
             self._fail("messages must end with a message of the assistant")
         return tuple(messages)
@@ -346,8 +346,8 @@ class _Reader:
             return
         self._kinds[kind] = self._where
         if len(self._kinds) > 1:
-            (one, where), (other, other_where) = self._kinds.items()
-            raise CorpusError(f"{name} differ: {where} has {one}, but {other_where} has {other}; use only one of them")
+            (old, old_where), (new, new_where) = self._kinds.items()
+            raise CorpusError(f"{name} differ: {old_where} has {old}, but {new_where} has {new}; use only one of them")
 
 
 def _kind_of(value: Any) -> str:

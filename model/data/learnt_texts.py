@@ -43,7 +43,7 @@ def choose_halvings(texts: Iterable[str], seed: int, max_word_bytes: int) -> int
                 smallest[word] = number
         while num_bytes > max_word_bytes and halvings < 64:
             halvings += 1
-            smallest = {word: one for word, one in smallest.items() if not one >> (64 - halvings)}
+            smallest = {word: text_hash for word, text_hash in smallest.items() if not text_hash >> (64 - halvings)}
             num_bytes = sum(len(word.encode()) for word in smallest)
     return halvings
 

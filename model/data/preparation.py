@@ -137,8 +137,8 @@ def is_in(hashes: "array[int]", values: NDArray[np.uint64]) -> NDArray[np.bool_]
     """Return for each hash whether it is one of ascending values, at least one."""
     wanted = np.frombuffer(hashes, np.uint64)
     nearest = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
-    found: NDArray[np.bool_] = values[nearest] == wanted
-    return found
+    is_equal: NDArray[np.bool_] = values[nearest] == wanted
+    return is_equal
 
 
 def measure(counts: Mapping[int, int]) -> Lengths:
@@ -189,7 +189,7 @@ def check_corpus(corpus: Corpus) -> Facts:
         examples,
         dropped,
         repeated={name: scan.num_repeated for name, scan in scans.items()},
-        overlap={name: int(found.sum()) for name, found in has_texts.items()},
+        overlap={name: int(has_text.sum()) for name, has_text in has_texts.items()},
         source_overlap={
             name: int((is_in(scan.sources, train_sources) & ~has_texts[name]).sum())
             for name, scan in held_out.items()
@@ -208,8 +208,8 @@ def check_corpus(corpus: Corpus) -> Facts:
 def _check_labels(corpus: Corpus, scans: Mapping[str, _Scan]) -> None:
     known = scans["train"].labels
     if len(known) < 2:
-        found = f"only the label {next(iter(known))!r}" if known else "no label"
-        raise CorpusError(f"{corpus.train} has {found}; classification needs at least two: add examples of another")
+        present = f"only the label {next(iter(known))!r}" if known else "no label"
+        raise CorpusError(f"{corpus.train} has {present}; classification needs at least two: add examples of another")
     for split in corpus.splits[1:]:
         for label, number in scans[split.name].label_lines.items():
             if label not in known:
@@ -300,7 +300,7 @@ def _read_result(folder: Path, settings: Mapping[str, Any], first: Sequence[Exam
         train, dev = DiskExamples(folder, "train"), DiskExamples(folder, "dev")
         num_examples = stored["result"]["examples"]
         is_complete = (len(train), len(dev)) == (num_examples["train"], num_examples["dev"])
-        has_first = all(dev[index] == (list(one), list(two)) for index, (one, two) in enumerate(first))
+        has_first = all(dev[index] == (list(ids), list(other)) for index, (ids, other) in enumerate(first))
     except (OSError, ValueError, LookupError, TypeError):
         return None
     result: dict[str, Any] = stored["result"]
@@ -333,7 +333,7 @@ def _encode_corpus(folder: Path, corpus: Corpus, facts: Facts, encoder: "_Encode
         path.unlink()
     names = [split.name for split in corpus.splits]
     train, dev = encoded["train"], encoded["dev"]
-    uses = {name: one.token_uses for name, one in encoded.items()}
+    uses = {name: counts.token_uses for name, counts in encoded.items()}
     is_byte = _is_byte(encoder.tokenizer, encoder.vocab_size)
     content = json.dumps([list(facts.labels), train.digest, dev.digest])
     return {
@@ -486,9 +486,9 @@ def summary(facts: Facts, *, is_trained: bool = False) -> list[str]:
         more = f" and {len(shares) - MAX_LISTED} more" if len(shares) > MAX_LISTED else ""
         lines.append(f"labels: {len(shares)}: {', '.join(shares[:MAX_LISTED])}{more}")
     lines += [
-        f"tokens of an example of {name}: median {one.median:,}, 95 % have at most {one.percentile_95:,}, longest "
-        f"{one.longest:,}"
-        for name, one in facts.tokens.items()
+        f"tokens of an example of {name}: median {lengths.median:,}, 95 % have at most {lengths.percentile_95:,}, "
+        f"longest {lengths.longest:,}"
+        for name, lengths in facts.tokens.items()
     ]
     lines += [
         f"vocabulary: train has {share:.1%} of the tokens of {name}; {facts.byte_share[name]:.1%} are single bytes or "
@@ -578,4 +578,4 @@ def check_space(run: Path, bytes_needed: int) -> None:
 
 def _existing(path: Path) -> Path:
     """Return the path or its closest parent that exists."""
-    return next(one for one in (path, *path.absolute().parents) if one.exists())
+    return next(candidate for candidate in (path, *path.absolute().parents) if candidate.exists())

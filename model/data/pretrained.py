@@ -145,7 +145,7 @@ def read_pretrained(
         kind = "decoder" if task == "language-model" else "encoder"
         raise UsageError(
             f"{folder / CONFIG}: model_type {fields['model_type']} is {kinds[family.kind]}, but the task {task} needs "
-            f"{kinds[kind]}; supported are {', '.join(name for name, one in FAMILIES.items() if one.kind == kind)}"
+            f"{kinds[kind]}; supported are {', '.join(name for name, known in FAMILIES.items() if known.kind == kind)}"
         )
     tokenizer = _read_tokenizer(folder)
     files = {name: text for name in _COPIED[task] if (text := _read_text(folder / name)) is not None}
@@ -225,7 +225,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _find_family(folder: Path, fields: Mapping[str, Any]) -> TrainableFamily:
     name = fields.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        kinds = [[key for key, one in FAMILIES.items() if one.kind == kind] for kind in ("encoder", "decoder")]
+        kinds = [[key for key, known in FAMILIES.items() if known.kind == kind] for kind in ("encoder", "decoder")]
         raise UsageError(
             f"{folder / CONFIG}: model_type {name!r} cannot be trained; supported are the encoders "
             f"{', '.join(kinds[0])} for classification and encoder, and the decoders {', '.join(kinds[1])} for "
@@ -274,8 +274,8 @@ def _task_of(architectures: Sequence[str], *, is_embedding: bool) -> PretrainedT
 
 
 def _value(fields: Mapping[str, Any], key: str, default: Any) -> Any:
-    found = fields.get(key)
-    return default if found is None else found
+    value = fields.get(key)
+    return default if value is None else value
 
 
 def _integer(
@@ -290,7 +290,7 @@ def _integer(
 
 
 def _ids(value: Any) -> list[int]:
-    return [one for one in (value if isinstance(value, list) else [value]) if type(one) is int and one >= 0]
+    return [id_ for id_ in (value if isinstance(value, list) else [value]) if type(id_) is int and id_ >= 0]
 
 
 def _first_id(fields: Mapping[str, Any], key: str) -> int | None:
@@ -386,7 +386,7 @@ def _pooling(folder: Path) -> Pooling:
     if text is None:
         return "mean"
     try:
-        modules = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in json.loads(text)]
+        modules = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in json.loads(text)]
     except (ValueError, KeyError, TypeError):
         raise UsageError(
             f"{folder / MODULES} must be a list of objects with type and path; download it again"
@@ -400,10 +400,10 @@ def _pooling(folder: Path) -> Pooling:
     file = folder / modules[1][1] / CONFIG
     values = _read_object(file)
     mode = values.get("pooling_mode")
-    selected = [one for one, key in _POOLING_KEYS.items() if values.get(key) is True]
+    selected = [pooling for pooling, key in _POOLING_KEYS.items() if values.get(key) is True]
     if mode is not None:
         selected = [
-            _POOLING_MODES[one] for one in (mode if isinstance(mode, list) else [mode]) if one in _POOLING_MODES
+            _POOLING_MODES[name] for name in (mode if isinstance(mode, list) else [mode]) if name in _POOLING_MODES
         ]
     others = [key for key, on in values.items() if on is True and key.startswith("pooling_mode_")]
     if len(selected) != 1 or len(others) > 1 or (mode is None and others != [_POOLING_KEYS[selected[0]]]):
@@ -457,7 +457,7 @@ def checkpoint_texts(config: PretrainedConfig) -> dict[str, str]:
         texts[TOKENIZER_CONFIG] = _json({"tokenizer_class": "PreTrainedTokenizerFast", **limit})
     if config.task == "encoder":
         width = config.value("hidden_size", config.value("dim", 0))
-        pooling = {key: one == config.pooling for one, key in _POOLING_KEYS.items()}
+        pooling = {key: name == config.pooling for name, key in _POOLING_KEYS.items()}
         texts[MODULES] = _json(
             [
                 {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}

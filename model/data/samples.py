@@ -188,8 +188,8 @@ def _dialogue(draw: Random) -> _Drawn:
     said = [draw_exchange(draw) for _ in range(draw.choice((1, 1, 2, 3)))]
     messages = [
         {"role": role, "content": text}
-        for one in said
-        for role, text in (("user", one.message), ("assistant", one.answer))
+        for exchange in said
+        for role, text in (("user", exchange.message), ("assistant", exchange.answer))
     ]
     # A checksum is the same in each process, unlike `hash`.
     return zlib.crc32(said[-1].message.encode()) % 8 == 0, {"messages": messages}

@@ -109,14 +109,14 @@ def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[st
     """
     document = json.loads(tokenizer.to_str())
     added = {token["content"]: token for token in document["added_tokens"] if token["special"]}
-    found, missing = dict[str, str](), list[str]()
+    new_names, missing = dict[str, str](), list[str]()
     for name in (*SPECIAL_TOKENS, *special_tokens):
         candidates = (name, *OTHER_NAMES.get(name, ()))
-        known = next((one for one in candidates if one in added), None)
+        known = next((candidate for candidate in candidates if candidate in added), None)
         if known is None:
             missing.append(" or ".join(candidates))
         else:
-            found[known] = name
+            new_names[known] = name
     if missing:
         raise UsageError(
             f"the tokenizer cannot be used for the task {task}: it lacks the special tokens {'; '.join(missing)}; add "
@@ -128,13 +128,13 @@ def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[st
             f"the tokenizer cannot be used: it has {len(ids)} tokens, but ids up to {ids[-1]}; number them from 0 on"
         )
     for token in document["added_tokens"]:
-        if token["content"] in found:
-            token |= {"content": found[token["content"]], "lstrip": False, "rstrip": False}
+        if token["content"] in new_names:
+            token |= {"content": new_names[token["content"]], "lstrip": False, "rstrip": False}
     vocabulary = document["model"]["vocab"]
     if isinstance(vocabulary, dict):
-        document["model"]["vocab"] = {found.get(token, token): id_ for token, id_ in vocabulary.items()}
+        document["model"]["vocab"] = {new_names.get(token, token): id_ for token, id_ in vocabulary.items()}
     else:  # a Unigram model has tokens with their scores, in the order of their ids
-        document["model"]["vocab"] = [[found.get(token, token), cost] for token, cost in vocabulary]
+        document["model"]["vocab"] = [[new_names.get(token, token), cost] for token, cost in vocabulary]
     adapted = Tokenizer.from_str(json.dumps({**document, "post_processor": None}))
     adapted.no_padding()
     adapted.no_truncation()

@@ -44,7 +44,7 @@ class _Search:
                 running.append((ids, total))
             elif rank < num_beams:
                 self.finished.append((ids, total / length**length_penalty))
-        self.finished = sorted(self.finished, key=lambda one: -one[1])[:num_beams]
+        self.finished = sorted(self.finished, key=lambda hypothesis: -hypothesis[1])[:num_beams]
         self.beams = running[:num_beams]
         is_full = self.beams and len(self.finished) == num_beams
         if is_full and self.beams[0][1] / length**length_penalty <= self.finished[-1][1]:
@@ -75,7 +75,7 @@ def translate_batch(
     memory, _ = model.encode(pad(sources, config.pad_id).to(device), lengths)
     searches = [_Search() for _ in sources]
     for length in range(1, max_new_tokens + 1):
-        rows = [(number, ids, total) for number, one in enumerate(searches) for ids, total in one.beams]
+        rows = [(number, ids, total) for number, search in enumerate(searches) for ids, total in search.beams]
         if not rows:
             break
         chosen = torch.tensor([number for number, _, _ in rows], device=device)
@@ -83,10 +83,10 @@ def translate_batch(
         decoded, _, _ = model.decode(prefixes, _rows(memory, chosen), lengths[chosen])
         totals = model.logits(decoded[:, -1]).log_softmax(dim=-1).double().cpu()  # (rows, V)
         totals += torch.tensor([[total] for _, _, total in rows], dtype=torch.float64)
-        running = [one for one in searches if one.beams]
-        for one, part in zip(running, totals.split_with_sizes([len(one.beams) for one in running]), strict=True):
-            one.step(part, config.eos_id, length == max_new_tokens, num_beams, length_penalty)
-    return [one.finished[0][0] for one in searches]
+        alive = [search for search in searches if search.beams]
+        for search, part in zip(alive, totals.split_with_sizes([len(search.beams) for search in alive]), strict=True):
+            search.step(part, config.eos_id, length == max_new_tokens, num_beams, length_penalty)
+    return [search.finished[0][0] for search in searches]
 
 
 @torch.inference_mode()
@@ -110,7 +110,7 @@ def continue_greedily(
             len(row) < model.config.max_positions and (len(row) == len(prompt) or row[-1] not in end_ids)
             for row, prompt in zip(rows, prompts, strict=True)
         ]
-        read = [row for row, one in zip(rows, is_open, strict=True) if one]
+        read = [row for row, continues in zip(rows, is_open, strict=True) if continues]
         if not read:
             break
         features, _ = model.hidden_states(pad(read, model.config.pad_id).to(device))  # (B, T, M)

@@ -47,16 +47,16 @@ def predict(model: Classifier | BertClassifier, tokenizer: Tokenizer, texts: Seq
 
 def exact_matches(predicted: Labels, expected: Labels) -> Share:
     """Return the share of texts whose labels are all predicted, and no others."""
-    return Share(sum(one == other for one, other in zip(predicted, expected, strict=True)), len(expected))
+    return Share(sum(guess == true for guess, true in zip(predicted, expected, strict=True)), len(expected))
 
 
-def accuracy_fields(found: Share) -> dict[str, Any]:
+def accuracy_fields(share: Share) -> dict[str, Any]:
     """Return an accuracy and its 95 % confidence interval, in percent, as fields of a report."""
     return {
-        "sentences": found.total,
-        "correct": found.count,
-        "accuracy": round(100 * found.value, 2),
-        "interval_95": [round(100 * end, 2) for end in found.interval],
+        "sentences": share.total,
+        "correct": share.count,
+        "accuracy": round(100 * share.value, 2),
+        "interval_95": [round(100 * end, 2) for end in share.interval],
     }
 
 
@@ -92,22 +92,22 @@ class Counts:
 def count_labels(predicted: Labels, expected: Labels, num_labels: int) -> list[Counts]:
     """Return the counts of each label."""
     right, wrong, missed = Counter[int](), Counter[int](), Counter[int]()
-    for given, true in zip(predicted, expected, strict=True):
-        right.update(given & true)
-        wrong.update(given - true)
-        missed.update(true - given)
+    for guess, true in zip(predicted, expected, strict=True):
+        right.update(guess & true)
+        wrong.update(guess - true)
+        missed.update(true - guess)
     return [Counts(right[label], wrong[label], missed[label]) for label in range(num_labels)]
 
 
 def macro_f1(counts: Sequence[Counts]) -> float:
     """Return the mean F1 of the labels that occur in predictions or texts, or 0 if none does."""
-    scores = [one.f1 for one in counts if one.support + one.false_positives]
+    scores = [label_counts.f1 for label_counts in counts if label_counts.support + label_counts.false_positives]
     return sum(scores) / max(1, len(scores))
 
 
 def micro_f1(counts: Sequence[Counts]) -> float:
     """Return the F1 of all labels together."""
-    totals = (sum(getattr(one, name) for one in counts) for name in Counts.__dataclass_fields__)
+    totals = (sum(getattr(label_counts, name) for label_counts in counts) for name in Counts.__dataclass_fields__)
     return Counts(*totals).f1
 
 
@@ -124,31 +124,31 @@ def label_fields(counts: Sequence[Counts], labels: Sequence[str]) -> dict[str, A
     """Return precision, recall and F1 in percent, and the number of texts, of each label."""
     return {
         label: {
-            **{name: round(100 * float(getattr(one, name)), 2) for name in ("precision", "recall", "f1")},
-            "texts": one.support,
+            **{name: round(100 * float(getattr(label_counts, name)), 2) for name in ("precision", "recall", "f1")},
+            "texts": label_counts.support,
         }
-        for label, one in zip(labels, counts, strict=True)
+        for label, label_counts in zip(labels, counts, strict=True)
     }
 
 
 def confusions(predicted: Labels, expected: Labels) -> Counter[tuple[frozenset[int], frozenset[int]]]:
     """Return how often labels (first) were predicted as others (second)."""
-    return Counter((true, given) for given, true in zip(predicted, expected, strict=True) if given != true)
+    return Counter((true, guess) for guess, true in zip(predicted, expected, strict=True) if guess != true)
 
 
 def confusion_lines(texts: Sequence[str], predicted: Labels, expected: Labels, labels: Sequence[str]) -> list[str]:
     """Describe the most frequent confusions, each with the first text."""
     examples: Mapping[Any, str] = {
-        (true, given): text for text, given, true in reversed(list(zip(texts, predicted, expected, strict=True)))
+        (true, guess): text for text, guess, true in reversed(list(zip(texts, predicted, expected, strict=True)))
     }
 
     def named(indices: frozenset[int]) -> str:
         return ", ".join(labels[index] for index in sorted(indices)) or "no label"
 
     return [
-        f"expected {named(true)}, predicted {named(given)}: {count} of {len(texts)}, such as: "
-        f"{shortened(examples[true, given])}"
-        for (true, given), count in confusions(predicted, expected).most_common(NUM_SAMPLES)
+        f"expected {named(true)}, predicted {named(guess)}: {count} of {len(texts)}, such as: "
+        f"{shortened(examples[true, guess])}"
+        for (true, guess), count in confusions(predicted, expected).most_common(NUM_SAMPLES)
     ]
 
 

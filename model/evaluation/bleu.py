@@ -156,8 +156,8 @@ def evaluate_translation(model: TranslationModel, tokenizer: Tokenizer, records:
         name: _corpus_score(metric, outputs, references)
         for name, metric in (("chrF", CHRF()), ("BLEU", BLEU(force=True)))
     }
-    methods = {name: Method(len(kept), search_name(1), one.signature) for name, one in scores.items()}
-    return Evaluation({name: one.value for name, one in scores.items()}, tuple(samples), methods)
+    methods = {name: Method(len(kept), search_name(1), figure.signature) for name, figure in scores.items()}
+    return Evaluation({name: figure.value for name, figure in scores.items()}, tuple(samples), methods)
 
 
 def search_name(num_beams: int, length_penalty: float = 1.0) -> str:

@@ -142,12 +142,12 @@ DESCRIPTIONS = {PairRecord: "pairs", LabelledRecord: "labelled texts", TextRecor
 
 
 def _only(kind: type[RecordT], records: Sequence[Record]) -> list[RecordT]:
-    found = list[RecordT]()
+    checked = list[RecordT]()
     for record in records:
         if not isinstance(record, kind):
             raise _other_record(record, DESCRIPTIONS[kind])
-        found.append(record)
-    return found
+        checked.append(record)
+    return checked
 
 
 def _other_record(record: Record, needed: str) -> UsageError:

@@ -121,16 +121,16 @@ def answer_dialogues(
             prompts.append(prompt)
             replies.append(list(whole[len(prompt) :]))
             messages.append(read[-1].content)
-    given = [list[int]()] * len(prompts)
+    outputs = [list[int]()] * len(prompts)
     for group in grouped([len(prompt) + len(reply) for prompt, reply in zip(prompts, replies, strict=True)]):
         # A longer answer could not equal the expected one.
         longest = max(len(replies[index]) for index in group)
         generated = continue_greedily(model, [prompts[index] for index in group], chat.end_ids, longest)
         for index, ids in zip(group, generated, strict=True):
-            given[index] = ids
+            outputs[index] = ids
     return [
         ComparedReply(message, decode_ids(tokenizer, reply), decode_ids(tokenizer, ids))
-        for message, reply, ids in zip(messages, replies, given, strict=True)
+        for message, reply, ids in zip(messages, replies, outputs, strict=True)
     ]
 
 
@@ -181,8 +181,8 @@ def samples(
 ) -> list[str]:
     """Return lines that show some outputs."""
     lines = [
-        f"message: {shortened(one.message)} | expected: {shortened(one.expected)} | output: {shortened(one.given)}"
-        for one in answers[:NUM_SAMPLES]
+        f"message: {shortened(pair.message)} | expected: {shortened(pair.expected)} | output: {shortened(pair.given)}"
+        for pair in answers[:NUM_SAMPLES]
     ]
     texts = [record.text for record in records if isinstance(record, TextRecord)][: NUM_SAMPLES - len(lines)]
     return [*lines, *(continuations(model, tokenizer, texts) if texts else [])]

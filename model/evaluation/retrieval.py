@@ -53,7 +53,7 @@ def ranks(sources: Tensor, candidates: Tensor, pairs: Sequence[PairRecord], targ
     index_of = {target: index for index, target in enumerate(targets)}
     for pair in pairs:
         right[pair.source].add(index_of[pair.target])
-    found = []
+    source_ranks = []
     for vector, pair in zip(sources, pairs, strict=True):
         row = candidates @ vector  # (C,)
         is_right = torch.zeros(len(targets), dtype=torch.bool)
@@ -61,8 +61,8 @@ def ranks(sources: Tensor, candidates: Tensor, pairs: Sequence[PairRecord], targ
         is_wrong = ~is_right
         if pair.source in index_of:
             is_wrong[index_of[pair.source]] = False
-        found.append(1 + int((row[is_wrong] >= row[is_right].max()).sum()))
-    return found
+        source_ranks.append(1 + int((row[is_wrong] >= row[is_right].max()).sum()))
+    return source_ranks
 
 
 def retrieval_fields(
@@ -77,18 +77,18 @@ def retrieval_fields(
     """
     targets = list(dict.fromkeys(pair.target for pair in pairs))
     sources, candidates = (
-        text_vectors(model, tokenizer, [one.source for one in pairs]),
+        text_vectors(model, tokenizer, [pair.source for pair in pairs]),
         text_vectors(model, tokenizer, targets),
     )
-    found = ranks(sources, candidates, pairs, targets)
-    first = Share(sum(rank == 1 for rank in found), len(found))
+    source_ranks = ranks(sources, candidates, pairs, targets)
+    first = Share(sum(rank == 1 for rank in source_ranks), len(source_ranks))
     return {
         "pairs": len(pairs),
         "targets": len(targets),
         "recall_at_1": round(100 * first.value, 2),
         "interval_95": [round(100 * end, 2) for end in first.interval],
-        "recall_at_10": round(100 * sum(rank <= 10 for rank in found) / len(found), 2),
-        "mrr": round(100 * sum(1 / rank for rank in found) / len(found), 2),
+        "recall_at_10": round(100 * sum(rank <= 10 for rank in source_ranks) / len(source_ranks), 2),
+        "mrr": round(100 * sum(1 / rank for rank in source_ranks) / len(source_ranks), 2),
         "samples": _neighbours(sources[:NUM_SAMPLES] @ candidates.T, pairs, targets),
     }
 
@@ -114,9 +114,9 @@ def evaluate_encoder(model: TextEncoder | BertEncoder, tokenizer: Tokenizer, rec
     Pairs with a text that is too long for the model are skipped.
     """
     pairs = [record for record in records if isinstance(record, PairRecord)][:MAX_PAIRS]
-    sides = [encode_lines(tokenizer, texts) for texts in zip(*((one.source, one.target) for one in pairs), strict=True)]
+    ids = [encode_lines(tokenizer, side) for side in zip(*((pair.source, pair.target) for pair in pairs), strict=True)]
     limit = model.config.max_positions
-    kept = [pair for pair, *both in zip(pairs, *sides, strict=True) if max(map(len, both)) <= limit]
+    kept = [pair for pair, *both in zip(pairs, *ids, strict=True) if max(map(len, both)) <= limit]
     if not kept:
         return Evaluation({})
     fields = retrieval_fields(model, tokenizer, kept)

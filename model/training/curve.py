@@ -74,7 +74,7 @@ def _curve(points: Sequence[tuple[float, float]], colour: str) -> Iterator[str]:
 def _names(ends: Sequence[tuple[str, str, float]], y: Callable[[float], float]) -> Iterator[str]:
     """Yield the names and last values of the lines, beside their ends, at least a line apart."""
     previous = -math.inf
-    for name, colour, loss in sorted(ends, key=lambda one: y(one[2])):
+    for name, colour, loss in sorted(ends, key=lambda end: y(end[2])):
         previous = max(y(loss) + 4.5, previous + 16)
         yield _text(WIDTH - RIGHT + 8, previous, f"{name} {loss:.3g}", "start", colour)
 

@@ -225,9 +225,9 @@ def read_keys(path: Path, task: TaskName) -> Given:
     if not path.exists():
         raise UsageError(f"missing file {path}; write one with --print-config")
     values = read_toml(path)
-    found = values.pop(TASK_KEY, task)
-    if found != task:
-        shown = json.dumps(found, default=str)
+    file_task = values.pop(TASK_KEY, task)
+    if file_task != task:
+        shown = json.dumps(file_task, default=str)
         raise UsageError(f"{path} is for the task {shown}, not {task}; use a file of this task")
     return given_keys(OPTIONS[task], values, path)
 

@@ -105,7 +105,7 @@ def num_characters(facts: "Facts") -> int:
 def choose(
     facts: "Facts",
     vocabulary: Mapping[str, int],
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     *,
     size: Size | None = None,
     dropout: float | None = None,
@@ -120,7 +120,7 @@ def choose(
         facts: facts about the encoded data.
         vocabulary: fields of the model that the tokenizer determines, see
             `sightline.model.data.tokenizer_training.token_fields`.
-        given: fields of TrainConfig that the user gave.
+        fields: fields of TrainConfig that the user gave.
         size: size of the model, if the user gave one.
         dropout: dropout of the model, if the user gave one.
         multi_label: a text has any number of labels.
@@ -135,7 +135,7 @@ def choose(
     reasons = list[str]()
     if model is None:
         model = _choose_model(facts, vocabulary, size, dropout, multi_label, reasons)
-    config = _choose_training(facts, model, given, start, updates_in_time, reasons)
+    config = _choose_training(facts, model, fields, start, updates_in_time, reasons)
     return Recipe(config, model, tuple(reasons))
 
 
@@ -196,13 +196,13 @@ def _choose_model(
 def _choose_training(
     facts: "Facts",
     model: ArchitectureConfig,
-    given: Mapping[str, Any],
+    fields: Mapping[str, Any],
     start: Start,
     updates_in_time: int | None,
     reasons: list[str],
 ) -> TrainConfig:
     task, tokens, num_examples = facts.task, facts.tokens["train"], facts.examples["train"]
-    chosen, is_new_classifier = dict[str, Any](given), task == "classification" and start == "random"
+    chosen, is_new_classifier = dict[str, Any](fields), task == "classification" and start == "random"
 
     def choose_value(name: str, value: Any, reason: str) -> Any:
         if name not in chosen:

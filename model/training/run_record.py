@@ -71,7 +71,7 @@ class TrainingRecord:
 def environment(device: torch.device) -> dict[str, Any]:
     """Return the facts on which the bits of the weights depend, and the commit of the code."""
     return {
-        "versions": {"python": sys.version.split()[0], **{name: _version(one) for name, one in PACKAGES.items()}},
+        "versions": {"python": sys.version.split()[0], **{key: _version(package) for key, package in PACKAGES.items()}},
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "commit": _commit(),

@@ -178,7 +178,7 @@ class Report:
         if not is_whole:
             row["is_whole"] = False
         self._folder.add_to_log(row)
-        add_scalars(self._events, {**losses, **{f"dev/{name}": one for name, one in metrics.items()}}, progress.step)
+        add_scalars(self._events, {**losses, **{f"dev/{key}": value for key, value in metrics.items()}}, progress.step)
         name = f"epoch {epoch} of {self._config.max_epochs}{'' if is_whole else ', not finished'}"
         self.display.line(f"{name}: {', '.join(texts)}; {duration(progress.epoch_seconds)}")
         for sample in evaluation.samples if evaluation is not None else ():

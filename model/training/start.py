@@ -179,7 +179,7 @@ def _is_meta(model: nn.Module) -> bool:
 
 def _is_classifier(config: PretrainedConfig) -> bool:
     """Return True if the checkpoint was a classifier before."""
-    return any(str(one).endswith("ForSequenceClassification") for one in config.value("architectures", []))
+    return any(str(name).endswith("ForSequenceClassification") for name in config.value("architectures", []))
 
 
 def _label_note(before: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ def _find_weights(folder: Path) -> list[Path]:
             continue
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            paths = [folder / Path(str(one)).name for one in names]
+            paths = [folder / Path(str(file_name)).name for file_name in names]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UsageError(f"{index} has no valid weight_map ({error}); download it again") from None
         for path in paths:

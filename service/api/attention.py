@@ -123,15 +123,15 @@ async def show_attention(call: Call, body: AttentionBody, headers: Headers) -> A
     return Raw(picture.encode(), f"{SVG}; charset=utf-8", 200, {"vary": "Accept"})
 
 
-def _check_target_parameters(given: Collection[str]) -> None:
+def _check_target_parameters(fields_set: Collection[str]) -> None:
     """Reject parameters that have no effect on targets.
 
     Raises:
         ApiError: `invalid_parameter`.
     """
     for name in GENERATING_PARAMETERS:
-        if name in given:
-            allowed = ", ".join(f"{{{one}}}" for one in TARGET_PARAMETERS)
+        if name in fields_set:
+            allowed = ", ".join(f"{{{parameter}}}" for parameter in TARGET_PARAMETERS)
             message = (
                 f"{{{name}}} cannot be combined with targets, because nothing is generated; only {allowed} can be."
             )

@@ -137,7 +137,7 @@ def prefers(media_type: str, headers: Mapping[bytes, bytes]) -> bool:
     weights: dict[str, float] = {}
     for media_range in headers.get(b"accept", b"").decode("latin-1").split(","):
         kind, *parameters = (part.strip().lower() for part in media_range.split(";"))
-        weights[kind] = next((_weight(one[2:]) for one in parameters if one.startswith("q=")), 1.0)
+        weights[kind] = next((_weight(parameter[2:]) for parameter in parameters if parameter.startswith("q=")), 1.0)
     return weights.get(media_type, 0.0) > 0 and weights[media_type] >= weights.get(JSON, 0.0)
 
 

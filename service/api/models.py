@@ -208,7 +208,7 @@ class ModelDetails(ModelCard):
 async def list_models(call: Call) -> ModelList:
     """List the models."""
     service = call.service
-    cards = [card_of(one, service.state_of(one.name)) for one in service.all_manifests()]
+    cards = [card_of(manifest, service.state_of(manifest.name)) for manifest in service.all_manifests()]
     return ModelList("list", cards, service.failed_models)
 
 
@@ -217,15 +217,15 @@ async def show_model(call: Call, model_id: PathModel) -> ModelDetails:
     manifest = call.service.find_manifest(model_id)
     model, limits, memory = call.service.models[manifest.name], manifest.limits, NO_MEMORY
     if model.loaded is not None:
-        found = model.loaded.memory()
+        model_memory = model.loaded.memory()
         memory = MemoryUse(
-            found.weights,
+            model_memory.weights,
             model.max_rows,
-            found.state_per_row,
-            found.max_state,
-            found.state_in_use,
-            found.max_prefix_cache,
-            found.prefix_cache_in_use,
+            model_memory.state_per_row,
+            model_memory.max_state,
+            model_memory.state_in_use,
+            model_memory.max_prefix_cache,
+            model_memory.prefix_cache_in_use,
         )
     return ModelDetails(
         **vars(card_of(manifest, model.state)),
@@ -261,8 +261,8 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
         sentence_similarity=manifest.embedding is not None,
         chat=manifest.chat is not None,
         attention=[
-            AttentionKind(one.kind, one.layers, one.heads, one.normalized, one.columns, window_of(one))
-            for one in manifest.attention
+            AttentionKind(maps.kind, maps.layers, maps.heads, maps.normalized, maps.columns, window_of(maps))
+            for maps in manifest.attention
         ],
         alignment=_alignment_of(manifest),
         embedding=_embedding_of(manifest),
@@ -281,20 +281,20 @@ def card_of(manifest: Manifest, state: ModelState) -> ModelCard:
 
 
 def _alignment_of(manifest: Manifest) -> ModelAlignment | None:
-    if all(one.kind != "cross" for one in manifest.attention):
+    if all(maps.kind != "cross" for maps in manifest.attention):
         return None
     step, layer, heads = manifest.alignment_heads
     if manifest.alignment is None:
         return ModelAlignment(step, layer, list(heads), None, None, None)
-    one = manifest.alignment
-    return ModelAlignment(step, layer, list(heads), one.criterion, one.agreement, one.baseline)
+    alignment = manifest.alignment
+    return ModelAlignment(step, layer, list(heads), alignment.criterion, alignment.agreement, alignment.baseline)
 
 
 def _embedding_of(manifest: Manifest) -> EmbeddingSettings | None:
-    one = manifest.embedding
-    if one is None:
+    embedding = manifest.embedding
+    if embedding is None:
         return None
-    return EmbeddingSettings(one.pooling, one.normalize, dict(one.prompts), one.default_prompt)
+    return EmbeddingSettings(embedding.pooling, embedding.normalize, dict(embedding.prompts), embedding.default_prompt)
 
 
 ENDPOINTS = (

@@ -144,8 +144,8 @@ async def rerank_documents(call: Call, body: RerankBody) -> RerankResponse:
     )
     texts = body.documents.texts
     results = [
-        RerankedDocument(one.index, one.score, RerankedText(texts[one.index]) if body.return_documents else None)
-        for one in result.ranking[: body.top_n]
+        RerankedDocument(rank.index, rank.score, RerankedText(texts[rank.index]) if body.return_documents else None)
+        for rank in result.ranking[: body.top_n]
     ]
     usage = RerankUsage(result.usage.input_tokens, result.usage.input_tokens)
     return RerankResponse(f"rerank-{call.request_id}", "list", result.model, results, usage, result.timings_ms)

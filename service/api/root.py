@@ -64,7 +64,7 @@ def root_of(service: Service) -> Root:
         openapi="/openapi.json",
         default_model=service.default_model or None,
         default_models=dict(sorted(service.default_models.items())),
-        models=[summary_of(one.manifest, one.state) for one in service.models.values()],
+        models=[summary_of(model.manifest, model.state) for model in service.models.values()],
         failed_models=service.failed_models,
     )
 

@@ -25,5 +25,5 @@ def error_formats(names: Sequence[str]) -> dict[str, ErrorFormat]:
 
 def _modules(names: Sequence[str]) -> list[ModuleType]:
     """Return the modules of these APIs, each once."""
-    found = dict.fromkeys(module for name in names for module in COMPATIBLE_APIS[name])
-    return [import_module(f"{__name__}.{module}") for module in found]
+    modules = dict.fromkeys(module for name in names for module in COMPATIBLE_APIS[name])
+    return [import_module(f"{__name__}.{module}") for module in modules]

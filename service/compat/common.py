@@ -105,7 +105,7 @@ class DataEventEncoder:
 
 
 def parameters_by_temperature(
-    model: ServedModel, given: Mapping[str, Any], temperature: float | None, *, stream: bool
+    model: ServedModel, requested: Mapping[str, Any], temperature: float | None, *, stream: bool
 ) -> GenerateParameters:
     """Return the parameters of an API in which the temperature says whether tokens are sampled.
 
@@ -115,21 +115,21 @@ def parameters_by_temperature(
 
     Args:
         model: the model.
-        given: parameters of the request.
-        temperature: temperature of the request, which may also be in `given`.
+        requested: parameters of the request.
+        temperature: temperature of the request, which may also be in `requested`.
         stream: True if the generation is streamed.
     """
     if temperature is not None:
-        given = {**given, "do_sample": temperature > 0}
-    parameters = parameters_for(model, given, stream=stream, is_lenient=True)
-    if parameters.do_sample or temperature is not None or given.get("num_beams", 1) > 1:
+        requested = {**requested, "do_sample": temperature > 0}
+    parameters = parameters_for(model, requested, stream=stream, is_lenient=True)
+    if parameters.do_sample or temperature is not None or requested.get("num_beams", 1) > 1:
         return parameters
     needs_samples = parameters.num_return_sequences > parameters.num_beams or any(
-        given.get(name, getattr(NEUTRAL, name)) != getattr(NEUTRAL, name) for name in FILTERS
+        requested.get(name, getattr(NEUTRAL, name)) != getattr(NEUTRAL, name) for name in FILTERS
     )
     if not needs_samples:
         return parameters
-    return parameters_for(model, {**given, "do_sample": True}, stream=stream, is_lenient=True)
+    return parameters_for(model, {**requested, "do_sample": True}, stream=stream, is_lenient=True)
 
 
 def check_continues_prompt(model: ServedModel, path: str) -> None:

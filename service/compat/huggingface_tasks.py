@@ -51,8 +51,8 @@ class QuestionBody(RequestBody):
 async def answer_question(call: Call, body: QuestionBody, model: str | None) -> Answer | list[Answer]:
     """Find the parts of a text that answer a question: one object, or a list of several."""
     served = await model_of_query(call, model, "answer")
-    given = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-    options = AnswerOptions(**given)
+    parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
+    options = AnswerOptions(**parameters)
     result = await answer(call, served, body.inputs.question, body.inputs.context, options, "inputs.context")
     return result.answers[0] if len(result.answers) == 1 else result.answers
 
@@ -83,12 +83,12 @@ async def fill_masks(call: Call, body: FillMaskTaskBody, model: str | None) -> l
     texts if there are several.
     """
     served = await model_of_query(call, model, "fill-mask")
-    given = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
-    result = await fill_mask(call, served, body.inputs, **given)
+    parameters = body.parameters.model_dump(exclude_none=True) if body.parameters else {}
+    result = await fill_mask(call, served, body.inputs, **parameters)
     outputs = []
     for output in result.outputs:
         masks: list[list[Filled]] = [
-            [{"score": one.score, "token": one.id, "token_str": one.text, "sequence": one.sequence} for one in mask]
+            [{"score": top.score, "token": top.id, "token_str": top.text, "sequence": top.sequence} for top in mask]
             for mask in output.masks
         ]
         outputs.append(masks[0] if len(masks) == 1 else masks)

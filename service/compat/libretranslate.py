@@ -65,20 +65,20 @@ async def translate(call: Call, body: TranslateBody) -> Translation:
     call.field_names = {**call.field_names, "num_beams": "1 + alternatives"}
     name, source, target = _choose(body, call)
     model = await call.model(name, "generate")
-    given: dict[str, Any] = {"split_sentences": True, "source_language": source, "target_language": target}
+    requested: dict[str, Any] = {"split_sentences": True, "source_language": source, "target_language": target}
     if body.alternatives:
         num_texts = 1 + body.alternatives
         num_beams = max(num_texts, parameters_for(model, {}).num_beams)
-        given |= {"num_beams": num_beams, "num_return_sequences": num_texts}
-    parameters = parameters_for(model, given)
+        requested |= {"num_beams": num_beams, "num_return_sequences": num_texts}
+    parameters = parameters_for(model, requested)
     result = await generate_by_sentence(call, model, body.inputs, parameters, on_empty=body.on_empty)
-    found: list[dict[str, None]] = [{} for _ in body.inputs.texts]  # beams may differ in tokens alone: each text once
+    distinct_texts: list[dict[str, None]] = [{} for _ in body.inputs.texts]  # beams may differ in tokens alone
     for output in result.outputs:
-        found[output.index][output.text] = None
-    translated = [next(iter(texts)) for texts in found]
+        distinct_texts[output.index][output.text] = None
+    translated = [next(iter(texts)) for texts in distinct_texts]
     response: Translation = {"translatedText": translated if body.inputs.is_list else translated[0]}
     if body.alternatives:
-        others = [list(texts)[1:] for texts in found]
+        others = [list(texts)[1:] for texts in distinct_texts]
         response["alternatives"] = others if body.inputs.is_list else others[0]
     return response
 

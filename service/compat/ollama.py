@@ -94,11 +94,11 @@ def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
 def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParameters:
     """Return the parameters of a body; the model's defaults are used for those that are absent."""
     options = body.options or DecodingOptions()
-    given = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
+    requested = given_parameters(options) | {"top_logprobs": body.top_logprobs or 0}
     length = model.manifest.generation.max_new_tokens if options.max_new_tokens is None else options.max_new_tokens
     if length is None or length < 1:
-        given["max_new_tokens"] = model.manifest.limits.max_target_tokens
-    return parameters_by_temperature(model, given, options.temperature, stream=body.is_streamed)
+        requested["max_new_tokens"] = model.manifest.limits.max_target_tokens
+    return parameters_by_temperature(model, requested, options.temperature, stream=body.is_streamed)
 
 
 class OllamaResponse:
@@ -142,10 +142,10 @@ class OllamaResponse:
         return part | {"logprobs": [self._logprob(one) for one in tokens]} if self._body.logprobs and tokens else part
 
     def _logprob(self, token: OutputToken) -> Logprob:
-        found: Logprob = {"token": token.text, "logprob": token.logprob}
+        logprob: Logprob = {"token": token.text, "logprob": token.logprob}
         if self._body.top_logprobs:
-            found["top_logprobs"] = [{"token": one.text, "logprob": one.logprob} for one in alternatives_of(token)]
-        return found
+            logprob["top_logprobs"] = [{"token": top.text, "logprob": top.logprob} for top in alternatives_of(token)]
+        return logprob
 
     def _end(self, reason: str, usage: Usage, timings: TimingsMs) -> dict[str, Any]:
         return {
@@ -179,14 +179,14 @@ async def tags(call: Call) -> Tags:
     return {
         "models": [
             {
-                "name": one.name,
-                "model": one.name,
-                "modified_at": rfc3339(one.created),
-                "size": sum(record.bytes for record in one.files.values()),
-                "digest": one.digest,
-                "details": details_of(one),
+                "name": manifest.name,
+                "model": manifest.name,
+                "modified_at": rfc3339(manifest.created),
+                "size": sum(record.bytes for record in manifest.files.values()),
+                "digest": manifest.digest,
+                "details": details_of(manifest),
             }
-            for one in call.service.all_manifests()
+            for manifest in call.service.all_manifests()
         ]
     }
 
@@ -241,7 +241,7 @@ def details_of(manifest: Manifest) -> Details:
 
 def size_text(count: int) -> str:
     """Return a number of weights, such as `4.9M`."""
-    scale, unit = next((one for one in ((10**9, "B"), (10**6, "M"), (10**3, "K")) if count >= one[0]), (1, ""))
+    scale, unit = next((pair for pair in ((10**9, "B"), (10**6, "M"), (10**3, "K")) if count >= pair[0]), (1, ""))
     return f"{count / scale:.1f}{unit}" if unit else str(count)
 
 

@@ -144,7 +144,7 @@ async def zero_shot(call: Call, body: ZeroShotBody, model: ModelInQuery) -> list
 
 
 def _predictions(result: ClassifyResult, top_k: int | None = None) -> list[list[Prediction]]:
-    return [[{"score": one.score, "label": one.label} for one in output.labels[:top_k]] for output in result.outputs]
+    return [[{"score": pair.score, "label": pair.label} for pair in output.labels[:top_k]] for output in result.outputs]
 
 
 async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> list[Rank]:
@@ -152,10 +152,10 @@ async def rerank_texts(call: Call, body: TeiRerankBody, model: ModelInQuery) -> 
     served = await model_of_query(call, model, "rerank")
     raw_scores, truncate = bool(body.raw_scores), bool(body.truncate)
     result = await rerank(call, served, body.query, body.documents, raw_scores=raw_scores, truncate=truncate)
-    ranking = result.ranking
+    ranks = result.ranking
     if body.return_text:
-        return [{"index": one.index, "text": body.documents.texts[one.index], "score": one.score} for one in ranking]
-    return [{"index": one.index, "score": one.score} for one in ranking]
+        return [{"index": rank.index, "text": body.documents.texts[rank.index], "score": rank.score} for rank in ranks]
+    return [{"index": rank.index, "score": rank.score} for rank in ranks]
 
 
 async def tag_tokens(
@@ -172,7 +172,7 @@ async def tag_tokens(
     result = await tag(
         call, served, body.inputs, aggregation=aggregation, ignore_labels=ignore_labels, truncate=truncate
     )
-    entities = [[_token_entity(one, aggregation) for one in output.entities] for output in result.outputs]
+    entities = [[_token_entity(entity, aggregation) for entity in output.entities] for output in result.outputs]
     return entities if body.inputs.is_list else entities[0]
 
 

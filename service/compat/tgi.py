@@ -63,10 +63,10 @@ async def generate_text(
     if parameters.return_full_text:
         check_continues_prompt(served, "parameters.return_full_text")
     generation = TgiResponse(served, body.inputs, parameters)
-    given = given_parameters(parameters)
+    requested = given_parameters(parameters)
     if parameters.is_sampled:
-        given["do_sample"] = True
-    generate_parameters = parameters_for(served, given, stream=bool(body.stream), is_lenient=True)
+        requested["do_sample"] = True
+    generate_parameters = parameters_for(served, requested, stream=bool(body.stream), is_lenient=True)
     inputs = Texts.one(body.inputs)
     if body.stream:
         return EventStream(await stream(call, served, inputs, generate_parameters), generation)
@@ -132,7 +132,7 @@ class TgiResponse(DataEventEncoder):
         return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": is_special}
 
     def _top_tokens(self, token: OutputToken) -> Sequence[TextGenerationToken]:
-        return [self._token(one) for one in alternatives_of(token)]
+        return [self._token(alternative) for alternative in alternatives_of(token)]
 
 
 ENDPOINTS = (

@@ -176,7 +176,7 @@ class BeamGeneration(Generation):
             self._processed(hypothesis, scores.logprobs(row))
             for row, hypothesis in zip(self.rows, self._open, strict=False)
         ]
-        ids = np.stack([best_indices(one, count) for one in processed])
+        ids = np.stack([best_indices(row_scores, count) for row_scores in processed])
         return ids, np.take_along_axis(np.stack(processed), ids, axis=1)
 
     def _logprob(self, scores: StepScores, beam: int, token_id: int, total: float) -> float:
@@ -195,7 +195,7 @@ class BeamGeneration(Generation):
         hypothesis = self._open[beam].fork()
         self._append(hypothesis, scores, self.rows[beam], token_id, self._logprob(scores, beam, token_id, total))
         self._finished.append(Finished(hypothesis, reason, rank_score))
-        self._finished.sort(key=lambda one: -one.rank_score)
+        self._finished.sort(key=lambda finished: -finished.rank_score)
 
     def _penalised(self, score: float, num_tokens: int) -> float:
         num_counted = self._num_forced + num_tokens - len(self._prefix)
@@ -216,7 +216,7 @@ class BeamGeneration(Generation):
                 others.append(child)
         if others:
             num_read = len(self.decoder_prompt_ids) + self._num_tokens  # by each row
-            for index, child in zip([i for i, one in enumerate(assigned) if one is None], others, strict=True):
+            for index, child in zip([i for i, slot in enumerate(assigned) if slot is None], others, strict=True):
                 assigned[index] = child
                 changed = slice(self._num_common[index][child.beam], num_read)
                 beam_copies.append((rows[child.beam], rows[index], changed))
@@ -262,8 +262,8 @@ class BeamGeneration(Generation):
 
     def _targets(self) -> tuple[Target, ...]:
         return tuple(
-            self._target(one.hypothesis, one.reason, self._parameters.length_penalty)
-            for one in self._finished[: self._parameters.num_return_sequences]
+            self._target(finished.hypothesis, finished.reason, self._parameters.length_penalty)
+            for finished in self._finished[: self._parameters.num_return_sequences]
         )
 
 

@@ -30,7 +30,7 @@ def find_non_finite(states: Sequence[State], encoded: Mapping[str, Array], num_t
         encoded: outputs of the encoder, with those of `checked_outputs`.
         num_tokens: number of source tokens of each sequence.
     """
-    found: set[int] = set()
+    non_finite: set[int] = set()
     for name, shape in checked_outputs(states).items():
         value = encoded.get(name)
         if not isinstance(value, np.ndarray) or np.isfinite(value).all():
@@ -38,8 +38,8 @@ def find_non_finite(states: Sequence[State], encoded: Mapping[str, Array], num_t
         for index, size in enumerate(num_tokens):
             used: tuple[Any, ...] = tuple(slice(size if isinstance(axis, str) else axis) for axis in shape)
             if not np.isfinite(value[index][used]).all():
-                found.add(index)
-    return found
+                non_finite.add(index)
+    return non_finite
 
 
 def checked_outputs(states: Sequence[State]) -> dict[str, tuple[int | str, ...]]:

@@ -126,7 +126,7 @@ class Engine:
         # before it is removed from the previous one, so that counts read by other threads never
         # miss a request.
         self._waiting: dict[int, ActiveRequest] = {}
-        self._map_names: dict[str, Sequence[str]] = {one.kind: one.outputs for one in self._manifest.attention}
+        self._map_names: dict[str, Sequence[str]] = {maps.kind: maps.outputs for maps in self._manifest.attention}
         self._rows = Rows(runner)
         self._prefills = PrefillQueue()
         self._prefix_cache = PrefixCache(runner.num_prefix_blocks)
@@ -432,8 +432,8 @@ class Engine:
         if request.predicted:
             predictions = self._runner.predict(hidden[list(request.predicted)]).astype(np.float32)
         for start in range(0, len(hidden) if request.return_largest else 0, PREDICTED_ROWS):
-            found = self._runner.predict(hidden[start : start + PREDICTED_ROWS]).max(axis=0).astype(np.float32)
-            largest = found if largest is None else np.maximum(largest, found)
+            maxima = self._runner.predict(hidden[start : start + PREDICTED_ROWS]).max(axis=0).astype(np.float32)
+            largest = maxima if largest is None else np.maximum(largest, maxima)
         return predictions, largest
 
     def _label_output(self, request: EncodeRequest) -> str | None:
@@ -632,10 +632,10 @@ class Engine:
         counts = self._rows.counts()
         small: list[Generation] = []
         if max(counts.of_share.values()) > 1:
-            small = [one for one in self._rows if counts.of_share[share_of(one.call)] == 1]
+            small = [generation for generation in self._rows if counts.of_share[share_of(generation.call)] == 1]
         are_callers = bool(small) and bool(small[0].call[0])
         if not small and max(counts.of_call.values()) > 1:
-            small = [one for one in self._rows if counts.of_call[one.call] == 1]
+            small = [generation for generation in self._rows if counts.of_call[generation.call] == 1]
         del small[self._reserved_rows :]
         num_steps = EXTRA_STEPS * max(1, len(self._rows) // ROWS_PER_RESERVED)
         for generation in small:
@@ -673,7 +673,7 @@ class Engine:
         generations = self._rows.generations_of(rows)
         num_skipping = self._rows.first_free - len(self._rows) if len(rows) == len(self._rows) else 0
         scores = StepScores(outputs, rows.start, num_skipping)
-        BeamGeneration.rank_together([one for one in generations if isinstance(one, BeamGeneration)], scores)
+        BeamGeneration.rank_together([search for search in generations if isinstance(search, BeamGeneration)], scores)
         beam_copies: BeamCopies = []
         events = [(generation, self._advance(generation, scores, beam_copies, now)) for generation in generations]
         self._rows.advance(rows, scores.next_ids, beam_copies)
@@ -710,7 +710,7 @@ class Engine:
 
     def _record_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
         """Record the attention maps of a step."""
-        requesting = [one for one in self._rows.generations_of(rows) if one.records_maps]
+        requesting = [generation for generation in self._rows.generations_of(rows) if generation.records_maps]
         for generation in requesting:
             generation.charge_step()
         recorders = [

@@ -131,10 +131,10 @@ class PrefillQueue:
         self._oldest_is_next = not self._oldest_is_next
         if self._oldest_is_next:
             return self._prefills[0]
-        return min(self._prefills, key=lambda one: len(one.ids) - one.num_read)
+        return min(self._prefills, key=lambda prefill: len(prefill.ids) - prefill.num_read)
 
     def remove(self, prefill: Prefill) -> None:
         self._prefills.remove(prefill)
 
     def find(self, owner: RowOwner) -> Prefill | None:
-        return next((one for one in self._prefills if owner in one.owners), None)
+        return next((prefill for prefill in self._prefills if owner in prefill.owners), None)

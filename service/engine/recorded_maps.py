@@ -89,7 +89,7 @@ def reason_against_hiding(manifest: Manifest) -> str | None:
         return "it is a decoder-only model, without an encoder whose outputs could be hidden"
     if not any("source" in state.shape for state in manifest.states):
         return "its decoder does not attend to source tokens"
-    if any(one.kind == "cross" and (one.window is not None or one.by_position) for one in manifest.attention):
+    if any(maps.kind == "cross" and (maps.window is not None or maps.by_position) for maps in manifest.attention):
         return "its attention depends on the positions of source tokens"
     return None
 

@@ -89,7 +89,7 @@ class Rows:
         return counts
 
     def find(self, active: ActiveRequest) -> RowOwner | None:
-        return next((one for one in self.owners if one.active_request is active), None)
+        return next((owner for owner in self.owners if owner.active_request is active), None)
 
     def admit(self, newcomers: Sequence[tuple[Generation, int]], encoded: Mapping[str, Array]) -> None:
         """Assign rows to new generations and initialize the states of these rows.
@@ -111,10 +111,10 @@ class Rows:
             owners += [newcomer] * num_others
         rows = slice(first, first + len(owners))
         visible = {
-            index: one.request.visible_source_tokens for one, index in newcomers if one.request.hidden_source_tokens
+            index: new.request.visible_source_tokens for new, index in newcomers if new.request.hidden_source_tokens
         }
         self._runner.init_rows(first, encoded, [index for _, index in owners], visible)
-        self._source_lengths[rows] = [one.request.num_visible_source_tokens for one, _ in owners]
+        self._source_lengths[rows] = [generation.request.num_visible_source_tokens for generation, _ in owners]
         *start_ids, last_id = self._runner.manifest.tokens.start_ids
         for length, token_id in enumerate(start_ids):
             self._token_ids[rows], self._lengths[rows] = token_id, length
@@ -123,7 +123,7 @@ class Rows:
         for row, (generation, _) in enumerate(owners, first):
             generation.rows.append(row)
             self._owners.append(generation)
-        self._running.update((one, None) for one, _ in newcomers)
+        self._running.update((generation, None) for generation, _ in newcomers)
         self._num_running = first + num_first
         self._choose_outputs()
 
@@ -140,9 +140,9 @@ class Rows:
     def prefill(self, row: int, token_ids: Int64, outputs: Sequence[str]) -> Mapping[str, Array]:
         """Read the next tokens of a prompt in a row. If that raises, it can be repeated."""
         length = self._num_read(row)
-        given = self._runner.prefill(row, token_ids, length, outputs)
+        arrays = self._runner.prefill(row, token_ids, length, outputs)
         self._lengths[row] += len(token_ids)
-        return given
+        return arrays
 
     def load_prefix(self, row: int, block: int) -> None:
         """Copy a block of the prefix cache to a row, as if the row had read its tokens."""

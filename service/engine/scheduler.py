@@ -72,29 +72,29 @@ class _Queue:
     def __iter__(self) -> Iterator[WaitingSequence]:
         return iter(self._by_id.values())
 
-    def add(self, one: WaitingSequence) -> None:
-        self._by_id[one.id] = one
-        self._shares.setdefault(one.share, {}).setdefault(one.call, {})[one.id] = one
+    def add(self, sequence: WaitingSequence) -> None:
+        self._by_id[sequence.id] = sequence
+        self._shares.setdefault(sequence.share, {}).setdefault(sequence.call, {})[sequence.id] = sequence
 
     def remove(self, id_: int) -> WaitingSequence | None:
-        one = self._by_id.pop(id_, None)
-        if one is not None:
-            of_share = self._shares[one.share]
-            of_call = of_share[one.call]
+        sequence = self._by_id.pop(id_, None)
+        if sequence is not None:
+            of_share = self._shares[sequence.share]
+            of_call = of_share[sequence.call]
             del of_call[id_]
             if not of_call:
-                del of_share[one.call]
+                del of_share[sequence.call]
             if not of_share:
-                del self._shares[one.share]
-        return one
+                del self._shares[sequence.share]
+        return sequence
 
-    def take(self, one: WaitingSequence) -> None:
+    def take(self, sequence: WaitingSequence) -> None:
         """Remove a scheduled sequence; move its share and its call to the end of the order."""
-        self.remove(one.id)
-        if one.share in self._shares:
-            of_share = self._shares[one.share] = self._shares.pop(one.share)
-            if one.call in of_share:
-                of_share[one.call] = of_share.pop(one.call)
+        self.remove(sequence.id)
+        if sequence.share in self._shares:
+            of_share = self._shares[sequence.share] = self._shares.pop(sequence.share)
+            if sequence.call in of_share:
+                of_share[sequence.call] = of_share.pop(sequence.call)
         self._oldest_is_next = not self._oldest_is_next
 
     def fair_order(self, held: RowCounts) -> Iterator[WaitingSequence]:
@@ -120,7 +120,7 @@ class _Queue:
         oldest_is_next = self._oldest_is_next
         while len(taken) < len(self._by_id):
             if oldest_is_next:
-                call = next(one.call for one in ages if one.id not in taken)
+                call = next(sequence.call for sequence in ages if sequence.id not in taken)
             else:
                 shares = (share for share in self._shares if share not in ended_shares)
                 share = _least(shares, lambda share: (rows.of_share.get(share, 0), 0))
@@ -130,13 +130,13 @@ class _Queue:
             share = share_of(call)
             if call not in following:
                 following[call] = iter(self._shares[share][call].values())
-            one = next(following[call])
-            yield one
+            sequence = next(following[call])
+            yield sequence
             oldest_is_next = not oldest_is_next
-            rows.add(call, one.num_rows)
-            taken.add(one.id)
+            rows.add(call, sequence.num_rows)
+            taken.add(sequence.id)
             turns[call] = len(taken)
-            if one.id == next(reversed(self._shares[share][call])):
+            if sequence.id == next(reversed(self._shares[share][call])):
                 ended_calls.setdefault(share, set()).add(call)
                 if len(ended_calls[share]) == len(self._shares[share]):
                     ended_shares.add(share)
@@ -147,10 +147,10 @@ def _least(candidates: Iterable[T], rank: Callable[[T], tuple[int, int]]) -> T:
     rank (0, 0), which no other is below.
     """
     best, lowest = None, None
-    for one in candidates:
-        its = rank(one)
+    for candidate in candidates:
+        its = rank(candidate)
         if lowest is None or its < lowest:
-            best, lowest = one, its
+            best, lowest = candidate, its
             if its == (0, 0):
                 break
     assert best is not None
@@ -200,8 +200,8 @@ class Scheduler:
         if now < self._next_expiry:
             return []
         waiting = [*self._decode_queue, *self._encode_queue]
-        expired = sorted(one.id for one in waiting if one.deadline <= now)
-        self._next_expiry = min((one.deadline for one in waiting if one.deadline > now), default=float("inf"))
+        expired = sorted(seq.id for seq in waiting if seq.deadline <= now)
+        self._next_expiry = min((seq.deadline for seq in waiting if seq.deadline > now), default=float("inf"))
         for id_ in expired:
             self.remove(id_)
         return expired
@@ -221,29 +221,29 @@ class Scheduler:
         heads = [*in_turn[:1], *in_reserve[:1], *islice(self._encode_queue.fair_order(RowCounts()), 1)]
         if not heads:
             return []
-        first = min(heads, key=lambda one: one.id)
+        first = min(heads, key=lambda head: head.id)
         batch = [first]
         longest = real_tokens = first.source_tokens
         # Sorting is stable: of two sequences that fit equally well, the first in fair order wins.
-        for one in sorted(for_rows + for_encoder, key=lambda one: abs(one.source_tokens - first.source_tokens)):
-            if one is first:
+        for sequence in sorted(for_rows + for_encoder, key=lambda seq: abs(seq.source_tokens - first.source_tokens)):
+            if sequence is first:
                 continue
-            padded_tokens = max(longest, one.source_tokens) * (len(batch) + 1)
+            padded_tokens = max(longest, sequence.source_tokens) * (len(batch) + 1)
             # At most half of a batch may be padding: a sequence of a very different length goes
             # into another batch.
-            if padded_tokens > min(self._max_batch_tokens, 2 * (real_tokens + one.source_tokens)):
+            if padded_tokens > min(self._max_batch_tokens, 2 * (real_tokens + sequence.source_tokens)):
                 continue
-            batch.append(one)
-            longest = max(longest, one.source_tokens)
-            real_tokens += one.source_tokens
-        for one in batch:
-            self._queue_of(one).take(one)
-            if one in in_reserve:
-                self._reserved_ids.add(one.id)
-        return [one.id for one in sorted(batch, key=lambda one: (one.source_tokens, one.id))]
+            batch.append(sequence)
+            longest = max(longest, sequence.source_tokens)
+            real_tokens += sequence.source_tokens
+        for sequence in batch:
+            self._queue_of(sequence).take(sequence)
+            if sequence in in_reserve:
+                self._reserved_ids.add(sequence.id)
+        return [sequence.id for sequence in sorted(batch, key=lambda sequence: (sequence.source_tokens, sequence.id))]
 
-    def _queue_of(self, one: WaitingSequence) -> _Queue:
-        return self._decode_queue if one.num_rows else self._encode_queue
+    def _queue_of(self, sequence: WaitingSequence) -> _Queue:
+        return self._decode_queue if sequence.num_rows else self._encode_queue
 
     def on_end(self, id_: int) -> None:
         """Release the reserved row of a sequence that has ended, if it has one."""
@@ -256,26 +256,26 @@ class Scheduler:
             return in_turn, []
         reserved = min(free_rows, self._reserved_rows - len(self._reserved_ids))
         free_rows -= reserved
-        for one in self._decode_queue.fair_order(held) if free_rows else ():
-            free_rows -= one.num_rows
+        for sequence in self._decode_queue.fair_order(held) if free_rows else ():
+            free_rows -= sequence.num_rows
             if free_rows < 0:
                 break
-            in_turn.append(one)
+            in_turn.append(sequence)
         holding = held.copy()
-        for one in in_turn:
-            holding.add(one.call, one.num_rows)
+        for sequence in in_turn:
+            holding.add(sequence.call, sequence.num_rows)
         in_reserve: list[WaitingSequence] = []
         own_reserve = reserved - (self._reserved_rows + 1) // 2  # rows for callers that have others
-        for one in self._decode_queue.heads() if reserved else ():
+        for sequence in self._decode_queue.heads() if reserved else ():
             # Beam searches get no reserved rows: one would block the rows of several small calls.
             if len(in_reserve) == reserved:
                 break
-            if one.num_rows > 1 or holding.of_call[one.call]:
+            if sequence.num_rows > 1 or holding.of_call[sequence.call]:
                 continue
-            if holding.of_share[one.share]:
+            if holding.of_share[sequence.share]:
                 if own_reserve <= 0:
                     continue
                 own_reserve -= 1
-            in_reserve.append(one)
-            holding.add(one.call, 1)
+            in_reserve.append(sequence)
+            holding.add(sequence.call, 1)
         return in_turn, in_reserve

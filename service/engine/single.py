@@ -67,7 +67,7 @@ class SingleGeneration(Generation):
             best, forbidden = scores.best(row), self._forbidden(hypothesis)
             if best[0] not in forbidden:
                 return best
-            return next(one for one in scores.alternatives(row, len(forbidden) + 1) if one[0] not in forbidden)
+            return next(token for token in scores.alternatives(row, len(forbidden) + 1) if token[0] not in forbidden)
         return token_id, float(scores.logprobs(row)[token_id])
 
     def _pick(self, logits: NDArray[Any]) -> int:

@@ -173,7 +173,7 @@ class Worker:
 
     def fail_requests(self, model: str, code: FailureCode) -> None:
         """Fail all open requests of a model."""
-        for future in [one for one in self._open if one.model == model]:
+        for future in [future for future in self._open if future.model == model]:
             future.cancel()
             future._deliver(Failed(code))
             self._open.discard(future)

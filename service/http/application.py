@@ -52,7 +52,7 @@ def described(endpoint: Endpoint) -> APIRoute:
         methods=[endpoint.method],
         name=endpoint.name,
         summary=(endpoint.handler.__doc__ or "").split("\n")[0].rstrip("."),
-        dependencies=[Depends(one) for one in endpoint.dependencies],
+        dependencies=[Depends(check) for check in endpoint.dependencies],
         response_model=endpoint.response,
         response_class=JSONResponse if JSON in endpoint.media_types else Response,
         responses={

@@ -128,7 +128,7 @@ class CallLog:
 def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]:
     """Return the attributes of a call's span, by the names of OpenTelemetry's conventions."""
     details, parameters = call.details, call.parameters
-    given = () if parameters is None else parameters.model_fields_set
+    fields = () if parameters is None else parameters.model_fields_set
     return {
         "http.request.method": call.scope["method"],
         "http.route": None if call.endpoint is None else call.route,
@@ -137,9 +137,7 @@ def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]
         "gen_ai.provider.name": None if call.model_name is None else "sightline",
         "gen_ai.operation.name": None if call.task is None else OPERATIONS.get(call.task, call.task),
         "gen_ai.request.model": call.model_name,
-        **{
-            f"gen_ai.request.{name}": getattr(parameters, field) for field, name in PARAMETERS.items() if field in given
-        },
+        **{f"gen_ai.request.{name}": getattr(parameters, key) for key, name in PARAMETERS.items() if key in fields},
         "gen_ai.usage.input_tokens": details.get("input_tokens"),
         "gen_ai.usage.output_tokens": details.get("output_tokens"),
         "gen_ai.response.finish_reasons": details.get("finish_reasons") or None,

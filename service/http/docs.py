@@ -122,7 +122,7 @@ def _route(method: str, path: str, operation: dict[str, Any], schemas: dict[str,
     parts = [
         f'<section><h2 id="{_anchor(method, path)}">{_title(method, path)}</h2>',
         "".join(f"<p>{_prose(text)}</p>" for text in operation["description"].split("\n\n")),
-        _table("Parameters", [(one["name"], *_parameter_cells(one)) for one in operation["parameters"]]),
+        _table("Parameters", [(param["name"], *_parameter_cells(param)) for param in operation["parameters"]]),
     ]
     examples = _resolve(body, schemas).get("examples", []) if body else []
     if body:
@@ -137,7 +137,7 @@ def _route(method: str, path: str, operation: dict[str, Any], schemas: dict[str,
             parts.append(_details("Response example", _json(example_of(schema, schemas))))
         elif media_type != JSON:
             parts.append(f"<p>The response can be <code>{html.escape(media_type)}</code>.</p>")
-    errors = "".join(_error(*one) for one in operation["responses"].items() if one[0] != "200")
+    errors = "".join(_error(*response) for response in operation["responses"].items() if response[0] != "200")
     parts += [_details("Errors", errors), _form(method, path, operation["parameters"], examples), "</section>"]
     return "".join(parts)
 
@@ -187,8 +187,8 @@ def type_of(
     if "$ref" in schema:
         return name_of(schema["$ref"].rsplit("/", 1)[1])
     if "anyOf" in schema:
-        kinds = [one for one in schema["anyOf"] if one.get("type") not in hidden]
-        return " or ".join(dict.fromkeys(type_of(one, name_of, hidden) for one in kinds))
+        kinds = [alternative for alternative in schema["anyOf"] if alternative.get("type") not in hidden]
+        return " or ".join(dict.fromkeys(type_of(alternative, name_of, hidden) for alternative in kinds))
     if "const" in schema or "enum" in schema:
         values = schema.get("enum", [schema.get("const")])
         return ", ".join(f"`{json.dumps(value)}`" for value in values)
@@ -268,22 +268,22 @@ def example_of(schema: dict[str, Any], schemas: dict[str, Any], name: str = "", 
 
 
 def _error(status: str, response: dict[str, Any]) -> str:
-    examples = {
+    by_code = {
         code: example
         for content in response["content"].values()
         for code, example in content.get("examples", {}).items()
     }
-    shown = "".join(f"<p>{html.escape(one['summary'])}</p>{_json(one['value'])}" for one in examples.values())
-    return f"<h4>{status}: {_prose(response['description'])}</h4>{shown}"
+    text = "".join(f"<p>{html.escape(example['summary'])}</p>{_json(example['value'])}" for example in by_code.values())
+    return f"<h4>{status}: {_prose(response['description'])}</h4>{text}"
 
 
 def _form(method: str, path: str, parameters: Sequence[dict[str, Any]], examples: Sequence[Any]) -> str:
     """Return a form that sends a request; `docs.js` shows the response in it."""
     inputs = "".join(
-        f'<label>{html.escape(one["name"])} <input name="{html.escape(one["name"])}" data-in="{one["in"]}"'
-        f"{' required' if one.get('required') else ''}></label>"
-        for one in parameters
-        if one["in"] != "header"
+        f'<label>{html.escape(param["name"])} <input name="{html.escape(param["name"])}" data-in="{param["in"]}"'
+        f"{' required' if param.get('required') else ''}></label>"
+        for param in parameters
+        if param["in"] != "header"
     )
     body = ""
     if examples:

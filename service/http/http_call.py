@@ -181,8 +181,8 @@ async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[
 def _check_media_type(header: str, media_types: Sequence[str]) -> str:
     kind, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
-    if kind not in media_types or any(one != "utf-8" for one in charsets):
-        named = " or ".join(one for one in media_types if one)
+    if kind not in media_types or any(charset != "utf-8" for charset in charsets):
+        named = " or ".join(media_type for media_type in media_types if media_type)
         raise ApiError("unsupported_media_type", f"The Content-Type must be {named}, in UTF-8.")
     return kind
 

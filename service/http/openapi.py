@@ -91,7 +91,7 @@ def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
                 JSON: {
                     "schema": _schema_of_errors(formats, f"Response {status} {operation_id}"),
                     # A code with two formats is shown in the endpoint's own, which comes last.
-                    "examples": {code: _example(code, one) for code, one in formats},
+                    "examples": {code: _example(code, error_format) for code, error_format in formats},
                 }
             },
         }
@@ -107,8 +107,8 @@ def _schema_of_errors(formats: Iterable[tuple[ErrorCode, ErrorFormat]], title: s
 
 def schemas_of_errors(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """Return the JSON Schemas of all errors of endpoints, by name."""
-    responses = dict.fromkeys(one.response for one in (NATIVE_ERRORS, *(one.error_format for one in endpoints)))
-    models: Any = [(response, "serialization") for response in responses]
+    types = dict.fromkeys(form.response for form in (NATIVE_ERRORS, *(endpoint.error_format for endpoint in endpoints)))
+    models: Any = [(response, "serialization") for response in types]
     schemas: dict[str, Any] = models_json_schema(models, ref_template=REFERENCE)[1]["$defs"]
     return schemas
 

@@ -44,7 +44,7 @@ class RouteTable:
 
     def format_of(self, path: str) -> ErrorFormat:
         """Return the format of errors of a path without an endpoint."""
-        formats = (one for prefix, one in self._error_formats.items() if path.startswith(prefix))
+        formats = (error_format for prefix, error_format in self._error_formats.items() if path.startswith(prefix))
         return next(formats, NATIVE_ERRORS)
 
     def not_found(self, call: HttpCall, path: str) -> ApiError:

@@ -28,7 +28,7 @@ class StaticContent:
         coding = "gzip" if accepts_gzip(request_headers) else None
         body, tag = self._variants[coding]
         headers = self._headers | {"etag": tag}
-        known = {one.strip().removeprefix("W/") for one in header(b"if-none-match").split(",")}
+        known = {entity_tag.strip().removeprefix("W/") for entity_tag in header(b"if-none-match").split(",")}
         if known & {tag, "*"}:
             return Raw(b"", None, 304, headers)
         if coding is not None:

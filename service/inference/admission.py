@@ -57,12 +57,7 @@ class AdmissionController:
         return len(self._open)
 
     def reserve(
-        self,
-        sequences: int,
-        num_bytes: int,
-        units: float = 0.0,
-        seconds_left: float = float("inf"),
-        caller: str = "",
+        self, sequences: int, num_bytes: int, units: float = 0.0, seconds_left: float = float("inf"), caller: str = ""
     ) -> "Reservation":
         """Admit a call before it is tokenized.
 
@@ -169,7 +164,7 @@ class AdmissionController:
         if total + more > limit:
             return ""
         if caller and 2 * total + more > limit:  # otherwise it fits even if all calls are the caller's
-            own = sum(getattr(one, name) for one in self._open if one.caller == caller)
+            own = sum(getattr(reservation, name) for reservation in self._open if reservation.caller == caller)
             if total + own + more > limit:
                 return f", {own} of them for this API key, and as many must stay free"
         return None
@@ -177,10 +172,12 @@ class AdmissionController:
     def _work_of_others(self, caller: str) -> Iterable[float]:
         """Return the remaining work of each other caller, and of each call of the same caller."""
         by_caller: dict[str, float] = {}
-        for one in self._open:
-            if one.caller and one.caller != caller:
-                by_caller[one.caller] = by_caller.get(one.caller, 0.0) + one.units
-        own = (one.units for one in self._open if not one.caller or one.caller == caller)
+        for reservation in self._open:
+            if reservation.caller and reservation.caller != caller:
+                by_caller[reservation.caller] = by_caller.get(reservation.caller, 0.0) + reservation.units
+        own = (
+            reservation.units for reservation in self._open if not reservation.caller or reservation.caller == caller
+        )
         return chain(own, by_caller.values())
 
     def add_tokens(self, reservation: "Reservation", tokens: int) -> None:

@@ -117,13 +117,13 @@ async def align(
 
     def convert(index: int, result: Generated) -> AlignOutput:
         (decoded,) = decoding.targets_of(index, result)
-        found = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
-        links = strongest_links(found.weights)
+        word_map = maps.word_map(index, decoded.request, decoded.target, decoded.text, step)
+        links = strongest_links(word_map.weights)
         return AlignOutput(
             index,
             decoded.text,
-            _aligned_words(found.source_words),
-            _aligned_words(found.target_words),
+            _aligned_words(word_map.source_words),
+            _aligned_words(word_map.target_words),
             links,
             " ".join([f"{source}-{word}" for source, word, _ in links]),
             step,
@@ -134,7 +134,7 @@ async def align(
 
     try:
         await decoding.read(inputs, targets)
-        num_target_tokens = sum([len(one.target_prefix) - one.num_forced for one in decoding.requests])
+        num_target_tokens = sum([len(request.target_prefix) - request.num_forced for request in decoding.requests])
         call.response_memory.reserve(BYTES_PER_WORD * (decoding.num_input_tokens + num_target_tokens))
         return AlignResult(model.name, *await decoding.run(convert))
     except ApiError as error:
@@ -153,7 +153,7 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
     Raises:
         ApiError: the model has no cross-attention, or it has no such layer or head.
     """
-    cross = next((one for one in model.manifest.attention if one.kind == "cross"), None)
+    cross = next((attention for attention in model.manifest.attention if attention.kind == "cross"), None)
     if cross is None:
         able = [one.name for one in call.service.all_manifests() if any(kind.kind == "cross" for kind in one.attention)]
         advice = f"models that can: {', '.join(able)}" if able else "no served model has any"

@@ -89,12 +89,12 @@ async def answer(
         assert result.label_scores is not None
         return find_answers(windows[index], result.label_scores, context, options)
 
-    found, usage, timings = await run_encoder(
+    per_window, usage, timings = await run_encoder(
         call, model, [window.ids for window in windows], convert, return_labels=True
     )
-    candidates = [one for answers, _ in found for one in answers]
+    candidates = [candidate for answers, _ in per_window for candidate in answers]
     if options.can_be_empty:
-        candidates.append(Answer("", min(null for _, null in found), 0, 0))
+        candidates.append(Answer("", min(null for _, null in per_window), 0, 0))
     return AnswerResult(model.name, _best(candidates, options.top_k), usage, timings)
 
 
@@ -163,10 +163,10 @@ def find_answers(
 def _best(candidates: Iterable[Answer], count: int) -> list[Answer]:
     """Return the best answers with different texts; the scores of equal texts add up."""
     by_text: dict[str, Answer] = {}
-    for one in candidates:
-        known = by_text.get(one.answer.lower())
-        by_text[one.answer.lower()] = (
-            one if known is None else Answer(known.answer, known.score + one.score, known.start, known.end)
+    for candidate in candidates:
+        known = by_text.get(candidate.answer.lower())
+        by_text[candidate.answer.lower()] = (
+            candidate if known is None else Answer(known.answer, known.score + candidate.score, known.start, known.end)
         )
-    ranked: Sequence[Answer] = sorted(by_text.values(), key=lambda one: -one.score)
+    ranked: Sequence[Answer] = sorted(by_text.values(), key=lambda candidate: -candidate.score)
     return list(ranked[:count])

@@ -92,9 +92,9 @@ async def attention(
     def convert(index: int, result: Generated) -> AttentionOutput:
         (decoded,) = decoding.targets_of(index, result)
         target, text = decoded.target, decoded.text
-        found = maps.write(index, decoded.request, target, text)
+        target_maps = maps.write(index, decoded.request, target, text)
         return AttentionOutput(
-            **vars(found), index=index, text=text, finish_reason=target.finish_reason, seed=decoded.seed
+            **vars(target_maps), index=index, text=text, finish_reason=target.finish_reason, seed=decoded.seed
         )
 
     return AttentionResult(model.name, *await decoding.run(convert))
@@ -105,9 +105,9 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
     await maps.read_offsets(call, inputs, sources)
 
     def convert(index: int, result: Encoded) -> AttentionOutput:
-        found = maps.write_encoded(index, result)
+        encoder_maps = maps.write_encoded(index, result)
         return AttentionOutput(
-            **vars(found),
+            **vars(encoder_maps),
             target_tokens=[],
             target_offsets=[],
             decoder_input_tokens=[],

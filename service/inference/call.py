@@ -342,7 +342,7 @@ def encode_texts(
         if truncate:
             sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
             continue
-        if parts := [one for one in (text, second) if one and len(one) >= LONG_TEXT]:
+        if parts := [part for part in (text, second) if part and len(part) >= LONG_TEXT]:
             _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
         if mask_id is not None:
             ids = tokenizer.encode_masked(text, mask_id)

@@ -31,9 +31,9 @@ class NoPeers:
         return await texts_of(service.metrics.collect())
 
     async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        one = ModelLoad(service, name, only_if_lazy=only_if_lazy)
-        await one.prepare()
-        await one.finish(is_agreed=True)
+        load = ModelLoad(service, name, only_if_lazy=only_if_lazy)
+        await load.prepare()
+        await load.finish(is_agreed=True)
 
     async def unload(self, service: Service, name: str) -> None:
         await unload_here(service, name)

@@ -85,8 +85,8 @@ async def classify(
         labels = rank_labels(model.manifest.labels, result.label_scores, function)
         if maps is None:
             return ClassifyOutput(index, labels, None, None, None)
-        found = maps.write_encoded(index, result)
-        return ClassifyOutput(index, labels, found.source_tokens, found.source_offsets, found.maps)
+        attention = maps.write_encoded(index, result)
+        return ClassifyOutput(index, labels, attention.source_tokens, attention.source_offsets, attention.maps)
 
     return ClassifyResult(model.name, *await run_encoder(call, model, sources, convert, return_labels=True, maps=maps))
 

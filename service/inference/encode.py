@@ -93,8 +93,8 @@ async def encode(
     vectors, usage, timings = await run_encoder(call, model, sources, convert)
     return EncodeResult(
         model.name,
-        [numbers(one, encoding) for one in vectors],
-        [(one.shape[0], one.shape[1]) for one in vectors] if kind == "none" else None,
+        [numbers(vector, encoding) for vector in vectors],
+        [(vector.shape[0], vector.shape[1]) for vector in vectors] if kind == "none" else None,
         vectors[0].shape[-1],
         usage,
         timings,

@@ -74,16 +74,16 @@ async def fill_mask(
     places = [tuple(index for index, id_ in enumerate(source) if id_ == mask_id) for source in sources]
     vocabulary = min(len(tokenizer), manifest.limits.vocabulary)
     num_found = min(top_k, vocabulary if allowed is None else len(allowed))
-    for index, (text, found) in enumerate(zip(inputs.texts, places, strict=True)):
-        if not 1 <= len(found) <= MAX_MASKS:
+    for index, (text, positions) in enumerate(zip(inputs.texts, places, strict=True)):
+        if not 1 <= len(positions) <= MAX_MASKS:
             message = (
                 f"It must have 1 to {MAX_MASKS} masks, the token {tokenizer.name(mask_id)} of {model.name}, got "
-                f"{len(found)}."
+                f"{len(positions)}."
             )
             raise ApiError("invalid_parameter", message, field="inputs", index=inputs.index(index))
         num_bytes = BYTES_PER_TOKEN + BYTES_PER_CHARACTER * len(text)
         call.response_memory.reserve(
-            len(found) * (num_found * num_bytes + BYTES_PER_SCORE * manifest.limits.vocabulary)
+            len(positions) * (num_found * num_bytes + BYTES_PER_SCORE * manifest.limits.vocabulary)
         )
 
     def convert(index: int, result: Encoded) -> FillMaskOutput:
@@ -104,15 +104,15 @@ def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]
     Raises:
         ApiError: a word is not one token.
     """
-    found = set()
+    target_ids = set()
     for index, target in enumerate(targets):
         id_ = tokenizer.token_id(target)
         ids = tokenizer.encode(target, add_special_tokens=False) if id_ is None else [id_]
         if len(ids) != 1:
             message = f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens."
             raise ApiError("invalid_parameter", message, field="targets", index=index)
-        found.add(ids[0])
-    return sorted(found)
+        target_ids.add(ids[0])
+    return sorted(target_ids)
 
 
 def fill(
@@ -137,15 +137,15 @@ def fill(
         allowed: ids of the tokens to choose from; None: all.
         pad_id: id of the token for padding, which no sequence shows.
     """
-    found = []
+    masks = []
     for place, scores in zip(places, apply_function(logits, "softmax"), strict=True):
         candidates = np.arange(min(len(scores), len(tokenizer))) if allowed is None else np.array(allowed)
         best = candidates[np.argsort(-scores[candidates], kind="stable")[:count]]
         tokens = []
         for id_ in best.tolist():
-            filled = [one for one in (*ids[:place], id_, *ids[place + 1 :]) if one != pad_id]
+            filled = [token_id for token_id in (*ids[:place], id_, *ids[place + 1 :]) if token_id != pad_id]
             sequence = tokenizer.decode(filled, skip_special_tokens=len(places) == 1)
             text = tokenizer.decode([id_], skip_special_tokens=False)
             tokens.append(FilledToken(id_, text, float(scores[id_]), sequence))
-        found.append(tokens)
-    return found
+        masks.append(tokens)
+    return masks

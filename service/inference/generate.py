@@ -133,7 +133,7 @@ class DoubtfulResult(GenerateResult):
 
 def parameters_for(
     model: ServedModel,
-    given: Mapping[str, Any],
+    requested: Mapping[str, Any],
     *,
     stream: bool = False,
     is_lenient: bool = False,
@@ -143,7 +143,7 @@ def parameters_for(
     See `complete_parameters`.
     """
     return complete_parameters(
-        given,
+        requested,
         model.manifest.generation,
         max_beams=max(1, min(MAX_BEAMS, model.max_rows)),
         max_new_tokens=model.manifest.limits.max_target_tokens,
@@ -209,17 +209,17 @@ async def finish(decoding: "Decoding") -> GenerateResult:
 
     def convert(number: int, result: Generated) -> list[GenerateOutput]:
         outputs = []
-        for one in decoding.targets_of(number, result):
-            reason = one.target.finish_reason
+        for decoded in decoding.targets_of(number, result):
+            reason = decoded.target.finish_reason
             assert reason != "forced"
-            tokens = [output_token(tokenizer, token) for token in one.generated]
-            index, text, score = one.input_index, one.text, one.target.score
-            attention = maps.write(index, one.request, one.target, text) if maps else None
-            outputs.append(GenerateOutput(index, one.rank, text, tokens, reason, score, one.seed, attention))
+            tokens = [output_token(tokenizer, token) for token in decoded.generated]
+            index, text, score = decoded.input_index, decoded.text, decoded.target.score
+            attention = maps.write(index, decoded.request, decoded.target, text) if maps else None
+            outputs.append(GenerateOutput(index, decoded.rank, text, tokens, reason, score, decoded.seed, attention))
         return outputs
 
-    outputs, usage, timings = await decoding.run(convert)
-    return GenerateResult(decoding.model.name, [one for of_request in outputs for one in of_request], usage, timings)
+    by_request, usage, timings = await decoding.run(convert)
+    return GenerateResult(decoding.model.name, [output for outputs in by_request for output in outputs], usage, timings)
 
 
 async def generate_without_blanks(
@@ -249,8 +249,8 @@ async def generate_without_blanks(
     if prefix is not None and prefix.is_list:
         parameters = parameters.model_copy(update={"target_prefix": prefix.select(indices)})
     result = await run(call, model, inputs.select(indices), parameters)
-    found = [replace(output, index=indices[output.index]) for output in result.outputs]
-    outputs = sorted(blank + found, key=lambda output: (output.index, output.rank))
+    generated = [replace(output, index=indices[output.index]) for output in result.outputs]
+    outputs = sorted(blank + generated, key=lambda output: (output.index, output.rank))
     return replace(result, outputs=outputs)
 
 
@@ -417,8 +417,8 @@ class Decoding:
         work = partial(
             encode_texts, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
         )
-        found = await call.tokenize(work, prefix.texts)
-        return found if prefix.is_list else found * len(sources)
+        prefixes = await call.tokenize(work, prefix.texts)
+        return prefixes if prefix.is_list else prefixes * len(sources)
 
     def _limits(self, sources: Sequence[Ids]) -> list[int]:
         """Return the maximum number of target tokens of each source, without the forced tokens."""
@@ -513,14 +513,14 @@ class Decoding:
         prefix = request.target_prefix[request.num_forced :]
         stop, seed = request.parameters.stop, request.seed if request.parameters.do_sample else None
         input_index, first_rank = divmod(index, self.num_samples)
-        found = []
+        targets = []
         for rank, target in enumerate(result.targets, first_rank):
             generated = target.tokens[len(request.target_prefix) :]
             ids = [token.id for token in generated]
             text = text_of(tokenizer, ids, stop, prefix) if stop or prefix else tokenizer.decode(ids)
             own = without_forced(request, target) if request.num_forced else target
-            found.append(DecodedTarget(input_index, rank, request, own, generated, text, seed))
-        return found
+            targets.append(DecodedTarget(input_index, rank, request, own, generated, text, seed))
+        return targets
 
 
 def without_forced(request: GenerateRequest, target: Target) -> Target:
@@ -576,7 +576,7 @@ def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int
     if reason is not None:
         message = f"{{{field}}} is not supported by {model.name}: {reason}."
         raise ApiError("unsupported_parameter", message, field=field)
-    found: set[int] = set()
+    hidden: set[int] = set()
     for position, index in enumerate(indices):
         if not -source_tokens <= index < source_tokens:
             message = (
@@ -584,14 +584,14 @@ def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int
                 f"got {index}."
             )
             raise ApiError("invalid_parameter", message, field=field, index=position)
-        if index % source_tokens in found:
+        if index % source_tokens in hidden:
             message = (
                 f"It must not repeat a token: {index} is the same token as an earlier index of an input of "
                 f"{source_tokens} tokens."
             )
             raise ApiError("invalid_parameter", message, field=field, index=position)
-        found.add(index % source_tokens)
-    if len(found) == source_tokens:
+        hidden.add(index % source_tokens)
+    if len(hidden) == source_tokens:
         message = f"It must leave at least one of the {source_tokens} tokens of each input visible."
         raise ApiError("invalid_parameter", message, field=field)
-    return tuple(sorted(found))
+    return tuple(sorted(hidden))

@@ -51,11 +51,11 @@ def choose_languages(model: ServedModel, source: str | None, target: str | None)
 
 
 def _choose(tag: str | None, available: tuple[str, ...], field: str, model: str) -> str:
-    found = available[0] if tag is None else find_language(tag, available)
-    if found is None:
+    language = available[0] if tag is None else find_language(tag, available)
+    if language is None:
         message = f"{{{field}}} must be one of {', '.join(available)} for {model}."
         raise ApiError("invalid_parameter", message, field=field)
-    return found
+    return language
 
 
 def translators(call: Call) -> list[tuple[Languages, Manifest]]:
@@ -76,20 +76,20 @@ def fitting_translators(call: Call, source: str | None, target: str | None) -> l
     Raises:
         ApiError: `invalid_parameter` if there is none; the message lists the languages.
     """
-    found = [
+    fitting = [
         (languages, manifest)
         for languages, manifest in translators(call)
         if (source is None or find_language(source, languages.sources))
         and (target is None or find_language(target, languages.targets))
     ]
-    if not found:
-        is_read = source is None or any(find_language(source, one.sources) for one, _ in translators(call))
+    if not fitting:
+        is_read = source is None or any(find_language(source, languages.sources) for languages, _ in translators(call))
         field = "target_language" if is_read else "source_language"
         message = f"No model translates between these languages. {describe_pairs(call)}"
         if not translators(call):
             message = "No model of this service translates; GET /v1/models lists the tasks of each model."
         raise ApiError("invalid_parameter", message, field=field)
-    return found
+    return fitting
 
 
 async def generating_model(

@@ -143,8 +143,10 @@ class MapLayout:
 
     @property
     def source_axis(self) -> list[AxisWord]:
-        has_text = any(one is not None for one in self.source.offsets)
-        return [AxisWord(one.text, (one.start, one.end) if has_text else None, one.tokens) for one in self.source.words]
+        has_text = any(span is not None for span in self.source.offsets)
+        return [
+            AxisWord(word.text, (word.start, word.end) if has_text else None, word.tokens) for word in self.source.words
+        ]
 
     @property
     def target_axis(self) -> list[AxisWord]:
@@ -154,13 +156,13 @@ class MapLayout:
         """
         num_rows = self.prompt_tokens - 1 if self.has_prompt_rows else 0
         prompt = [
-            AxisWord(one.text, None, tuple(token - 1 for token in one.tokens if token))
-            for one in (self.source.words if self.has_prompt_rows else ())
-            if any(one.tokens)
+            AxisWord(word.text, None, tuple(token - 1 for token in word.tokens if token))
+            for word in (self.source.words if self.has_prompt_rows else ())
+            if any(word.tokens)
         ]
         targets = [
-            AxisWord(one.text, (one.start, one.end), tuple(num_rows + token for token in one.tokens))
-            for one in self.target_words
+            AxisWord(word.text, (word.start, word.end), tuple(num_rows + token for token in word.tokens))
+            for word in self.target_words
         ]
         return [*prompt, *targets]
 
@@ -169,19 +171,19 @@ class MapLayout:
         """The words of the decoder's inputs; the last token of the target is no input."""
         words = self.source_axis if self.is_decoder_only else []
         last = len(self.target_offsets) - 1
-        for one in self.target_words:
-            tokens = tuple(self.prompt_tokens + token for token in one.tokens if token != last)
+        for word in self.target_words:
+            tokens = tuple(self.prompt_tokens + token for token in word.tokens if token != last)
             if tokens:
-                words.append(AxisWord(one.text, (one.start, one.end), tokens))
+                words.append(AxisWord(word.text, (word.start, word.end), tokens))
         return words
 
     def groups(self, kind: MapKind) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]] | None]:
         """Return the rows and the columns of each word; None if the columns are not tokens."""
-        sources = [one.tokens for one in self.source_axis]
+        sources = [word.tokens for word in self.source_axis]
         if kind in ENCODER_KINDS:
             return sources, None if kind == "encoder_slots" else sources
-        columns = [one.tokens for one in self.input_axis] if kind == "decoder" else sources
-        return [one.tokens for one in self.target_axis], columns
+        columns = [word.tokens for word in self.input_axis] if kind == "decoder" else sources
+        return [word.tokens for word in self.target_axis], columns
 
     def axes(self, kind: MapKind) -> MapAxes:
         """Return the special tokens of the rows and columns."""
@@ -199,7 +201,7 @@ class MapLayout:
 
 
 def _are_special(offsets: Offsets) -> NDArray[np.bool_]:
-    return np.array([one is None for one in offsets], np.bool_)
+    return np.array([span is None for span in offsets], np.bool_)
 
 
 @dataclass(frozen=True)
@@ -341,9 +343,9 @@ class MapWriter:
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
         num_bytes: dict[str, int] = {
-            one.attention.kind: one.bytes_per_column(selection.encoding) for one in self._selections
+            of_kind.attention.kind: of_kind.bytes_per_column(selection.encoding) for of_kind in self._selections
         }
-        per_column: dict[str, int] = {one.attention.kind: one.num_maps for one in self._selections}
+        per_column: dict[str, int] = {of_kind.attention.kind: of_kind.num_maps for of_kind in self._selections}
         self.budget = MapBudget(MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # shared by the call's requests
 
     @property
@@ -431,15 +433,15 @@ class MapWriter:
         if layout is not None and self._units == "words":
             sources, targets = layout.source_axis, layout.target_axis
             return TargetAttention(
-                source_tokens=[one.text for one in sources],
-                source_offsets=[one.offsets for one in sources],
+                source_tokens=[word.text for word in sources],
+                source_offsets=[word.offsets for word in sources],
                 maps=maps,
-                target_tokens=[one.text for one in targets],
-                target_offsets=[one.offsets for one in targets],
-                decoder_input_tokens=[one.text for one in layout.input_axis],
+                target_tokens=[word.text for word in targets],
+                target_offsets=[word.offsets for word in targets],
+                decoder_input_tokens=[word.text for word in layout.input_axis],
             )
         tokenizer, prompt_ids = self._model.target_tokenizer, self._decoder_prompt_ids(request)
-        offsets = [_within(one, len(text)) for one in tokenizer.decoded_offsets(ids)]
+        offsets = [_within(span, len(text)) for span in tokenizer.decoded_offsets(ids)]
         prompt, names = list(map(tokenizer.name, prompt_ids)), list(map(tokenizer.name, ids))
         inputs = [*prompt, *names[:-1]]
         if self.has_prompt_rows:
@@ -466,12 +468,12 @@ class MapWriter:
         Raises:
             ApiError: `response_too_large` if they exceed the limit together with earlier maps.
         """
-        (one,) = self._selections
-        kind = one.attention.kind
+        (selection,) = self._selections
+        kind = selection.attention.kind
         self._count += self._count_of(request, len(target.tokens))
         self._check_count(self._count)
         layout = self._layout(index, request, [token.id for token in target.tokens], text)
-        maps = target.attention[kind][np.ix_(one.layers, one.heads)]
+        maps = target.attention[kind][np.ix_(selection.layers, selection.heads)]
         if step == "reads":
             maps = rows_that_read(maps)
         (weights,) = merge_weights(maps, *layout.groups(kind)).mean(axis=1)
@@ -488,7 +490,7 @@ class MapWriter:
         maps = self._maps(request, 0, encoded.attention, layout)
         if layout is not None and self._units == "words":
             words = layout.source_axis
-            return EncoderAttention([one.text for one in words], [one.offsets for one in words], maps)
+            return EncoderAttention([word.text for word in words], [word.offsets for word in words], maps)
         return EncoderAttention(self._source_tokens(request), self._sources[index].offsets, maps)
 
     def _layout(self, index: int, request: SourceRequest, ids: Sequence[int] = (), text: str = "") -> MapLayout:
@@ -496,7 +498,7 @@ class MapWriter:
         return MapLayout(
             self._sources[index],
             offsets,
-            words_of(text, [_within(one, len(text)) for one in offsets]),
+            words_of(text, [_within(span, len(text)) for span in offsets]),
             len(self._decoder_prompt_ids(request)),
             self._model.manifest.is_decoder_only,
             self.has_prompt_rows,
@@ -522,23 +524,23 @@ class MapWriter:
         self._count += self._count_of(request, target_tokens)
         self._check_count(self._count)
         maps = []
-        for one in self._selections:
-            found, alignment = attention[one.attention.kind], None
-            if one.statistics and one.attention.kind == "cross":
+        for selection in self._selections:
+            recorded, alignment = attention[selection.attention.kind], None
+            if selection.statistics and selection.attention.kind == "cross":
                 step, layer, heads = self._model.manifest.alignment_heads
-                alignment = found[layer, list(heads)].mean(axis=0)
+                alignment = recorded[layer, list(heads)].mean(axis=0)
                 if step == "reads":
                     alignment = rows_that_read(alignment)
-            maps.append(one.map_of(found, self._encoding, layout, alignment))
+            maps.append(selection.map_of(recorded, self._encoding, layout, alignment))
         return maps
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
         source_tokens, prompt_tokens = len(request.source_ids), len(self._decoder_prompt_ids(request))
-        return sum(one.count(source_tokens, prompt_tokens, target_tokens) for one in self._selections)
+        return sum(selection.count(source_tokens, prompt_tokens, target_tokens) for selection in self._selections)
 
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
         sizes = len(request.source_ids), len(self._decoder_prompt_ids(request)), target_tokens
-        return sum(one.num_bytes(self._encoding, *sizes) for one in self._selections)
+        return sum(selection.num_bytes(self._encoding, *sizes) for selection in self._selections)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""
@@ -548,7 +550,7 @@ class MapWriter:
         return min(len(request.target_prefix) + least_new, most) - request.num_forced
 
     def _check_count(self, count: int) -> None:
-        num_layers = sum(len(one.layers) for one in self._selections)
+        num_layers = sum(len(selection.layers) for selection in self._selections)
         num_fitting = MAX_NUMBERS * num_layers // max(1, count)
         hint = f" (about {num_fitting} of the {num_layers} fit)" if num_fitting else ""
         check_size("attention maps", count, f"Select fewer kinds, layers{hint} or heads, or reduce the heads.")
@@ -569,14 +571,14 @@ def read_source(
     """
     before, after = num_added
     if text is not None:
-        found = tokenizer.offsets(text, len(ids) - before - after)
-        offsets = [*[None] * before, *found, *[None] * after]
+        spans = tokenizer.offsets(text, len(ids) - before - after)
+        offsets = [*[None] * before, *spans, *[None] * after]
         return SourceText(offsets, offsets, words_of(text, offsets) if with_words else ())
     unknown: Offsets = [None] * len(ids)
     if not with_words:
         return SourceText(unknown, unknown, ())
-    text, found = tokenizer.decode_parts(ids[before : len(ids) - after])
-    offsets = [*[None] * before, *found, *[None] * after]
+    text, spans = tokenizer.decode_parts(ids[before : len(ids) - after])
+    offsets = [*[None] * before, *spans, *[None] * after]
     return SourceText(unknown, offsets, words_of(text, offsets))
 
 
@@ -599,13 +601,7 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
         heads = _select_indices(selection.heads, maps.heads, "heads", kind)
         selections.append(
             Selection(
-                maps,
-                layers,
-                heads,
-                selection.reduce,
-                selection.prompt_rows,
-                selection.units,
-                selection.statistics,
+                maps, layers, heads, selection.reduce, selection.prompt_rows, selection.units, selection.statistics
             )
         )
     return selections

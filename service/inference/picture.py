@@ -40,7 +40,7 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
         raise ApiError("unsupported_parameter", f"{manifest.name} has no attention maps.", field="draw")
     if selection.kinds is not None and len(selection.kinds) > 1:
         raise ApiError("invalid_parameter", "A picture shows one kind of attention; select one.", field="kinds")
-    kind = selection.kinds[0] if selection.kinds else next(one for one in PREFERRED if one in available)
+    kind = selection.kinds[0] if selection.kinds else next(map_kind for map_kind in PREFERRED if map_kind in available)
     changes: dict[str, object] = {"kinds": [kind], "encoding": "float", "reduce": "none"}
     if view == "heads":
         return selection.model_copy(update=changes)
@@ -67,37 +67,37 @@ def draw(model: str, output: TargetAttention, selection: AttentionSelection, vie
         selection: maps that were requested, from `selection_to_draw`.
         view: kind of picture.
     """
-    (one,) = output.maps
+    (maps,) = output.maps
     if view == "heads":
-        return drawing.heads(f"{model}: {TITLES[one.kind]}", _all_heads(output, one))
+        return drawing.heads(f"{model}: {TITLES[maps.kind]}", _all_heads(output, maps))
     reduction = "maximum" if selection.reduce == "max" else "mean"
-    heads = f"head {one.heads[0]}" if len(one.heads) == 1 else f"{reduction} of {len(one.heads)} heads"
-    title = f"{model}: {TITLES[one.kind]}, layer {one.layers[0]}, {heads}"
-    matrix = Matrix(title, *_labels(output, one), _weights(one)[0, 0])
+    heads = f"head {maps.heads[0]}" if len(maps.heads) == 1 else f"{reduction} of {len(maps.heads)} heads"
+    title = f"{model}: {TITLES[maps.kind]}, layer {maps.layers[0]}, {heads}"
+    matrix = Matrix(title, *_labels(output, maps), _weights(maps)[0, 0])
     return drawing.alignment(matrix) if view == "alignment" else drawing.heat_map(matrix)
 
 
-def _weights(one: AttentionMap) -> NDArray[np.float32]:
-    return np.asarray(one.data, np.float32).reshape(one.shape)
+def _weights(maps: AttentionMap) -> NDArray[np.float32]:
+    return np.asarray(maps.data, np.float32).reshape(maps.shape)
 
 
-def _all_heads(output: TargetAttention, one: AttentionMap) -> list[tuple[int, list[tuple[int, Matrix]]]]:
-    rows, columns = _labels(output, one)
-    weights = _weights(one)
+def _all_heads(output: TargetAttention, maps: AttentionMap) -> list[tuple[int, list[tuple[int, Matrix]]]]:
+    rows, columns = _labels(output, maps)
+    weights = _weights(maps)
     return [
-        (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(one.heads)])
-        for i, layer in enumerate(one.layers)
+        (layer, [(head, Matrix("", rows, columns, weights[i, j])) for j, head in enumerate(maps.heads)])
+        for i, layer in enumerate(maps.layers)
     ]
 
 
-def _labels(output: TargetAttention, one: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:
+def _labels(output: TargetAttention, maps: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:
     """Return the labels of the rows and columns of a map."""
     source, target = _stripped(output.source_tokens), _stripped(output.target_tokens)
-    if one.kind == "cross":
+    if maps.kind == "cross":
         return target, source
-    if one.kind == "decoder":
+    if maps.kind == "decoder":
         return target, _stripped(output.decoder_input_tokens)
-    return source, source if one.kind == "encoder" else [f"key {index}" for index in range(one.columns)]
+    return source, source if maps.kind == "encoder" else [f"key {index}" for index in range(maps.columns)]
 
 
 def _stripped(tokens: Sequence[str]) -> list[str]:

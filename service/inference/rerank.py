@@ -75,7 +75,7 @@ async def rerank(
         return RankedDocument(index, float(apply_function(result.label_scores, function)[0]))
 
     scored, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True)
-    return RerankResult(model.name, sorted(scored, key=lambda one: -one.score), usage, timings)
+    return RerankResult(model.name, sorted(scored, key=lambda document: -document.score), usage, timings)
 
 
 async def _cut(call: Call, model: ServedModel, documents: Texts, max_tokens: int) -> Texts:

@@ -59,8 +59,8 @@ async def score(
         ClientGoneError: the client closed the connection.
     """
     languages = choose_languages(model, source_language, target_language)
-    given = {"top_logprobs": top_logprobs, "hidden_source_tokens": hidden_source_tokens}
-    parameters = NEUTRAL.model_copy(update=given)
+    overrides = {"top_logprobs": top_logprobs, "hidden_source_tokens": hidden_source_tokens}
+    parameters = NEUTRAL.model_copy(update=overrides)
     decoding = Decoding(call, model, parameters, languages)
     await decoding.read(inputs, targets)
 

@@ -138,7 +138,7 @@ async def sentence_warnings(
     if model.manifest.training_unit != "sentence" or is_decided or not isinstance(inputs, Texts):
         return {}
     language = choose_languages(model, parameters.source_language, parameters.target_language).source
-    texts, field, found = inputs.texts, call.field_names.get("inputs", "inputs"), {}
+    texts, field, warnings = inputs.texts, call.field_names.get("inputs", "inputs"), {}
 
     def run() -> list[int]:
         return [index for index, text in enumerate(texts) if split_sentences(text, language, max_sentences=1) is None]
@@ -149,8 +149,8 @@ async def sentence_warnings(
             f"{param} has several sentences, but {model.name} was trained on single sentences and may leave out some "
             "of them. Set split_sentences of POST /v1/generate to true, or send each sentence as an input of its own."
         )
-        found[index] = GenerateWarning("several_sentences", message, param)
-    return found
+        warnings[index] = GenerateWarning("several_sentences", message, param)
+    return warnings
 
 
 def _joined(index: int, split_text: SplitText, parts: Sequence[GenerateOutput], language: str) -> GenerateOutput:

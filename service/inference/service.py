@@ -155,7 +155,7 @@ class Backend:
     @property
     def manifests(self) -> dict[str, Manifest]:
         """The manifests of all models."""
-        return {**self.lazy, **{name: one.model.manifest for name, one in self.loaded.items()}}
+        return {**self.lazy, **{name: loaded.model.manifest for name, loaded in self.loaded.items()}}
 
 
 def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
@@ -170,7 +170,7 @@ def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict
         chosen: names of the setting `default_model`.
     """
     manifests = list(manifests)
-    by_task, lazy = models_by_task(manifests), {one.name for one in manifests if one.lazy}
+    by_task, lazy = models_by_task(manifests), {manifest.name for manifest in manifests if manifest.lazy}
     is_complete = set(chosen) <= set(by_task[None])
     defaults: dict[DefaultTask, str] = {}
     for task, names in by_task.items():
@@ -299,7 +299,7 @@ class Service:
 
         Memory of lazy models is reserved before they are loaded.
         """
-        return sum(one.max_rows * row_bytes(one.manifest) for other, one in self.models.items() if other != name)
+        return sum(model.max_rows * row_bytes(model.manifest) for other, model in self.models.items() if other != name)
 
     def begin_drain(self) -> None:
         """Let load balancers and clients leave: calls are served, but the service is not ready."""

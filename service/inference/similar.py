@@ -68,8 +68,8 @@ async def similar(
         return SimilarResult(model.name, [Neighbour(id_, tokenizer.name(id_), float(scores[id_])) for id_ in nearest])
 
     engine_request = SimilarRequest(call.request_id, tuple(ids), call.deadline, call.caller)
-    (found,), _ = await call.submit(model, [engine_request]).gather(convert)
-    return found
+    (output,), _ = await call.submit(model, [engine_request]).gather(convert)
+    return output
 
 
 def _read_tokens(tokenizer: TextTokenizer, words: Texts) -> list[int]:
@@ -78,7 +78,7 @@ def _read_tokens(tokenizer: TextTokenizer, words: Texts) -> list[int]:
     Raises:
         ApiError: a word has several tokens.
     """
-    found = []
+    token_ids = []
     for index, word in enumerate(words.texts):
         ids = tokenizer.encode(word, add_special_tokens=False)
         if len(ids) != 1:
@@ -88,8 +88,8 @@ def _read_tokens(tokenizer: TextTokenizer, words: Texts) -> list[int]:
             )
             field = "analogy" if words.is_list else "token"
             raise ApiError("invalid_parameter", message, field=field, index=words.index(index))
-        found.append(ids[0])
-    return found
+        token_ids.append(ids[0])
+    return token_ids
 
 
 def nearness(cosines: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:

@@ -83,25 +83,25 @@ def head_statistics(
     if alignment is not None:
         best = _strongest(alignment, axes)
         aligned = np.flatnonzero(alignment[~axes.special_rows].any(axis=-1))
-    found: list[HeadStatistics] = []
+    statistics: list[HeadStatistics] = []
     for layer, of_layer in zip(layers, maps, strict=True):
         for head, of_head in zip(heads, of_layer, strict=True):  # one at a time, to limit the memory
-            given = of_head.astype(np.float64)
-            rows = np.flatnonzero(given.sum(axis=-1) > 0)
-            if given.size == 0 or given.min() < 0 or not len(rows):
-                found.append(HeadStatistics(layer, head, None, None, None, None, None))
+            raw_weights = of_head.astype(np.float64)
+            rows = np.flatnonzero(raw_weights.sum(axis=-1) > 0)
+            if raw_weights.size == 0 or raw_weights.min() < 0 or not len(rows):
+                statistics.append(HeadStatistics(layer, head, None, None, None, None, None))
                 continue
-            weights = given[rows] / given[rows].sum(axis=-1, keepdims=True)
+            weights = raw_weights[rows] / raw_weights[rows].sum(axis=-1, keepdims=True)
             distance = special = diagonal = agreement = None
             if axes.special_columns is not None:
-                distance = _mean_distance(weights, rows, len(given), axes.first)
+                distance = _mean_distance(weights, rows, len(raw_weights), axes.first)
                 special = float(weights[:, axes.special_columns].sum(axis=-1).mean())
             if axes.first is not None:
                 diagonal = float(weights[np.arange(len(rows)), axes.first + rows].mean())
             if is_cross and len(best) and len(aligned):
                 agreement = float(np.mean((_strongest(of_head, axes) == best)[aligned]))
-            found.append(HeadStatistics(layer, head, _entropy(weights), distance, special, diagonal, agreement))
-    return found
+            statistics.append(HeadStatistics(layer, head, _entropy(weights), distance, special, diagonal, agreement))
+    return statistics
 
 
 def _entropy(weights: Weights) -> float:

@@ -59,7 +59,7 @@ class Stream:
     def usage(self) -> Usage:
         """Token counts of the whole call, at its end."""
         # The samples of an input count its tokens once.
-        cached = sum(one.num_cached_tokens for one in self.sequences if one.rank == 0)
+        cached = sum(sequence.num_cached_tokens for sequence in self.sequences if sequence.rank == 0)
         return usage_for(self._model, self.num_input_tokens, self.num_output_tokens, cached)
 
     async def __aiter__(self) -> AsyncGenerator[Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]]:

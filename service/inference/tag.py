@@ -105,7 +105,7 @@ async def tag(
         assert result.label_scores is not None
         tokens = label_tokens(spans[index], result.label_scores, model.manifest.labels)
         entities = merge_tokens(texts[index], tokens, aggregation)
-        return TagOutput(index, [one for one in entities if one.label not in ignore_labels])
+        return TagOutput(index, [entity for entity in entities if entity.label not in ignore_labels])
 
     return TagResult(model.name, *await run_encoder(call, model, sources, convert, return_labels=True))
 

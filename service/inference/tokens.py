@@ -75,7 +75,7 @@ async def tokenize(
 
 def _tokens_of(tokenizer: TextTokenizer, text: str, add_special_tokens: bool) -> list[InputToken]:
     spans = tokenizer.encode_spans(text, add_special_tokens=add_special_tokens)
-    return [InputToken(one.id, tokenizer.name(one.id), one.start, one.end, one.is_special) for one in spans]
+    return [InputToken(span.id, tokenizer.name(span.id), span.start, span.end, span.is_special) for span in spans]
 
 
 async def detokenize(
@@ -111,9 +111,9 @@ async def detokenize(
     call.response_memory.reserve(num_ids * tokenizer.longest_token_bytes)
 
     def run() -> list[str]:
-        for index, one in enumerate(ids):
-            _check_ids(one, len(tokenizer), f"ids[{index}]" if is_list else "ids")
-        return [tokenizer.decode(one, skip_special_tokens=skip_special_tokens) for one in ids]
+        for index, id_list in enumerate(ids):
+            _check_ids(id_list, len(tokenizer), f"ids[{index}]" if is_list else "ids")
+        return [tokenizer.decode(id_list, skip_special_tokens=skip_special_tokens) for id_list in ids]
 
     return DetokenizeResult(model.name, await call.tokenize(run, ids))
 

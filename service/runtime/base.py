@@ -219,7 +219,7 @@ class SessionRunner(ABC):
         self._bindings: dict[tuple[int, int, tuple[str, ...], bool], StepBinding] = {}  # most recently used last
         # The decoder graph of a decoder-only model has an axis for several tokens of a row.
         self._tokens_per_step = 1 if manifest.is_decoder_only else None
-        self._map_names = {name for one in manifest.attention for name in one.outputs}
+        self._map_names = {name for maps in manifest.attention for name in maps.outputs}
         self._options = run_options()
         # A prefill without scores skips the projection to the vocabulary.
         self._only_requested = run_options()
@@ -305,8 +305,8 @@ class SessionRunner(ABC):
         """Run a graph that multiplies rows by the table of embeddings, and return its output."""
         # Without packing, a single row has another kernel, which rounds differently.
         is_doubled = len(rows) == 1 and not self._packs_table
-        given = np.repeat(rows, 2, axis=0) if is_doubled else rows
-        (results,) = session.run([output], {name: given}, self._options)
+        batch = np.repeat(rows, 2, axis=0) if is_doubled else rows
+        (results,) = session.run([output], {name: batch}, self._options)
         return np.asarray(results)[: len(rows)]
 
     def init_rows(
@@ -358,14 +358,14 @@ class SessionRunner(ABC):
         if self._tokens_per_step:
             token_ids = token_ids[:, None]
         inputs: dict[str, Array] = {"token_ids": token_ids, "lengths": lengths, "source_lengths": source_lengths}
-        given = binding.run(inputs, self._options)
+        arrays = binding.run(inputs, self._options)
         # After the run, so that a step that raises leaves states of fixed size unchanged.
         for group in self._groups:
             group.finish_step(slice(first, first + len(token_ids)))
         if self._tokens_per_step and not self._map_names.isdisjoint(outputs):
             # (B, H, L, 1, columns) to (B, H, L, columns)
-            given = {name: array[:, :, :, 0] if name in self._map_names else array for name, array in given.items()}
-        return given
+            arrays = {name: array[:, :, :, 0] if name in self._map_names else array for name, array in arrays.items()}
+        return arrays
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
         return self._prefill(row, token_ids, length, outputs, self._only_requested)
@@ -377,12 +377,12 @@ class SessionRunner(ABC):
         binding = StepBinding(
             self._session("decoder"), row, 1, outputs, self._groups, {}, self.provider, len(token_ids)
         )
-        given = binding.run({"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}, options)
+        arrays = binding.run({"token_ids": token_ids[None], "lengths": np.array([length], np.int32)}, options)
         for group in self._groups:
             group.finish_step(slice(row, row + 1))
         if not all(group.is_finite(row, slice(length, length + len(token_ids))) for group in self._groups):
             raise FloatingPointError("a state of the decoder is not finite")
-        return {name: array[0] for name, array in given.items()}
+        return {name: array[0] for name, array in arrays.items()}
 
     def store_prefix(self, row: int, first_token: int, block: int) -> None:
         for group in self._groups:

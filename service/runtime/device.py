@@ -43,7 +43,7 @@ class _RowCopier:
         Targets must be unique. `new` may be the same tensor as `rows` if no row is both a source
         and a target.
         """
-        missing = [0] + [size - given for size, given in zip(rows.shape[1:], new.shape[1:], strict=True)]
+        missing = [0] + [size - new_size for size, new_size in zip(rows.shape[1:], new.shape[1:], strict=True)]
         self._io.bind_input("rows", self._device, 0, rows.dtype, rows.shape, rows.address)
         self._io.bind_output("rows_out", self._device, 0, rows.dtype, rows.shape, rows.address)
         self._io.bind_input("new", self._device, 0, new.dtype, new.shape, new.address)
@@ -98,8 +98,8 @@ class _DeviceGroup(StateGroup):
             new, sources = self._empty_row, [0] * len(examples)
             if state.encoder_output is not None:
                 new, sources = encoded[state.encoder_output], list(examples)
-            given = _View(new.data_ptr(), self._dtype, new.shape())
-            self._copier.write(self._view(index, 0, self._max_rows), given, sources, targets)
+            new_view = _View(new.data_ptr(), self._dtype, new.shape())
+            self._copier.write(self._view(index, 0, self._max_rows), new_view, sources, targets)
 
     def copy(
         self,

@@ -23,8 +23,8 @@ Accept = Callable[[socket.socket, Callable[[], None], tuple[int, int]], None]
 def connected_pair() -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets that keep the boundaries of records."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for one in pair:
-        one.setblocking(False)
+    for sock in pair:
+        sock.setblocking(False)
     return pair
 
 

@@ -74,11 +74,11 @@ def max_workers(settings: Settings) -> int:
     memory = available_memory()
     if memory is None:
         return cores
-    one = PROCESS_BYTES
+    worker_bytes = PROCESS_BYTES
     for manifest in manifests:
         has_two_sessions = not settings.threads and threads_alone(manifest.loaded_bytes, cores) > 1
-        one += manifest.loaded_bytes * (2 if has_two_sessions else 1)
-    return max(1, min(cores, memory // (2 * one)))  # the other half is for states and responses
+        worker_bytes += manifest.loaded_bytes * (2 if has_two_sessions else 1)
+    return max(1, min(cores, memory // (2 * worker_bytes)))  # the other half is for states and responses
 
 
 def _manifests(settings: Settings) -> list[Manifest]:
@@ -133,7 +133,7 @@ class Supervisor:
         # there are fewer workers.
         cores = usable_threads()
         share, most = max(1, cores // num_workers), 1
-        if settings.workers == "auto" and any(one.loaded_bytes > MAX_BYTES_ALONE for one in _manifests(settings)):
+        if settings.workers == "auto" and any(model.loaded_bytes > MAX_BYTES_ALONE for model in _manifests(settings)):
             most = cores
         self._plan = ThreadPlan(share, most, cores)
         self._activity = SharedActivity(num_workers)
@@ -177,9 +177,9 @@ class Supervisor:
 
     async def _listen(self) -> list[socket.socket]:
         listeners = await bind(self._settings)
-        for one in listeners:
-            one.setblocking(False)
-            one.listen(BACKLOG)
+        for listener in listeners:
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
         return listeners
 
     # Workers
@@ -245,8 +245,8 @@ class Supervisor:
             share = share_of(self._settings, self._num_workers)
             plan = replace(self._plan, activity=self._activity.of(slot))
             run_forked(share, plan, slot + 1, control_of_worker, handover_of_worker)
-        for one in (control_of_worker, handover_of_worker):
-            one.close()
+        for sock in (control_of_worker, handover_of_worker):
+            sock.close()
         return WorkerProcess(slot, pid, await Channel.open(control), handover)
 
     async def _reap(self, pid: int) -> int:
@@ -254,8 +254,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + END_S
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended_pid, status = os.waitpid(pid, os.WNOHANG)
+            if ended_pid:
                 return os.waitstatus_to_exitcode(status)
             if loop.time() > deadline:
                 os.kill(pid, signal.SIGKILL)
@@ -280,11 +280,11 @@ class Supervisor:
 
     def _tell_if_all_are_ready(self) -> None:
         """Tell the workers that all of them are ready, once they have been."""
-        num_ready = len({one.slot for one in self._workers if one.state == "ready"})
+        num_ready = len({worker.slot for worker in self._workers if worker.state == "ready"})
         self._have_all_been_ready |= num_ready == self._num_workers and not self._is_measuring
         if self._have_all_been_ready:
-            for one in self._workers:
-                one.channel.notify("peers_ready")
+            for worker in self._workers:
+                worker.channel.notify("peers_ready")
 
     async def _start_others(self, threads: Mapping[str, Mapping[str, int]]) -> None:
         """Start the other workers once the first one has measured the threads of its graphs.
@@ -298,7 +298,7 @@ class Supervisor:
         if self._settings.workers == "auto":
             self._num_workers = max(1, min(expected, cores // most))
         if self._num_workers != expected:  # then there is more than one thread for small models, too
-            threads = {name: graphs for name, graphs in threads.items() if any(one > 1 for one in graphs.values())}
+            threads = {name: graphs for name, graphs in threads.items() if any(count > 1 for count in graphs.values())}
         self._plan = ThreadPlan(max(1, cores // self._num_workers), cores=cores, known=threads)
         self._log_workers(most)
         if self._num_workers != expected:
@@ -361,8 +361,8 @@ class Supervisor:
     def _finish(self, code: int) -> None:
         """End the supervisor; its workers end with it."""
         if not self._exit_code.done():
-            for one in self._workers:
-                os.kill(one.pid, signal.SIGKILL)
+            for worker in self._workers:
+                os.kill(worker.pid, signal.SIGKILL)
             self._exit_code.set_result(code)
 
     async def _replace_all(self) -> None:
@@ -371,7 +371,7 @@ class Supervisor:
             logger.info("replacing the workers")
             async with self._changes:
                 self._served = None  # the new workers serve the bundles as they are now
-            for old in [one for one in self._workers if one.state == "ready"]:
+            for old in [worker for worker in self._workers if worker.state == "ready"]:
                 if self._is_draining:
                     return
                 new = await self._start(old.slot, is_replacement=True)
@@ -385,10 +385,10 @@ class Supervisor:
             logger.info("replaced the workers")
 
     async def _first(self, *events: asyncio.Event) -> None:
-        waiting = [asyncio.create_task(one.wait()) for one in events]
+        waiting = [asyncio.create_task(event.wait()) for event in events]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for one in waiting:
-            one.cancel()
+        for task in waiting:
+            task.cancel()
 
     # Signals
 
@@ -404,11 +404,11 @@ class Supervisor:
             self._finish(EXIT_CUT_SHORT)
             return
         self._is_draining = True
-        has_window = number == signal.SIGTERM and any(one.state == "ready" for one in self._workers)
+        has_window = number == signal.SIGTERM and any(worker.state == "ready" for worker in self._workers)
         drain_s = self._settings.drain_s if has_window else 0.0
         log_draining(self._settings, drain_s)
-        for one in self._workers:
-            one.channel.notify("drain", drain_s)
+        for worker in self._workers:
+            worker.channel.notify("drain", drain_s)
         loop = asyncio.get_running_loop()
         loop.call_later(drain_s, self._close_listeners)
         loop.call_later(drain_s + self._settings.shutdown_timeout_s + RESPONSE_S + END_S, self._finish, EXIT_CUT_SHORT)
@@ -417,8 +417,8 @@ class Supervisor:
 
     def _close_listeners(self) -> None:
         self._update_listening(is_possible=False)
-        for one in self._listeners:
-            one.close()
+        for listener in self._listeners:
+            listener.close()
 
     # Connections
 
@@ -427,9 +427,9 @@ class Supervisor:
 
         While no worker is ready, those that start take connections, and say that they load.
         """
-        ready = [one for one in self._workers if one.state == "ready"]
-        usable = ready or [one for one in self._workers if one.state == "starting"]
-        return sorted(usable, key=lambda one: len(one.networks))
+        ready = [worker for worker in self._workers if worker.state == "ready"]
+        usable = ready or [worker for worker in self._workers if worker.state == "starting"]
+        return sorted(usable, key=lambda worker: len(worker.networks))
 
     def _update_listening(self, *, is_possible: bool = True) -> None:
         """Accept connections while there is a worker for them."""
@@ -438,13 +438,13 @@ class Supervisor:
             return
         self._is_listening = should_listen
         loop = asyncio.get_running_loop()
-        for one in self._listeners:
-            if one.fileno() == -1:  # closed at the end of the drain window
+        for listener in self._listeners:
+            if listener.fileno() == -1:  # closed at the end of the drain window
                 continue
             if should_listen:
-                loop.add_reader(one.fileno(), self._accept, one)
+                loop.add_reader(listener.fileno(), self._accept, listener)
             else:
-                loop.remove_reader(one.fileno())
+                loop.remove_reader(listener.fileno())
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
@@ -513,7 +513,7 @@ class Supervisor:
 
         An `ApiError` is a result, too.
         """
-        calls = [one.channel.call(name, *arguments) for one in workers]
+        calls = [worker.channel.call(name, *arguments) for worker in workers]
         results = await asyncio.gather(*calls, return_exceptions=True)
         return [
             (worker, result)
@@ -527,7 +527,7 @@ class Supervisor:
                 worker.metrics = texts
         num_failed = sum(times >= MAX_FAILED_STARTS for times in self._failed_starts.values())
         own = await texts_of([GaugeMetricFamily(PREFIX + FAILED_WORKERS, "", num_failed)])
-        return merge([self._ended_metrics, *(one.metrics for one in self._workers), own])
+        return merge([self._ended_metrics, *(worker.metrics for worker in self._workers), own])
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:
         """Load a model in all workers, or in none.
@@ -536,7 +536,7 @@ class Supervisor:
             ApiError: a worker cannot load it.
         """
         async with self._changes:
-            workers = [one for one in self._workers if one.state == "ready"]
+            workers = [worker for worker in self._workers if worker.state == "ready"]
             prepared = await self._gather(workers, "prepare_load", name, only_if_lazy)
             errors = [result for _, result in prepared if isinstance(result, ApiError)]
             digests = {result for _, result in prepared if isinstance(result, str)}
@@ -556,7 +556,7 @@ class Supervisor:
             ApiError: `model_not_found`.
         """
         async with self._changes:
-            workers = [one for one in self._workers if one.state == "ready"]
+            workers = [worker for worker in self._workers if worker.state == "ready"]
             for _, result in await self._gather(workers, "unload", name):
                 if isinstance(result, ApiError):
                     raise result
@@ -575,8 +575,8 @@ def run_forked(
     """Run a worker in a process that was forked from the supervisor."""
     try:
         signal.set_wakeup_fd(-1)
-        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(one, signal.SIG_IGN)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
         discard_descriptors({control.fileno(), handover.fileno()})
         run_worker(settings, plan, number, control, handover)
     except BaseException:

@@ -185,9 +185,9 @@ class WorkerServer(DrainingServer):
         return await texts_of(self._service.metrics.collect())
 
     async def _prepare_load(self, name: str, only_if_lazy: bool) -> str | None:
-        one = self._loads[name] = ModelLoad(self._service, name, only_if_lazy=only_if_lazy)
+        load = self._loads[name] = ModelLoad(self._service, name, only_if_lazy=only_if_lazy)
         try:
-            return await one.prepare()
+            return await load.prepare()
         except BaseException:
             del self._loads[name]
             raise

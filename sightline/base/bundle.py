@@ -549,8 +549,8 @@ class Manifest(_Part):
         """
         if self.encoder is None or LABEL_LOGITS not in self.encoder.outputs:
             return None
-        found = (index for index, label in enumerate(self.labels) if is_entailment(label))
-        return next(found, None) if len(self.labels) > 1 else None
+        indices = (index for index, label in enumerate(self.labels) if is_entailment(label))
+        return next(indices, None) if len(self.labels) > 1 else None
 
     @property
     def digest(self) -> str:
@@ -607,7 +607,7 @@ class Manifest(_Part):
     def _check_alignment(self) -> "Manifest":
         if self.alignment is None:
             return self
-        cross = next((one for one in self.attention if one.kind == "cross"), None)
+        cross = next((attention for attention in self.attention if attention.kind == "cross"), None)
         if cross is None:
             raise ValueError("alignment must be null if there is no attention of the kind 'cross'")
         if self.alignment.layer >= cross.layers or max(self.alignment.heads) >= cross.heads:

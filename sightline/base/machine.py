@@ -60,11 +60,11 @@ def available_memory(cgroup: Path = CGROUP) -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:  # another system than Linux
         return None
-    found = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    bounds = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
     limit, used = (_read_limit(cgroup / name) for name in ("memory.max", "memory.current"))
     if limit is not None and used is not None:
-        found.append(limit - used)
-    return max(0, min(found)) if found else None
+        bounds.append(limit - used)
+    return max(0, min(bounds)) if bounds else None
 
 
 def _own_folders(cgroup: Path, own_cgroups: Path) -> list[Path]:

@@ -285,7 +285,7 @@ def _parts(field: FieldInfo) -> Iterator[tuple[Any, dict[Any, Any]]]:
             for part in get_args(hint):
                 yield from parts_of(part, metadata)
         elif hint is not NoneType:
-            yield hint, {type(one): one for one in metadata}
+            yield hint, {type(annotation): annotation for annotation in metadata}
 
     return parts_of(field.annotation, field.metadata)
 

@@ -41,8 +41,8 @@ def choose_bundle(
     def warn(failed: Path, error: BundleError) -> None:
         print(f"warning: {error}", file=sys.stderr)
 
-    found = find_bundles(settings.bundles, settings.default_model_names, warn)
-    able = {manifest.name: one for one, manifest in found.items() if is_able(manifest)}
+    manifests = find_bundles(settings.bundles, settings.default_model_names, warn)
+    able = {manifest.name: path for path, manifest in manifests.items() if is_able(manifest)}
     if not able:
         raise UsageError(f"no bundle in {settings.bundles} can be used: each of them {problem}; name one with --bundle")
     chosen = [name for name in settings.default_model_names if name in able] or list(able)
@@ -52,7 +52,7 @@ def choose_bundle(
             "SIGHTLINE_DEFAULT_MODEL"
         )
     folder = able[chosen[0]]
-    return folder, found[folder]
+    return folder, manifests[folder]
 
 
 def load_service(folder: Path, manifest: Manifest, settings: Settings) -> tuple[Service, ServedModel]:

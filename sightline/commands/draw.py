@@ -93,7 +93,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
             raise UsageError("--target is blank; give the text that the model reads as its output, or leave it out")
         settings = make_settings(texts)
         folder, manifest = choose_bundle(
-            options.bundle, settings, lambda one: bool(one.attention), "has no attention maps"
+            options.bundle, settings, lambda bundle: bool(bundle.attention), "has no attention maps"
         )
         output, svg = asyncio.run(make_picture(folder, manifest, settings, options))
         write_picture(options.out, svg, options.scale)

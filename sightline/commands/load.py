@@ -116,10 +116,10 @@ class LoadOptions(Options):
     def _check_combinations(self) -> Self:
         target = TARGETS[self.endpoint]
         if self.stream and target.stream_path is None:
-            able = ", ".join(name for name, one in TARGETS.items() if one.stream_path)
+            able = ", ".join(name for name, other in TARGETS.items() if other.stream_path)
             raise ValueError(f"--stream needs --endpoint {able}")
         if self.max_new_tokens is not None and not target.generates:
-            able = ", ".join(name for name, one in TARGETS.items() if one.generates)
+            able = ", ".join(name for name, other in TARGETS.items() if other.generates)
             raise ValueError(f"--max-new-tokens needs --endpoint {able}")
         if self.model is None and target.needs_model:
             raise ValueError(f"--endpoint {self.endpoint} needs --model")
@@ -319,9 +319,9 @@ def compare(options: CompareOptions) -> int:
     """Compare two records, print the changes and return the exit code."""
     try:
         before, after = read_record(options.before), read_record(options.after)
-        invalid = [str(path) for path, one in ((options.before, before), (options.after, after)) if not one.is_valid]
-        if invalid:
-            print(f"error: invalid because the load test lagged: {', '.join(invalid)}; run it again", file=sys.stderr)
+        bad = [str(path) for path, record in ((options.before, before), (options.after, after)) if not record.is_valid]
+        if bad:
+            print(f"error: invalid because the load test lagged: {', '.join(bad)}; run it again", file=sys.stderr)
             return EXIT_LAGGED
         changes = compare_records(before, after)
     except (FileNotFoundError, NotComparableError) as error:

@@ -81,13 +81,13 @@ def list_bundles(parser: Parser, arguments: Sequence[str]) -> int:
         problems.append(str(error))
 
     try:
-        found = find_bundles(make_settings(texts).bundles, on_failure=on_failure)
+        manifests = find_bundles(make_settings(texts).bundles, on_failure=on_failure)
     except (BundleError, SettingsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return exit_status(error)
-    listings = [listing_of(folder, manifest) for folder, manifest in found.items()]
+    listings = [listing_of(folder, manifest) for folder, manifest in manifests.items()]
     if options.json_:
-        print(json.dumps([asdict(one) for one in listings], indent=2, ensure_ascii=False))
+        print(json.dumps([asdict(listing) for listing in listings], indent=2, ensure_ascii=False))
     elif listings:
         print_table(listings)
     sys.stdout.flush()
@@ -141,20 +141,20 @@ def check(parser: Parser, arguments: Sequence[str]) -> int:
 
     options = parse(parser, arguments, CheckOptions)
     try:
-        found = [check_configuration(file) for file in options.files]
+        supports = [check_configuration(file) for file in options.files]
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
     if options.json_:
-        print(json.dumps([asdict(one) for one in found], indent=2, ensure_ascii=False))
+        print(json.dumps([asdict(support) for support in supports], indent=2, ensure_ascii=False))
     else:
-        for one in found:
-            result = f"supported ({one.kind})" if one.kind else f"not supported: {one.reason}"
-            print(f"{one.file}: {one.architecture or one.model_type}: {result}")
+        for support in supports:
+            result = f"supported ({support.kind})" if support.kind else f"not supported: {support.reason}"
+            print(f"{support.file}: {support.architecture or support.model_type}: {result}")
     sys.stdout.flush()
-    refused = sum(not one.kind for one in found)
+    refused = sum(not support.kind for support in supports)
     if refused:
-        print(f"error: {refused} of {len(found)} models cannot be imported", file=sys.stderr)
+        print(f"error: {refused} of {len(supports)} models cannot be imported", file=sys.stderr)
     return EXIT_FAILED if refused else 0
 
 
@@ -186,10 +186,10 @@ def task_of(manifest: Manifest) -> str:
 
 def print_table(listings: Sequence[Listing]) -> None:
     rows = [("NAME", "TASK", "SIZE", "MEMORY", "PRECISION", "LANGUAGES")]
-    for one in listings:
-        languages = " to ".join(one.languages) if one.languages else "-"
-        size, memory = f"{one.bytes / 1e6:.1f} MB", f"{one.memory_bytes / 1e6:.0f} MB"
-        rows.append((one.name, one.task, size, memory, one.precision, languages))
+    for listing in listings:
+        languages = " to ".join(listing.languages) if listing.languages else "-"
+        size, memory = f"{listing.bytes / 1e6:.1f} MB", f"{listing.memory_bytes / 1e6:.0f} MB"
+        rows.append((listing.name, listing.task, size, memory, listing.precision, languages))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         # Sizes are aligned at the right.

@@ -110,11 +110,11 @@ def train(parser: Parser, words: Sequence[str], name: str) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
-    given = values_of(check(kind, keys, flags))
+    options = values_of(check(kind, keys, flags))
     if folders.print_config:
-        sys.stdout.write(options_to_toml(task, given))
+        sys.stdout.write(options_to_toml(task, options))
         return 0
-    return run_training(lambda: import_module(ACTIONS).train(task, folders.data, folders.run, given, check_files))
+    return run_training(lambda: import_module(ACTIONS).train(task, folders.data, folders.run, options, check_files))
 
 
 def sample(parser: Parser, words: Sequence[str]) -> int:

@@ -93,7 +93,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
         folder, manifest = choose_bundle(
             options.bundle,
             settings,
-            lambda one: "generate" in one.tasks and not one.is_decoder_only,
+            lambda bundle: "generate" in bundle.tasks and not bundle.is_decoder_only,
             "cannot translate, because it is no encoder-decoder",
         )
         source = read_source(file)
@@ -221,8 +221,8 @@ def check_lengths(source: Source, model: ServedModel, first: int, parameters: Ge
     for number, line in enumerate(source.lines[first:], first + 1):
         texts: Sequence[str] = [line.removesuffix("\r")]
         if parameters.split_sentences:
-            found = split_sentences(line, languages.source if languages else "", max_sentences=len(line))
-            texts = [] if found is None else found.sentences
+            split = split_sentences(line, languages.source if languages else "", max_sentences=len(line))
+            texts = [] if split is None else split.sentences
         for index, text in enumerate(texts, 1):
             count = len(model.source_tokenizer.encode(text)) if text.strip() else 0
             if count > limit:

@@ -63,10 +63,10 @@ def find_firefox_files(folder: Path) -> FirefoxFiles:
     matches = [match for path in sorted(folder.iterdir()) if (match := MODEL.fullmatch(path.name))]
     pairs = sorted({match[1] for match in matches})
     if len(pairs) != 1:
-        found = f"models of {len(pairs)} language pairs: {', '.join(pairs)}" if pairs else "none"
+        models = f"models of {len(pairs)} language pairs: {', '.join(pairs)}" if pairs else "none"
         raise ImportFailedError(
-            f"{folder} must have one model.XXYY.intgemm.alphas.bin or .intgemm8.bin, it has {found}; give each model a "
-            "folder of its own"
+            f"{folder} must have one model.XXYY.intgemm.alphas.bin or .intgemm8.bin, it has {models}; give each model "
+            "a folder of its own"
         )
     pair = pairs[0]
     model = _first(folder, [f"model.{pair}.intgemm.alphas.bin", f"model.{pair}.intgemm8.bin"])

@@ -146,7 +146,7 @@ def compare(options: Options, subject: Subject, setups: Sequence[Setup]) -> Resu
                     raise RuntimeError(f"every output must have {FIXED_TOKENS} tokens, but the contenders differ")
                 best = {name: _fastest(measured, *kind) for name, kind in KINDS.items()}
                 name = f"library.{decoding}.{count}"
-                figures |= {f"{name}.{key}": _ratio(best[one], best[other]) for key, (one, other) in RATIOS.items()}
+                figures |= {f"{name}.{key}": _ratio(best[ours], best[theirs]) for key, (ours, theirs) in RATIOS.items()}
                 for kind, results in best.items():
                     speeds = [round(result.tokens_per_s, 1) for result in results]
                     rows.setdefault(kind, {"library": kind})[f"{decoding}, {count}"] = speeds
@@ -157,9 +157,9 @@ def compare(options: Options, subject: Subject, setups: Sequence[Setup]) -> Resu
 def _measure(contenders: Sequence[Contender], task: Task, rounds: int) -> Measured:
     first = {contender: contender.measure(task) for contender in contenders}
     peers = [contender for contender in contenders if contender.setup.kind == "ctranslate2"]
-    peers.sort(key=lambda one: -first[one].tokens_per_s)
+    peers.sort(key=lambda peer: -first[peer].tokens_per_s)
     fastest = [*peers[:2], *[contender for contender in peers if contender.setup.dtype == "float32"][:1]]
-    chosen = [one for one in contenders if one not in peers or one in fastest]
+    chosen = [contender for contender in contenders if contender not in peers or contender in fastest]
     measured: dict[Contender, list[TaskResult]] = {contender: [] for contender in chosen}
     for _ in range(rounds):
         for contender in chosen:
@@ -178,4 +178,4 @@ def _fastest(measured: Measured, library: str, is_float32: bool) -> Sequence[Tas
 
 
 def _ratio(ours: Sequence[TaskResult], theirs: Sequence[TaskResult]) -> Figure:
-    return Figure.of([one.tokens_per_s / other.tokens_per_s for one, other in zip(ours, theirs, strict=True)])
+    return Figure.of([result.tokens_per_s / other.tokens_per_s for result, other in zip(ours, theirs, strict=True)])

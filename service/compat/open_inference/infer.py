@@ -146,11 +146,11 @@ async def _prepare(
     call: Call, model_name: str, body: GenerateTextBody | StreamTextBody
 ) -> tuple[ServedModel, GenerateParameters]:
     """Return the model and the parameters of a request for one text."""
-    model, given = await call.model(model_name, "generate"), given_parameters(body.parameters)
+    model, requested = await call.model(model_name, "generate"), given_parameters(body.parameters)
     if body.parameters.max_tokens is not None:
-        given["max_new_tokens"] = body.parameters.max_tokens
+        requested["max_new_tokens"] = body.parameters.max_tokens
         call.field_names = {**call.field_names, "max_new_tokens": "parameters.max_tokens"}
-    return model, parameters_for(model, given, stream=body.stream)
+    return model, parameters_for(model, requested, stream=body.stream)
 
 
 class TextEvents(DataEventEncoder):

@@ -92,19 +92,19 @@ async def model_statistics(call: Call, model_name: PathModel) -> schemas.ModelSt
 async def all_statistics(call: Call) -> schemas.ModelStatistics:
     """Return the statistics of all models."""
     names = [manifest.name for manifest in call.service.all_manifests()]
-    found = await _sums(call)
-    return {"model_stats": [_stats(found, name) for name in names]}
+    metric_sums = await _sums(call)
+    return {"model_stats": [_stats(metric_sums, name) for name in names]}
 
 
 async def _sums(call: Call) -> Mapping[tuple[str, str], float]:
     return sums(await call.service.peers.metrics(call.service))
 
 
-def _stats(found: Mapping[tuple[str, str], float], name: str) -> schemas.ModelStats:
+def _stats(metric_sums: Mapping[tuple[str, str], float], name: str) -> schemas.ModelStats:
     """Return the statistics of a model, from the sums of its metrics."""
 
     def total(histogram: str) -> schemas.Duration:
-        count, seconds = (found.get((f"{histogram}_{part}", name), 0.0) for part in ("count", "sum"))
+        count, seconds = (metric_sums.get((f"{histogram}_{part}", name), 0.0) for part in ("count", "sum"))
         return {"count": int(count), "ns": round(1e9 * seconds)}
 
     queue = total("request_queue_time_seconds")
@@ -133,7 +133,7 @@ def _stats(found: Mapping[tuple[str, str], float], name: str) -> schemas.ModelSt
 
 async def repository_index(call: Call, body: RepositoryIndexBody) -> list[schemas.RepositoryModel]:
     """List the models, and the bundles that can be loaded."""
-    return [_described(one) for one in await repository.list_repository(call, only_ready=body.ready)]
+    return [_described(entry) for entry in await repository.list_repository(call, only_ready=body.ready)]
 
 
 async def repository_load(call: Call, model_name: PathModel, body: schemas.LoadBody) -> schemas.RepositoryModel:

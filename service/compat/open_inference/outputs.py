@@ -95,10 +95,10 @@ def generate_parameters(
 
     Parameters that are absent have the defaults of the model.
     """
-    given = given_parameters(parameters) | {"return_attention": attention_selection(parameters, outputs)}
+    requested = given_parameters(parameters) | {"return_attention": attention_selection(parameters, outputs)}
     if any(output.beside == "alternatives" for output in outputs):
-        given["top_logprobs"] = parameters.top_logprobs
-    return parameters_for(model, given)
+        requested["top_logprobs"] = parameters.top_logprobs
+    return parameters_for(model, requested)
 
 
 def attention_selection(parameters: InferParameters, outputs: Sequence[Output]) -> AttentionSelection | None:
@@ -122,16 +122,16 @@ def _generated(pad_id: int) -> dict[str, Output]:
     def of_tokens(
         read: Callable[[OutputToken], Any], datatype: Datatype, padding: int = 0
     ) -> Callable[[GenerateResult], NDArray[Any]]:
-        return lambda result: padded([list(map(read, one.tokens)) for one in result.outputs], datatype, padding)
+        return lambda result: padded([list(map(read, output.tokens)) for output in result.outputs], datatype, padding)
 
     top: dict[str, Any] = {"shape": (-1, -1, -1), "task": "generate", "beside": "alternatives"}
-    top_ids = of_tokens(lambda token: [one.id for one in alternatives_of(token)], "INT64", pad_id)
-    top_logprobs = of_tokens(lambda token: [one.logprob for one in alternatives_of(token)], "FP32")
+    top_ids = of_tokens(lambda token: [alternative.id for alternative in alternatives_of(token)], "INT64", pad_id)
+    top_logprobs = of_tokens(lambda token: [alternative.logprob for alternative in alternatives_of(token)], "FP32")
     return {
-        "text_output": Output("BYTES", (-1,), "generate", of_each(lambda one: one.text, "BYTES")),
-        "finish_reason": Output("BYTES", (-1,), "generate", of_each(lambda one: one.finish_reason, "BYTES")),
-        "score": Output("FP32", (-1,), "generate", of_each(lambda one: one.score, "FP32")),
-        "num_tokens": Output("INT64", (-1,), "generate", of_each(lambda one: len(one.tokens), "INT64")),
+        "text_output": Output("BYTES", (-1,), "generate", of_each(lambda output: output.text, "BYTES")),
+        "finish_reason": Output("BYTES", (-1,), "generate", of_each(lambda output: output.finish_reason, "BYTES")),
+        "score": Output("FP32", (-1,), "generate", of_each(lambda output: output.score, "FP32")),
+        "num_tokens": Output("INT64", (-1,), "generate", of_each(lambda output: len(output.tokens), "INT64")),
         "token_ids": Output("INT64", (-1, -1), "generate", of_tokens(lambda token: token.id, "INT64", pad_id)),
         "logprobs": Output("FP32", (-1, -1), "generate", of_tokens(lambda token: token.logprob, "FP32")),
         "top_token_ids": Output("INT64", read=top_ids, **top),
@@ -164,18 +164,18 @@ def _tagged() -> dict[str, Output]:
     def of_entities(
         read: Callable[[Entity], Any], datatype: Datatype, padding: Any = 0
     ) -> Callable[[TagResult], NDArray[Any]]:
-        return lambda result: padded([list(map(read, one.entities)) for one in result.outputs], datatype, padding)
+        return lambda result: padded([list(map(read, output.entities)) for output in result.outputs], datatype, padding)
 
     def count(result: TagResult) -> NDArray[Any]:
         return np.asarray([len(output.entities) for output in result.outputs], DTYPES["INT64"])
 
     return {
         "num_entities": Output("INT64", (-1,), "tag", count),
-        "entity_labels": Output("BYTES", (-1, -1), "tag", of_entities(lambda one: one.label, "BYTES", "")),
-        "entity_scores": Output("FP32", (-1, -1), "tag", of_entities(lambda one: one.score, "FP32")),
-        "entity_texts": Output("BYTES", (-1, -1), "tag", of_entities(lambda one: one.text, "BYTES", "")),
-        "entity_starts": Output("INT64", (-1, -1), "tag", of_entities(lambda one: one.start, "INT64")),
-        "entity_ends": Output("INT64", (-1, -1), "tag", of_entities(lambda one: one.end, "INT64")),
+        "entity_labels": Output("BYTES", (-1, -1), "tag", of_entities(lambda entity: entity.label, "BYTES", "")),
+        "entity_scores": Output("FP32", (-1, -1), "tag", of_entities(lambda entity: entity.score, "FP32")),
+        "entity_texts": Output("BYTES", (-1, -1), "tag", of_entities(lambda entity: entity.text, "BYTES", "")),
+        "entity_starts": Output("INT64", (-1, -1), "tag", of_entities(lambda entity: entity.start, "INT64")),
+        "entity_ends": Output("INT64", (-1, -1), "tag", of_entities(lambda entity: entity.end, "INT64")),
     }
 
 
@@ -204,21 +204,21 @@ def _maps(manifest: Manifest, task: Literal["generate", "classify", "rerank"]) -
 
     def data(kind: MapKind) -> Callable[[Result], NDArray[Any]]:
         maps = of_kind(kind)
-        return lambda result: padded([one.data.reshape(one.shape) for one in maps(result)], "FP32")
+        return lambda result: padded([weights.data.reshape(weights.shape) for weights in maps(result)], "FP32")
 
     def facts(kind: MapKind) -> Callable[[Result], Mapping[str, bool]]:
         maps = of_kind(kind)
-        return lambda result: {"normalized": all(one.normalized for one in maps(result))}
+        return lambda result: {"normalized": all(weights.normalized for weights in maps(result))}
 
     def shape(kind: MapKind) -> Callable[[Result], NDArray[Any]]:
         maps = of_kind(kind)
-        return lambda result: np.asarray([one.shape for one in maps(result)], "<i8")
+        return lambda result: np.asarray([weights.shape for weights in maps(result)], "<i8")
 
     def names(key: str) -> Callable[[Result], NDArray[Any]]:
         return lambda result: padded([getattr(attention(output), key) for output in result.outputs], "BYTES", "")
 
     outputs: dict[str, Output] = {}
-    for kind in (one.kind for one in manifest.attention):
+    for kind in (maps.kind for maps in manifest.attention):
         of_maps: dict[str, Any] = {"beside": "maps", "kind": kind}
         outputs[f"attention_{kind}"] = Output("FP32", (-1,) * 5, task, data(kind), parameters=facts(kind), **of_maps)
         outputs[f"attention_{kind}_shape"] = Output("INT64", (-1, 4), task, shape(kind), **of_maps)

@@ -72,7 +72,7 @@ class ChatChoiceWriter:
     def _logprobs(self, tokens: Sequence[OutputToken]) -> ChatLogprobs:
         return {
             "content": [
-                {**self._named(token), "top_logprobs": [self._named(one) for one in alternatives_of(token)]}
+                {**self._named(token), "top_logprobs": [self._named(top) for top in alternatives_of(token)]}
                 for token in tokens
             ],
             "refusal": None,

@@ -97,7 +97,7 @@ class CompletionWriter:
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                {one.text: one.logprob for one in (token, *reversed(alternatives_of(token)))} for token in tokens
+                {top.text: top.logprob for top in (token, *reversed(alternatives_of(token)))} for token in tokens
             ],
             "text_offset": offsets,
         }

@@ -261,14 +261,14 @@ def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> G
         ApiError: `invalid_parameter` if `n` needs sampling or beam search.
     """
     call.field_names = {**call.field_names, "do_sample": "temperature"}
-    given = given_parameters(body)
+    requested = given_parameters(body)
     if body.length is not None:
-        given["max_new_tokens"] = body.length
+        requested["max_new_tokens"] = body.length
     if body.ignore_eos and body.length is not None:
-        given["min_new_tokens"] = body.length  # the last token may be an end token
+        requested["min_new_tokens"] = body.length  # the last token may be an end token
     elif body.ignore_eos:
-        given["suppress_tokens"] = model.manifest.tokens.end_ids
-    parameters = parameters_by_temperature(model, given, body.temperature, stream=bool(body.stream))
+        requested["suppress_tokens"] = model.manifest.tokens.end_ids
+    parameters = parameters_by_temperature(model, requested, body.temperature, stream=bool(body.stream))
     if body.num_choices > 1 and not parameters.do_sample and parameters.num_beams == 1:
         raise ApiError("invalid_parameter", "n above 1 needs a temperature above 0, or num_beams.", path="n")
     return parameters

@@ -99,11 +99,11 @@ class TextResponse(DataEventEncoder):
 
 
 def usage_of(usage: Usage) -> CompletionUsage:
-    found: CompletionUsage = {
+    completion_usage: CompletionUsage = {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.input_tokens + usage.output_tokens,
     }
     if isinstance(usage, CachedUsage):
-        found["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    return found
+        completion_usage["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return completion_usage

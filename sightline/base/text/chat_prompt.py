@@ -157,7 +157,7 @@ def _without_thinking(thinking: Thinking, text: str, *, is_kept: bool) -> str:
 
 def _at(text: str, now: datetime) -> str:
     """Return a text of a template with the time in it."""
-    return re.sub(NOW, lambda found: now.strftime(found[1]), text)
+    return re.sub(NOW, lambda match: now.strftime(match[1]), text)
 
 
 def _joined(texts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:

@@ -16,12 +16,12 @@ def find_language(tag: str, available: Iterable[str]) -> str | None:
     available tag with more subtags is used: "en" finds "en-Latn".
     """
     by_key: dict[str, str] = {}
-    for one in available:
-        by_key.setdefault(_key(one), one)
+    for language in available:
+        by_key.setdefault(_key(language), language)
     full = key = _key(tag)
     while key not in by_key and "-" in key:
         key = key.rpartition("-")[0]
-    longer = (one for other, one in by_key.items() if other.startswith(f"{full}-"))
+    longer = (language for other, language in by_key.items() if other.startswith(f"{full}-"))
     return by_key.get(key) or next(longer, None)
 
 
@@ -48,14 +48,14 @@ def language_name(tag: str) -> str:
     named, rest = english.languages.get(language), subtags
     for count in range(len(subtags), 0, -1):
         # CLDR's keys: a script is capitalized, a region is in capital letters.
-        key = "_".join([language, *(_subtag(one) for one in subtags[:count])])
+        key = "_".join([language, *(_subtag(subtag) for subtag in subtags[:count])])
         if key in english.languages:
             named, rest = english.languages[key], subtags[count:]
             break
     if named is None:
         return tag
     details = [
-        english.scripts.get(_subtag(one)) or english.territories.get(_subtag(one)) or _subtag(one) for one in rest
+        english.scripts.get(_subtag(code)) or english.territories.get(_subtag(code)) or _subtag(code) for code in rest
     ]
     return f"{named} ({', '.join(details)})" if details else str(named)
 

@@ -72,11 +72,11 @@ class TextStream:
         return prefix + text
 
     def _cut(self, text: str) -> str:
-        found = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
-        if found:
+        positions = [index for index in (text.find(stop) for stop in self._stop) if index >= 0]
+        if positions:
             self.has_stopped = True
             self._held = ""
-            return text[: min(found)]
+            return text[: min(positions)]
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -237,11 +237,11 @@ class TextTokenizer:
         for index in range(begin, end):
             known = word_ranges.get(words[index], offsets[index])
             word_ranges[words[index]] = (min(known[0], offsets[index][0]), max(known[1], offsets[index][1]))
-        found = []
+        windows = []
         for start in range(begin, end, size - overlap):
             stop = min(start + size, end)
             tokens = range(start, stop)
-            found.append(
+            windows.append(
                 PairWindow(
                     (*ids[:begin], *ids[start:stop], *ids[end:]),
                     begin,
@@ -252,7 +252,7 @@ class TextTokenizer:
             )
             if stop == end:
                 break
-        return found
+        return windows
 
     def min_num_tokens(self, text: str, max_tokens: int) -> int:
         """Return a lower bound of the number of tokens; the time does not grow with long texts.
@@ -446,7 +446,7 @@ class TextTokenizer:
             part = list(run)
             if adds_text:
                 text += " " if text else ""
-                offsets += [one and (len(text) + one[0], len(text) + one[1]) for one in self.decoded_offsets(part)]
+                offsets += [span and (len(text) + span[0], len(text) + span[1]) for span in self.decoded_offsets(part)]
                 text += self.decode(part)
             else:
                 offsets += [None] * len(part)
@@ -607,7 +607,7 @@ def _growth_of(step: dict[str, Any]) -> float:
         return float(max(1, len(step["content"]) + _matches_nothing(pattern)))
     if kind == "TemplateProcessing":
         counts = Counter(
-            one["Sequence"]["id"] for part in ("single", "pair") for one in step[part] if "Sequence" in one
+            piece["Sequence"]["id"] for part in ("single", "pair") for piece in step[part] if "Sequence" in piece
         )
         return max(1.0, *(count / 2 for count in counts.values()))
     if kind == "Precompiled":
@@ -682,17 +682,17 @@ def _split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
     names = [tokenizer.id_to_token(id_) or "" for id_ in special_ids]
     if is_unigram:
         names += [token for token in vocabulary if BYTE_TOKEN.fullmatch(token)]
-    found = [
+    findable = [
         name
         for name in names
         if len(name) > 1
         and name in vocabulary
         and (is_unigram or vocabulary[name] in tokenizer.encode(name, add_special_tokens=False).ids)
     ]
-    if not found:
+    if not findable:
         return
     rests: dict[str, list[str]] = {}
-    for name in sorted(found):
+    for name in sorted(findable):
         rests.setdefault(name[0], []).append(re.escape(name[1:]))
     pattern = "|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
     split = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")

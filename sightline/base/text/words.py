@@ -109,7 +109,7 @@ def words_of(text: str, spans: Sequence[Span | None]) -> list[Word]:
     for part, (start, end) in enumerate(parts):
         part_at |= dict.fromkeys(range(start, end), part)
     covered = [_covered_parts(part_at, span) for span in spans]
-    joined = {part for one in covered for part in one[1:]}  # parts of the same word as the part before
+    joined = {part for token_parts in covered for part in token_parts[1:]}  # parts of the same word as the part before
     word_at: list[int] = []  # index of the first part of the word, by part
     for part in range(len(parts)):
         word_at.append(word_at[-1] if part in joined else part)
