@@ -1,14 +1,18 @@
-"""Tests of `make help` and of the version of images and of the wheel."""
+"""Tests of `make help`, of the version of images and of the wheel, and of signals to a service."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 
 from sightline import __version__
 from tests.conftest import LONGEST
+from tests.service.conftest import wait_until
 
 MAKEFILE = Path("Makefile").read_text(encoding="utf-8")
 
@@ -88,3 +92,20 @@ def test_the_labels_of_each_image_name_version_revision_and_licence() -> None:
     labels = re.findall(r"org\.opencontainers\.image\.([a-z]+)=", dockerfile)
     names = ["title", "description", "licenses", "version", "revision"]
     assert labels == 2 * names
+
+
+def test_a_signal_to_make_ends_the_service(tmp_path: Path) -> None:
+    """The environment is a folder whose Python writes its process id and arguments, and waits."""
+    (tmp_path / "bin").mkdir()
+    python, written = tmp_path / "bin" / "python", tmp_path / "written"
+    python.write_text(f'#!/bin/sh\necho "$$ $@" > {written}.new\nmv {written}.new {written}\nexec sleep 60\n')
+    python.chmod(0o755)
+    (tmp_path / "ready").touch()
+    with subprocess.Popen(["make", "serve", f"SERVE={tmp_path}"], stdout=subprocess.DEVNULL) as make:
+        wait_until(written.exists)
+        process, *words = written.read_text("utf-8").split()
+        assert words == ["-m", "sightline.service", "--bundles", "bundles"]
+        make.send_signal(signal.SIGTERM)
+        make.wait(timeout=30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(process), 0)

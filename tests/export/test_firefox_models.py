@@ -16,9 +16,11 @@ from sightline.export.check.sessions import Sessions, onnx_steps
 from sightline.export.families import firefox
 from sightline.export.families.description import Description
 from sightline.export.families.weights import Weights
+from sightline.export.sources.firefox.marian_binary import MarianModel
 from sightline.export.sources.opened_checkpoint import Tensors
 from sightline.model.decoding.processors import LogitsProcessors
 from sightline.model.decoding.reference import greedy
+from tests.export.firefox.models import random_tensors, write_marian
 from tests.export.firefox.reference import FirefoxReference
 from tests.export.imported import load, run_rows
 from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
@@ -26,6 +28,7 @@ from tests.zoo.comparing import MAP_TOLERANCE, TOLERANCE
 Floats = NDArray[np.float32]
 WIDTH, HEADS, FFN = 36, 3, 23
 SOURCE_VOCABULARY, TARGET_VOCABULARY = 47, 59
+SIZES: dict[str, Any] = {"width": WIDTH, "inner": FFN, "vocabularies": (SOURCE_VOCABULARY, TARGET_VOCABULARY)}
 SETTINGS: dict[str, Any] = {
     "type": "transformer", "dim-emb": WIDTH, "dim-vocabs": (TARGET_VOCABULARY, TARGET_VOCABULARY), "enc-depth": 2,
     "dec-depth": 1, "transformer-heads": HEADS, "transformer-dim-ffn": FFN, "transformer-ffn-activation": "relu",
@@ -35,56 +38,12 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def random_tensors(is_shared: bool = True) -> dict[str, Floats]:
-    """Return tensors under the names of Marian."""
-    rng = np.random.default_rng(0)
-
-    def random(*shape: int) -> Floats:
-        return rng.normal(0, 0.4, shape).astype(np.float32)
-
-    tensors = {"decoder_ff_logit_out_b": random(1, TARGET_VOCABULARY)}
-    if is_shared:
-        tensors["Wemb"] = random(TARGET_VOCABULARY, WIDTH)
-    else:
-        tensors["encoder_Wemb"] = random(SOURCE_VOCABULARY, WIDTH)
-        tensors["decoder_Wemb"] = random(TARGET_VOCABULARY, WIDTH)
-    for layer, attention in (("encoder_l1", "self"), ("encoder_l2", "self"), ("decoder_l1", "context")):
-        for part in "qkvo":
-            tensors[f"{layer}_{attention}_W{part}"] = random(WIDTH, WIDTH)
-            tensors[f"{layer}_{attention}_b{part}"] = random(1, WIDTH)
-        tensors[f"{layer}_ffn_W1"], tensors[f"{layer}_ffn_b1"] = random(WIDTH, FFN), random(1, FFN)
-        tensors[f"{layer}_ffn_W2"], tensors[f"{layer}_ffn_b2"] = random(FFN, WIDTH), random(1, WIDTH)
-        for norm in (f"{attention}_Wo", "ffn_ffn"):
-            tensors[f"{layer}_{norm}_ln_scale"] = 1 + random(1, WIDTH)
-            tensors[f"{layer}_{norm}_ln_bias"] = random(1, WIDTH)
-    tensors["decoder_l1_rnn_W"], tensors["decoder_l1_rnn_Wf"] = random(WIDTH, WIDTH), random(WIDTH, WIDTH)
-    tensors["decoder_l1_rnn_bf"] = random(1, WIDTH)
-    tensors["decoder_l1_rnn_ffn_ln_scale"] = 1 + random(1, WIDTH)
-    tensors["decoder_l1_rnn_ffn_ln_bias"] = random(1, WIDTH)
-    return tensors
-
-
 def import_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Sessions:
     """Build the graphs of a model, and check that each of its tensors was used."""
     tensors = Tensors.of_arrays(arrays)
     sessions = load(*firefox.describe(settings, tensors, "model.bin"), folder)
     tensors.check_all_read()
     return sessions
-
-
-@dataclass
-class StoredModel:
-    """Model in memory with the interface of `MarianModel`."""
-
-    config: Mapping[str, Any]
-    tensors: Mapping[str, Floats]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.tensors)
-
-    def tensor(self, name: str) -> Floats:
-        return self.tensors[name]
 
 
 @dataclass(frozen=True)
@@ -105,7 +64,7 @@ class Student:
 def make_student(settings: Mapping[str, Any], arrays: Mapping[str, Floats], folder: Path) -> Student:
     tensors = Tensors.of_arrays(arrays)
     model, weights = firefox.describe(settings, tensors, "model.bin")
-    expected = FirefoxReference(StoredModel(settings, arrays))
+    expected = FirefoxReference(MarianModel(write_marian(arrays), "model.bin"))
     return Student(expected, model, weights, import_student(settings, arrays, folder))
 
 
@@ -114,7 +73,9 @@ def student(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     settings = SETTINGS
     if not request.param:
         settings = SETTINGS | {"dim-vocabs": (SOURCE_VOCABULARY, TARGET_VOCABULARY), "tied-embeddings-all": False}
-    return make_student(settings, random_tensors(request.param), tmp_path_factory.mktemp("student"))
+    return make_student(
+        settings, random_tensors(separate=not request.param, **SIZES), tmp_path_factory.mktemp("student")
+    )
 
 
 SOURCES = [[5, 6, 7, 8, 9, 10, 11, 0], [12, 0], [0], list(range(1, 40))]
@@ -174,7 +135,7 @@ def test_states_of_recurrent_units_have_a_fixed_size(student: Student) -> None:
 
 @pytest.mark.parametrize(("option", "layer"), [("last", 3), (2, 1), (None, 3)])
 def test_guided_alignment_is_the_first_head_of_a_layer(option: Any, layer: int) -> None:
-    arrays = random_tensors()
+    arrays = random_tensors(**SIZES)
     first = {name: array for name, array in arrays.items() if name.startswith("decoder_l1_")}
     for number in (2, 3, 4):
         arrays |= {name.replace("_l1_", f"_l{number}_"): array for name, array in first.items()}

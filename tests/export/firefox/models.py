@@ -113,33 +113,50 @@ def write_folder(
     return folder
 
 
-def random_tensors(*, separate: bool = False, seed: int = 0) -> dict[str, NDArray[np.float32]]:
-    """Return the tensors of a model with two encoder layers and one decoder layer."""
+def random_tensors(
+    *,
+    separate: bool = False,
+    seed: int = 0,
+    width: int = WIDTH,
+    inner: int = INNER,
+    vocabularies: tuple[int, int] = (VOCABULARY + 4, VOCABULARY),
+) -> dict[str, NDArray[np.float32]]:
+    """Return the tensors of a model with two encoder layers and one decoder layer.
+
+    Args:
+        separate: whether source and target have tables of their own.
+        seed: of the random numbers.
+        width: of the model.
+        inner: width within feed-forward layers.
+        vocabularies: numbers of tokens of source and target; the second counts for one table.
+    """
     draw = np.random.default_rng(seed)
 
     def normal(*shape: int) -> NDArray[np.float32]:
         return draw.normal(0, 0.5, shape).astype(np.float32)
 
-    tables = {"encoder_Wemb": VOCABULARY + 4, "decoder_Wemb": VOCABULARY} if separate else {"Wemb": VOCABULARY}
-    tensors = {name: normal(size, WIDTH) for name, size in tables.items()}
-    tensors["decoder_ff_logit_out_b"] = normal(1, VOCABULARY)
+    tables = (
+        {"encoder_Wemb": vocabularies[0], "decoder_Wemb": vocabularies[1]} if separate else {"Wemb": vocabularies[1]}
+    )
+    tensors = {name: normal(size, width) for name, size in tables.items()}
+    tensors["decoder_ff_logit_out_b"] = normal(1, vocabularies[1])
 
     def add_norm(name: str) -> None:
-        tensors[f"{name}_ln_scale"], tensors[f"{name}_ln_bias"] = 1 + normal(1, WIDTH), normal(1, WIDTH)
+        tensors[f"{name}_ln_scale"], tensors[f"{name}_ln_bias"] = 1 + normal(1, width), normal(1, width)
 
     def add_block(name: str, attention: str) -> None:
         for part in "qkvo":
-            tensors[f"{name}_{attention}_W{part}"] = normal(WIDTH, WIDTH)
-            tensors[f"{name}_{attention}_b{part}"] = normal(1, WIDTH)
+            tensors[f"{name}_{attention}_W{part}"] = normal(width, width)
+            tensors[f"{name}_{attention}_b{part}"] = normal(1, width)
         add_norm(f"{name}_{attention}_Wo")
-        tensors[f"{name}_ffn_W1"], tensors[f"{name}_ffn_b1"] = normal(WIDTH, INNER), normal(1, INNER)
-        tensors[f"{name}_ffn_W2"], tensors[f"{name}_ffn_b2"] = normal(INNER, WIDTH), normal(1, WIDTH)
+        tensors[f"{name}_ffn_W1"], tensors[f"{name}_ffn_b1"] = normal(width, inner), normal(1, inner)
+        tensors[f"{name}_ffn_W2"], tensors[f"{name}_ffn_b2"] = normal(inner, width), normal(1, width)
         add_norm(f"{name}_ffn_ffn")
 
     add_block("encoder_l1", "self")
     add_block("encoder_l2", "self")
     add_block("decoder_l1", "context")
-    tensors["decoder_l1_rnn_W"], tensors["decoder_l1_rnn_Wf"] = normal(WIDTH, WIDTH), normal(WIDTH, WIDTH)
-    tensors["decoder_l1_rnn_bf"] = normal(1, WIDTH)
+    tensors["decoder_l1_rnn_W"], tensors["decoder_l1_rnn_Wf"] = normal(width, width), normal(width, width)
+    tensors["decoder_l1_rnn_bf"] = normal(1, width)
     add_norm("decoder_l1_rnn_ffn")
     return tensors

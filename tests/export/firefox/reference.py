@@ -20,29 +20,17 @@ table `Wemb`, or `encoder_Wemb` and `decoder_Wemb` for separate vocabularies. Th
 first head of the last decoder layer was trained as the alignment.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sightline.export.sources.firefox.marian_binary import ConfigValue
+from sightline.export.sources.firefox.marian_binary import MarianModel
 
 Array = NDArray[np.float64]
 EPSILON = 1e-6  # as in src/models/transformer.h of Marian
 END_ID = 0  # `</s>` in all vocabularies of Firefox
-
-
-class StoredModel(Protocol):
-    """A Marian model in a file or in memory."""
-
-    config: Mapping[str, ConfigValue]
-
-    @property
-    def names(self) -> Iterable[str]: ...
-
-    def tensor(self, name: str) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ class Translation:
 class FirefoxReference:
     """Greedy translation with a Marian model."""
 
-    def __init__(self, model: StoredModel) -> None:
+    def __init__(self, model: MarianModel) -> None:
         """Read all weights. The architecture is not checked."""
         self._weights = {name: model.tensor(name).astype(np.float64) for name in model.names}
         shared = "Wemb" in self._weights
