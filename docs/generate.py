@@ -14,7 +14,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import transformers
@@ -74,13 +74,9 @@ def make_parts() -> dict[str, str]:
 
 def api_schemas() -> dict[str, Any]:
     """Return the OpenAPI schemas of the native endpoints by name."""
-    openapi = create_app(Settings(compatible_apis=""), _load_nothing).openapi()
-    schemas: dict[str, Any] = openapi["components"]["schemas"]
+    app = create_app(Settings(compatible_apis=""), mock.Mock())  # the app does not start, and so loads nothing
+    schemas: dict[str, Any] = app.openapi()["components"]["schemas"]
     return schemas
-
-
-def _load_nothing(*_: Any) -> NoReturn:
-    raise AssertionError("only the description of the endpoints is needed")
 
 
 def is_request(name: str) -> bool:
@@ -101,16 +97,9 @@ def result_tables(schemas: Mapping[str, Any]) -> str:
 def command_sections() -> str:
     """Return the help of `sightline` and of each of its commands."""
     sections = []
-    for words in (
-        [],
-        *([name] for name in COMMANDS),
-        ["train", "translation"],
-        ["train", "sample"],
-        ["models", "get"],
-        ["models", "check"],
-        ["load", "compare"],
-    ):
-        printed = io.StringIO()
+    inner = ("train translation", "train sample", "models get", "models check", "load compare")
+    for command in ("", *COMMANDS, *inner):
+        words, printed = command.split(), io.StringIO()
         with (
             mock.patch.dict(os.environ, {"COLUMNS": str(WIDTH)}),
             contextlib.redirect_stdout(printed),
@@ -184,10 +173,10 @@ def _chat_of(repository: str, *, is_imported: bool) -> str:
 
 def settings_table() -> str:
     rows = (
-        (f"`{env_name(name)}`<br>`{flag_name(name)}`", code_of(field.default), field.description or "")
+        (f"`{env_name(name)}`<br>`{flag_name(name)}`", allowed(field), code_of(field.default), field.description or "")
         for name, field in SETTINGS.items()
     )
-    return table(("variable and flag", "default", "description"), rows)
+    return table(("variable and flag", "values", "default", "description"), rows)
 
 
 def limits_table() -> str:
@@ -268,7 +257,7 @@ def default_of(schema: Mapping[str, Any]) -> str:
 
 
 def code_of(value: Any) -> str:
-    if value is None:
+    if value in (None, ""):
         return ""
     return f"`{json.dumps(value) if isinstance(value, bool | int | float | list) else value}`"
 
@@ -281,7 +270,7 @@ def wrap(text: str) -> str:
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [list(head), *(list(row) for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
-    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    escaped = ([" ".join(cell.replace("|", "\\|").split()) for cell in line] for line in lines)  # a row is one line
     return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
@@ -298,8 +287,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()  # of configurations with values for tests
     parts = make_parts()
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        page.write_text(fill(text, parts), encoding="utf-8")
+        page.write_text(fill(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

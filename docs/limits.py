@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 
 from sightline.service.api_errors import ErrorCode, Limit
+from sightline.service.http.connections import DESCRIPTOR_RESERVE
 from sightline.service.http.guarded_protocol import MAX_HEAD_BYTES, MAX_PIPELINED
 from sightline.service.http.http_call import MAX_FORM_FIELDS
 from sightline.service.inference.fill_mask import MAX_MASKS
 from sightline.service.inference.results import MAX_NUMBERS
 from sightline.service.inference.tokens import MAX_IDS, MAX_TEXT_BYTES
+from sightline.service.settings import LOAD_TIMEOUT_S, MAX_BATCH_TOKENS, TOKENS_PER_SEQUENCE
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,13 @@ LIMITS = (
         "connections_per_address",
         value="half of it",
     ),
-    LimitRow("file descriptors of the process", "`ulimit -n`", "overloaded", "descriptors", "32 stay in reserve"),
+    LimitRow(
+        "file descriptors of the process",
+        "`ulimit -n`",
+        "overloaded",
+        "descriptors",
+        f"{DESCRIPTOR_RESERVE} stay in reserve",
+    ),
     LimitRow("head of a request; trailers of a body", "fixed", "headers_too_large", value=f"{MAX_HEAD_BYTES} bytes"),
     LimitRow("seconds to send the head of a request", "client_timeout_s", "client_too_slow"),
     LimitRow("body after decompression", "max_body_bytes", "body_too_large"),
@@ -67,7 +75,7 @@ LIMITS = (
         "max_waiting_sequences",
         "overloaded",
         "waiting_tokens",
-        value="256 times the number",
+        value=f"{TOKENS_PER_SEQUENCE} times the number",
     ),
     LimitRow("seconds that a call is expected to wait", "queue_timeout_s", "overloaded", "queue_time"),
     LimitRow(
@@ -93,13 +101,10 @@ LIMITS = (
     LimitRow("rows that a model decodes at once; other sequences wait", "max_rows", None),
     LimitRow("decoder state of all models, from which their rows follow", "memory_bytes", None, value="half of it"),
     LimitRow(
-        "prefix caches of all models; the oldest prefixes leave",
-        "memory_bytes",
-        None,
-        value="an eighth, at most 1 GiB",
+        "prefix caches of all models; the oldest prefixes leave", "memory_bytes", None, value="an eighth, at most 1 GiB"
     ),
-    LimitRow("tokens of an encoder batch; other sequences wait", "fixed", None, value="1024"),
-    LimitRow("seconds of a stage of the load of a model, which then fails", "fixed", None, value="600"),
+    LimitRow("tokens of an encoder batch; other sequences wait", "fixed", None, value=str(MAX_BATCH_TOKENS)),
+    LimitRow("seconds of a stage of the load of a model, which then fails", "fixed", None, value=f"{LOAD_TIMEOUT_S:g}"),
     LimitRow("seconds of a drain", "drain_s", "draining"),
     LimitRow("seconds of running calls after the drain", "shutdown_timeout_s", "draining"),
 )

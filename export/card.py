@@ -121,7 +121,8 @@ def _examples(metric: Metric, split: str, record: RunRecord) -> str:
 
 def _training(record: RunRecord) -> list[str]:
     parts = [_fence("sh", record.command) if record.command else ""]
-    if versions := record.starts[-1].get("versions") if record.starts else None:
+    versions = record.starts[-1].get("versions") if record.starts else None
+    if isinstance(versions, dict) and versions:
         parts.append("Versions: " + ", ".join(f"{name} {_shown(version)}" for name, version in versions.items()))
     if record.data:
         parts.append(_table(DATA_HEADER, [(file, f"`{digest}`") for file, digest in record.data.items()]))

@@ -298,10 +298,10 @@ def verify(options: VerifyOptions) -> Verification:
     checks = ExportOptions(sentences=tuple(sentences), tolerance=options.tolerance)
     if options.checkpoint.suffix == ".gguf":
         with converted(options.checkpoint) as (folder, _):
-            return verify_bundle(bundle, folder, checks, kind="huggingface")
+            return verify_bundle(bundle, manifest, folder, checks, kind="huggingface")
     with run_checkpoint(options.checkpoint) as (checkpoint, note):
         _print_note(note)
-        return verify_bundle(bundle, checkpoint, checks, kind=kind)
+        return verify_bundle(bundle, manifest, checkpoint, checks, kind=kind)
 
 
 def align(options: AlignOptions) -> Alignment:

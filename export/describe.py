@@ -48,7 +48,13 @@ from sightline.export.sources.reranker import read_reranker
 from sightline.export.sources.run_folder import RECORD, read_record
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_sentence_options
 from sightline.export.sources.training_run import TrainingRun
-from sightline.export.tokenizers import ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
+from sightline.export.tokenizers import (
+    TOKENIZER_CONFIG,
+    ConvertedTokenizers,
+    firefox_tokenizer,
+    read_or_convert_tokenizers,
+    special_ids,
+)
 from sightline.export.tokenizers.language_tokens import language_tag
 from sightline.export.writing import DENSE, PROMPT_TOKENIZER, TARGET_TOKENIZER, TOKENIZER
 from sightline.model.config import CausalConfig, ClassifierConfig, EncoderConfig, RecurrentConfig, architecture_of
@@ -60,7 +66,7 @@ if TYPE_CHECKING:
 
 # Embedding of models that are trained on pairs of similar texts.
 MEAN = SentenceEmbedding(pooling="mean", normalize=True)
-GENERATION_CONFIG, TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
+GENERATION_CONFIG = "generation_config.json"
 
 PLAIN_DIALOGUES = ChatTemplate(user="User: {}\n", assistant="Bot: {}\n", reply="Bot:", single_line=True)
 
@@ -183,7 +189,7 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
         return PLAIN_DIALOGUES, ()
     if not run.record.has_dialogues:
         return None, ()
-    special = {token.content: id_ for id_, token in run.tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = special_ids(run.tokenizer)
     template = convert(CHAT_TEMPLATE, {"bos_token": BOS, "eos_token": IM_END, "pad_token": PAD})
     missing = [name for name in (IM_START, IM_END) if name not in special]
     if missing:
@@ -333,9 +339,8 @@ def _files(tokenizers: ConvertedTokenizers) -> dict[str, Any]:
 
 def _with_chat(described: Described, folder: Folder, tokenizer: Tokenizer) -> Described:
     """Add the chat template, or a note with the reason that there is none."""
-    added = tokenizer.get_added_tokens_decoder().values()
     try:
-        return replace(described, chat=read_chat_template(folder, [token.content for token in added if token.special]))
+        return replace(described, chat=read_chat_template(folder, special_ids(tokenizer)))
     except ChatTemplateError as error:
         note = f"chat is not available for this model, because its chat template is not supported: {error}"
         return replace(described, notes=(*described.notes, note))
@@ -366,11 +371,14 @@ def _with_embedding(described: Described, folder: Folder, sentences: SentenceOpt
         names = ("linear.weight", "linear.bias") if module.has_bias else ("linear.weight",)
         weight, *bias = [tensors.read(name) for name in names]
         tensors.check_all_read()
-        if module.inputs != size or weight.shape != (module.outputs, module.inputs):
-            raise ImportFailedError(
-                f"{module.folder}config.json: a layer from {module.inputs} to {module.outputs} numbers after vectors "
-                f"of {size} has a weight of shape {list(weight.shape)}; the folder may belong to another checkpoint"
-            )
+        shapes = [(module.outputs, module.inputs), (module.outputs,)]
+        for name, array, shape in zip(names, (weight, *bias), shapes, strict=False):
+            if module.inputs != size or array.shape != shape:
+                raise ImportFailedError(
+                    f"{module.folder}config.json: a layer from {module.inputs} to {module.outputs} numbers after "
+                    f"vectors of {size} has a {name.rpartition('.')[2]} of shape {list(array.shape)}; the folder may "
+                    "belong to another checkpoint"
+                )
         options = asdict(module) | {"file": DENSE.format(number)}
         del options["folder"]
         layers.append(Dense(**options))
@@ -398,7 +406,7 @@ def _mask_id(folder: Folder, tokenizer: Tokenizer) -> int | None:
         named = named.get("content")
     # The defaults of the tokenizers of these families.
     names = [named] if isinstance(named, str) else ["[MASK]", "<mask>"]
-    special = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = special_ids(tokenizer)
     return next((special[name] for name in names if name in special), None)
 
 

@@ -29,15 +29,7 @@ from typing import TextIO
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sightline.base.bundle import (
-    Alignment,
-    BundleError,
-    Manifest,
-    Origin,
-    Verification,
-    read_bundle,
-    write_manifest,
-)
+from sightline.base.bundle import Alignment, BundleError, Manifest, Origin, Verification, write_manifest
 from sightline.base.errors import UsageError
 from sightline.base.machine import available_memory
 from sightline.export.describe import Described, build, described
@@ -170,11 +162,14 @@ def _check_options(export: Export) -> None:
         raise UsageError(f"{export.checkpoint} {reason} a shortlist; leave out --shortlist")
 
 
-def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind) -> Verification:
+def verify_bundle(
+    bundle: Path, manifest: Manifest, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind
+) -> Verification:
     """Compare a bundle on disk with its checkpoint.
 
     Args:
         bundle: folder of the bundle.
+        manifest: its manifest; its files have been checked.
         path: folder of the checkpoint from which it was exported.
         options: sentences and tolerance of the check. The manifest says how the bundle was
             exported.
@@ -182,12 +177,10 @@ def verify_bundle(bundle: Path, path: Path, options: ExportOptions = NO_OPTIONS,
 
     Raises:
         VerificationError: they differ.
-        BundleError: the bundle is damaged or quantized, or its tokenizer is not that of the
-            checkpoint.
+        BundleError: the bundle is quantized, or its tokenizer is not that of the checkpoint.
         FileNotFoundError: a file of a training run is missing.
         ValueError: the checkpoint cannot be read, or a sentence is too long.
     """
-    manifest = read_bundle(bundle)
     if manifest.quantization is not None:
         raise BundleError(
             f"{bundle} is {manifest.dtype} and intentionally differs from its checkpoint; verify its float32 bundle"
@@ -291,7 +284,7 @@ def check(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, i
     with export.open() as checkpoint:
         verification = compare(checkpoint, folder, manifest, export.options)
     alignment = None
-    if any(maps.kind == "cross" for maps in manifest.attention):
+    if manifest.cross_attention is not None:
         alignment = choose_alignment(open_sessions(folder, manifest), folder, export.options.sentences, guided)
     return Checked(verification, alignment, _peak_bytes())
 
@@ -337,10 +330,7 @@ def _peak_bytes() -> int:
 def _memory_note(manifest: Manifest) -> list[str]:
     """Return a note about the memory of the longest sequence, if it is large."""
     sizes = {"source": manifest.limits.max_source_tokens, "target": manifest.limits.max_target_tokens}
-    num_bytes = sum(
-        math.prod(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape) * FLOAT32_BYTES
-        for state in manifest.states
-    )
+    num_bytes = sum(math.prod(state.row_shape(sizes)) * FLOAT32_BYTES for state in manifest.states)
     if num_bytes < LARGE_STATE_BYTES:
         return []
     return [

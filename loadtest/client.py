@@ -73,9 +73,8 @@ class Connection(asyncio.Protocol):
         await self._lost.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's transports do not inherit from asyncio.Transport
+        # uvloop's transports do not inherit from `asyncio.Transport`.
+        self._transport = cast(asyncio.Transport, transport)
         self.is_reusable = True
         self.idle_since = time.perf_counter()
 

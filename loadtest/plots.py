@@ -12,6 +12,7 @@ from html import escape
 
 WIDTH, HEIGHT = 720, 300  # pixels
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 12, 46  # margins around the axes
+LEGEND_HEIGHT = 26
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 MAX_MARKERS = 40  # points of a line; lines with more have no markers
 CHARACTER_WIDTH = 6.9  # pixels of a label, on average
@@ -59,10 +60,14 @@ class _Axis:
             steps = (1, 2, 5) if self.high / self.low < 1000 else (1,)
             values = [step * 10.0**decade for decade in decades for step in steps]
             return [value for value in values if self.low <= value <= self.high]
-        rough = (self.high - self.low) / 5
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+        step = round_up(0.999 * (self.high - self.low) / 5)
         return [step * index for index in range(int(self.high / step + 1e-9) + 1)]
+
+
+def round_up(value: float) -> float:
+    """Return the next of 1, 2, 5, 10, 20, … times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= value)
 
 
 def line_plot(
@@ -72,12 +77,11 @@ def line_plot(
 
     An axis starts at 0 unless it is logarithmic.
     """
-    legend, legend_height = _legend([line.label for line in lines])
-    top = TOP + legend_height
+    top = TOP + LEGEND_HEIGHT
     x = _Axis.of((point[0] for line in lines for point in line.points), LEFT, WIDTH - RIGHT, log_x)
     heights = [height for line in lines for _, height in line.points if height is not None]
     y = _Axis.of(heights, HEIGHT - BOTTOM, top, log_y)
-    parts = [*legend, *_axes(x, y, top, x_label, y_label)]
+    parts = [*_legend([line.label for line in lines]), *_axes(x, y, top, x_label, y_label)]
     for index, line in enumerate(lines):
         parts += _curve(line, x, y, index)
     return (
@@ -86,15 +90,13 @@ def line_plot(
     )
 
 
-def _legend(labels: Sequence[str]) -> tuple[list[str], int]:
-    """Return the legend and its height."""
-    parts, left = [], float(LEFT)
+def _legend(labels: Sequence[str]) -> Iterable[str]:
+    left = float(LEFT)
     for index, label in enumerate(labels):
-        parts.append(_path(f"M{left:g} {TOP + 4}h30", index))
-        parts.append(_marker(left + 15, TOP + 4, index, ""))
-        parts.append(_text(left + 38, TOP + 8, label, "start"))
+        yield _path(f"M{left:g} {TOP + 4}h30", index)
+        yield _marker(left + 15, TOP + 4, index, "")
+        yield _text(left + 38, TOP + 8, label, "start")
         left += 58 + CHARACTER_WIDTH * len(label)
-    return parts, 26
 
 
 def _axes(x: _Axis, y: _Axis, top: float, x_label: str, y_label: str) -> Iterable[str]:

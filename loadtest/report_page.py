@@ -1,6 +1,5 @@
 """HTML report of a run: one file with plots and tables, without scripts or other files."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -10,7 +9,7 @@ from sightline.loadtest.load import Measurement
 from sightline.loadtest.load_record import LoadRecord
 from sightline.loadtest.load_report import DEFINITIONS, TIMES, Distribution, Summary, is_good
 from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success
-from sightline.loadtest.plots import Line, line_plot
+from sightline.loadtest.plots import Line, line_plot, round_up
 
 MAX_INTERVALS = 60  # of the plots over time
 MIN_MS = 0.01  # shorter times are drawn as this one
@@ -87,7 +86,7 @@ def _figure(title: str, plot: str) -> str:
 
 
 def _rate_plots(rates: Sequence[float], summaries: Sequence[Summary]) -> Iterable[str]:
-    """Yield the plots over the rate: goodput, and percentiles of each time that was measured."""
+    """Yield the plots over the rate: goodput, latency, and time to the first token."""
     title = "Goodput over rate"
     good = [(rate, summary.good_per_s) for rate, summary in zip(rates, summaries, strict=True)]
     offered = [(rate, rate) for rate in sorted(rates)]
@@ -123,7 +122,7 @@ def _time_plots(record: LoadRecord, measurements: Sequence[Measurement]) -> Iter
     )
     if not requests:
         return
-    length_s = _round_up(requests[-1][0] / MAX_INTERVALS)
+    length_s = round_up(max(requests[-1][0] / MAX_INTERVALS, 0.01))
     parts: list[list[Outcome]] = [[] for _ in range(int(requests[-1][0] / length_s) + 1)]
     for due_s, outcome in requests:
         parts[int(due_s / length_s)].append(outcome)
@@ -154,12 +153,6 @@ def _time_plots(record: LoadRecord, measurements: Sequence[Measurement]) -> Iter
     ]
     shown = [line for line in lines if line is lines[0] or any(value for _, value in line.points)]
     yield _figure(title, line_plot(title, x_label, "per second", shown))
-
-
-def _round_up(seconds: float) -> float:
-    """Return the next of 1, 2, 5, 10, 20, … times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(max(seconds, 0.01)))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= seconds)
 
 
 def _distribution_plot(measurement: Measurement, rate: float | None) -> str:

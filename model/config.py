@@ -1,10 +1,9 @@
 """Model configurations: immutable, validated on construction, and stored beside the weights."""
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from sightline.model.config_fields import Probability, Size, TokenId, check_fields, from_fields, read_fields, to_json
 
@@ -82,8 +81,7 @@ Sharing = Literal["headwise", "key-value", "layerwise"]
 class TransformerConfig(StackConfig):
     """Configuration of an encoder-decoder Transformer.
 
-    The defaults are the base model of Vaswani et al. 2017. `tiny` returns the model of Wu et al.
-    2021 ("Good for Misconceived Reasons").
+    The defaults are the base model of Vaswani et al. 2017.
     """
 
     encoder_layers: Size = 6  # [N]
@@ -114,11 +112,6 @@ class TransformerConfig(StackConfig):
     @property
     def encoder_heads(self) -> int:
         return self.num_heads if self.encoder_attention in ("multi-head", "linformer") else 1
-
-    @classmethod
-    def tiny(cls, vocab_size: int) -> "TransformerConfig":
-        """Return Transformer-Tiny, a model for corpora of some ten thousand sentences."""
-        return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, encoder_layers=4, decoder_layers=4, dropout=0.3)
 
 
 @dataclass(frozen=True)
@@ -153,11 +146,6 @@ class CausalConfig(StackConfig):
 
     layers: Size = 4
     max_positions: Size = 1024  # prompt and generated tokens together
-
-    @classmethod
-    def chat(cls, vocab_size: int) -> "CausalConfig":
-        """Return a model that is small enough to train on small talk with one thread."""
-        return cls(vocab_size, d_model=128, num_heads=4, d_ff=256, layers=4, dropout=0.0, positions="rotary")
 
 
 Score = Literal["none", "additive", "dot", "general", "concat", "location", "reduced_rank"]
@@ -270,41 +258,10 @@ class PretrainedConfig(ArchitectureConfig):
         return default if value is None else value
 
 
-Config = TypeVar("Config", bound=ArchitectureConfig)
-
-
 def matrix_indices(sharing: str, layer: int) -> tuple[int, int]:
     """Return the indices of a layer's E and F in `Projections.matrices`."""
     first = {"headwise": 2 * layer, "key-value": layer, "layerwise": 0}[sharing]
     return first, first + 1 if sharing == "headwise" else first
-
-
-def with_fields(config: Config, changes: Mapping[str, str]) -> Config:
-    """Return a configuration with some fields replaced by values given as text.
-
-    Raises:
-        ValueError: a field is unknown, or its value is not allowed.
-    """
-    # The tokenizer determines vocab_size and the special ids, and the data determines the labels.
-    fields = {
-        name: value
-        for name, value in dataclasses.asdict(config).items()
-        if name not in ("vocab_size", "multi_label", *SPECIAL_IDS) and not isinstance(value, tuple | dict)
-    }
-    return dataclasses.replace(config, **{name: _read(name, text, fields) for name, text in changes.items()})
-
-
-def _read(name: str, text: str, fields: Mapping[str, Any]) -> Any:
-    """Convert text to the type that a field has now."""
-    if name not in fields:
-        raise ValueError(f"unknown field {name}; the fields of this model are {', '.join(fields)}")
-    kind = type(fields[name])
-    try:
-        return {"true": True, "false": False}[text] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise ValueError(
-            f"{name} must be {'true or false' if kind is bool else f'of type {kind.__name__}'}, got {text}"
-        ) from None
 
 
 MODELS: dict[str, type[ArchitectureConfig]] = {

@@ -18,7 +18,7 @@ from sightline.model.data.records import TASK_NAMES, TaskName
 from sightline.model.evaluation.bleu import Scores, read_test_set, score, tokenised_path, translate
 from sightline.model.evaluation.defaults import TEST_SPLIT, VALIDATION_SPLIT, EvaluateOptions
 from sightline.model.evaluation.evaluate import evaluate_checkpoint, headline
-from sightline.model.parts import CONFIG, WEIGHTS, load_parts
+from sightline.model.parts import AVERAGED, BEST, WEIGHTS, checkpoint_of, load_parts
 from sightline.model.training.start import TASK_ARCHITECTURES
 
 
@@ -36,7 +36,7 @@ def evaluate(options: EvaluateOptions) -> None:
         raise UsageError(f"{run} does not say which data it was trained on; name a file or folder as DATA")
     data = options.data or Path(record["data_path"])
     is_own_data = "data_path" in record and data.resolve() == Path(record["data_path"]).resolve()
-    is_recorded = is_own_data and options.limit is None and checkpoint.name == "averaged"
+    is_recorded = is_own_data and options.limit is None and checkpoint.name == AVERAGED
     split = options.split
     source, target = options.source or record.get("source"), options.target or record.get("target")
     if task == "translation":
@@ -99,10 +99,8 @@ def _held_out(record: Mapping[str, Any], data: Path, task: TaskName, **options: 
 
 def _run_and_checkpoint(path: Path) -> tuple[Path, Path]:
     """Return the folder of a run and its averaged checkpoint, or that which the path names."""
-    for name in ("averaged", "best"):
-        if (path / name / CONFIG).is_file():
-            return path, path / name
-    return (path.parent if path.name in ("averaged", "best") else path), path
+    checkpoint = checkpoint_of(path)
+    return (checkpoint.parent if checkpoint.name in (AVERAGED, BEST) else path), checkpoint
 
 
 def _task_of(config: ArchitectureConfig) -> TaskName:

@@ -12,11 +12,17 @@ from sightline.model.data.pretrained import is_pretrained, read_pretrained
 from sightline.model.data.tokenizer_training import check_tokenizer, read_tokenizer
 
 WEIGHTS = "weights.safetensors"
+AVERAGED, BEST = "averaged", "best"  # folders of the checkpoints of a run
 
 
 def weights_file(folder: Path) -> Path:
     """Return the path of the weights of a checkpoint of Sightline or of Hugging Face."""
     return folder / (pretrained.WEIGHTS if is_pretrained(folder) else WEIGHTS)
+
+
+def checkpoint_of(path: Path) -> Path:
+    """Return the averaged or else the best checkpoint of a run, or the folder itself."""
+    return next((path / part for part in (AVERAGED, BEST) if (path / part / CONFIG).is_file()), path)
 
 
 def load_parts(folder: Path) -> tuple[ArchitectureConfig, Tokenizer]:
@@ -32,7 +38,7 @@ def load_parts(folder: Path) -> tuple[ArchitectureConfig, Tokenizer]:
         return read_pretrained(folder)
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         if not (folder / name).is_file():
-            trained = [part for part in ("averaged", "best") if weights_file(folder / part).is_file()]
+            trained = [part for part in (AVERAGED, BEST) if weights_file(folder / part).is_file()]
             hint = f"use {folder / trained[0]}" if trained else "name the folder of a run, or of one of its checkpoints"
             raise FileNotFoundError(f"{folder} is not a checkpoint: it has no {name}; {hint}")
     try:

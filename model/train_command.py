@@ -32,15 +32,7 @@ from sightline.model.data.chat_template import encode_records
 from sightline.model.data.corpus import Corpus, open_corpus
 from sightline.model.data.encoding import encode
 from sightline.model.data.learnt_texts import learnt_texts, read_texts
-from sightline.model.data.preparation import (
-    Facts,
-    Prepared,
-    check_corpus,
-    check_space,
-    check_writable,
-    prepare,
-    summary,
-)
+from sightline.model.data.preparation import Facts, Prepared, check_corpus, check_space, prepare, summary
 from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer_training import adapt_tokenizer, read_tokenizer, token_fields, train_tokenizer
 from sightline.model.precision import default_device
@@ -110,7 +102,6 @@ def train(task: TaskName, data: Path, run: Path, options: Mapping[str, Value], c
         UsageError: options or data can never work.
         OSError, ValueError: see `Trainer`.
     """
-    check_writable(run)
     with locked(run):
         _train(task, data, run, options, check_files)
 

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from sightline import __version__
 from sightline.base.bundle import BundleError, Languages
+from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.base.machine import resident_bytes
 from sightline.base.threads import run_in_daemon_thread
@@ -45,8 +46,6 @@ from sightline.service.settings import Settings
 
 # Loads the models. Takes the settings and a function that returns the observer of a model's engine.
 Load = Callable[[Settings, Callable[[str], ModelMetrics]], Backend]
-EXIT_CANNOT_SERVE = 3  # also uvicorn's exit code if the port is taken; a restart does not help
-EXIT_ENGINE_DEAD = 1
 END_STEP_TIMEOUT_S = 0.5  # time that a graph may take to end after its termination: that of one operator
 WATCH_INTERVAL_S = 1.0
 NATIVE = (
@@ -162,7 +161,7 @@ async def _load_and_watch(
         logger.error("the engine's thread has ended; the process ends with it")
     elif not worker.is_alive:  # stopped, at the end of a drain
         return
-    end_process(EXIT_ENGINE_DEAD)
+    end_process(EXIT_FAILED)
 
 
 async def _end_step(service: Service) -> bool:
@@ -188,10 +187,10 @@ async def _follow(keys: KeyRing) -> None:
 
 def log_ready(service: Service) -> None:
     """Log a line for each model, then one for the process."""
-    models = {name: listed.loaded.model for name, listed in service.models.items() if listed.loaded is not None}
-    lazy = [name for name in service.models if name not in models]
-    width = max(map(len, models), default=0)
-    for model in models.values():
+    loaded = {name: listed.loaded.model for name, listed in service.models.items() if listed.loaded is not None}
+    lazy = [name for name in service.models if name not in loaded]
+    width = max(map(len, loaded), default=0)
+    for model in loaded.values():
         fields = {
             "model": model.name,
             "provider": model.provider,
@@ -207,13 +206,13 @@ def log_ready(service: Service) -> None:
     if any(manifest.has_prefix_states for manifest in service.manifests):
         on_prefixes = f", {size_text(settings.max_prefix_cache_bytes)} for prefixes of prompts"
     text = (
-        f"serving {len(models)} {'model' if len(models) == 1 else 'models'}{on_use}{failed}; "
+        f"serving {len(loaded)} {'model' if len(loaded) == 1 else 'models'}{on_use}{failed}; "
         f"default: {service.default_model or 'none'}; "
         f"memory: {size_text(resident)} now, up to {size_text(settings.max_state_bytes)} more for decoder "
         f"state{on_prefixes} and {size_text(settings.max_response_bytes)} for responses"
     )
     summary = {
-        "models": list(models),
+        "models": list(loaded),
         "lazy_models": lazy,
         "failed_models": service.failed_models,
         "default_model": service.default_model,

@@ -155,15 +155,16 @@ class IdLists:
         return len(self.lists)
 
 
-def check_text(value: Any, *path: int) -> str:
-    """Return a value that is a string with more than whitespace; `path` leads to it.
+def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
+    """Return a value that is a string with more than whitespace, or with `allow_blank` any string;
+    `path` leads to it.
 
     Raises:
         PydanticCustomError: it is something else.
     """
     if not isinstance(value, str):
         raise field_error("invalid_parameter", "It must be a string.", *path)
-    if not value.strip():
+    if not allow_blank and not value.strip():
         raise field_error("empty_input", ERRORS["empty_input"].message, *path)
     return value
 
@@ -181,11 +182,7 @@ def check_texts(value: Any, *, allow_blank: bool = False) -> Texts:
     if len(value) > MAX_INPUTS:
         message = f"It must have at most {MAX_INPUTS} strings (or fewer, see SIGHTLINE_MAX_INPUTS), got {len(value)}."
         raise field_error("invalid_parameter", message)
-    if allow_blank:
-        return Texts(
-            tuple([text if isinstance(text, str) else check_text(text, index) for index, text in enumerate(value)])
-        )
-    return Texts(tuple([check_text(text, index) for index, text in enumerate(value)]))
+    return Texts(tuple([check_text(text, index, allow_blank=allow_blank) for index, text in enumerate(value)]))
 
 
 def check_texts_or_pairs(value: Any) -> Texts:

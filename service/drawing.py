@@ -33,7 +33,7 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  
 class Matrix:
     """One attention map with the labels of its rows and columns.
 
-    Attributes:
+    Args:
         title: description of the map.
         rows: tokens that attend.
         columns: tokens that are attended to.

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -23,7 +23,6 @@ FIELDS, TEXT = "fields", "text"  # the extra attributes of a log record
 MAX_WAITING_LINES = 4096  # some megabytes, and seconds of a busy service
 WRITE_INTERVAL_S = 0.02  # between two writes, so that the thread does not wake up for each line
 FLUSH_S = 0.5  # time that the end of the process waits for the reader of the log
-LogFormat = Literal["auto", "text", "json"]
 
 # ANSI escape sequences
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -234,30 +233,22 @@ def open_missing_streams() -> None:
     os.close(descriptor)
 
 
-def configure_logging(
-    level: str,
-    stream: BinaryIO | None = None,
-    log_format: LogFormat = "auto",
-    environment: Mapping[str, str] = os.environ,
-    *,
-    worker: int | None = None,
-) -> QueuedHandler:
-    """Send all logs of this process to a stream.
+def configure_logging(level: str, stream: BinaryIO | None = None, *, worker: int | None = None) -> QueuedHandler:
+    """Send all logs of this process to a stream: as text to a terminal, as JSON to anything else.
+
+    The variable NO_COLOR disables colors (https://no-color.org).
 
     Args:
         level: least severe level that is logged.
         stream: unbuffered stream, by default standard output.
-        log_format: `auto` writes text to a terminal and JSON to anything else.
-        environment: environment variables; NO_COLOR disables colors (https://no-color.org).
         worker: number of the worker process in each line; None leaves it out.
     """
     # No line shows these, and each costs a little time for every line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     stream = stream or io.FileIO(1, "w", closefd=False)
-    is_terminal = stream.isatty()
     formatter: logging.Formatter = JsonFormatter(worker)
-    if log_format == "text" or (log_format == "auto" and is_terminal):
-        formatter = TextFormatter(has_colors=is_terminal and not environment.get("NO_COLOR"), worker=worker)
+    if stream.isatty():
+        formatter = TextFormatter(has_colors=not os.environ.get("NO_COLOR"), worker=worker)
     handler = QueuedHandler(stream, formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -36,7 +36,7 @@ Measure = Literal["requests", "tokens", "sequences"]
 
 
 class QuotaStorageError(Exception):
-    """The storage of a setting cannot be used."""
+    """The storage of quotas cannot be used."""
 
 
 class QuotaExceededError(ApiError):

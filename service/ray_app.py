@@ -249,21 +249,21 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
     return application(make_settings(values), None if targets is None else Path(targets))
 
 
-def application(settings: Settings, targets: Path | None, num_replicas: int | None = None) -> serve.Application:
+def application(settings: Settings, targets: Path | None, max_replicas: int = 1) -> serve.Application:
     """Return the application with these settings. See `build`.
 
-    `num_replicas` is the largest number of replicas if `workers` is auto.
+    `max_replicas` is the largest number of replicas if `workers` is auto.
     """
     check_ray_settings(settings)
     paths = {name: path.resolve() for name in ("bundles", "keys") if (path := getattr(settings, name)) is not None}
     settings = settings.model_copy(update=paths)
     if settings.workers != "auto":
-        number: dict[str, Any] = {"num_replicas": int(settings.workers)}
+        scaling: dict[str, Any] = {"num_replicas": int(settings.workers)}
     else:
-        number = {
+        scaling = {
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=1,
-                max_replicas=num_replicas or 1,
+                max_replicas=max_replicas,
                 upscale_delay_s=5,
                 downscale_delay_s=60,
                 look_back_period_s=15,
@@ -283,7 +283,7 @@ def application(settings: Settings, targets: Path | None, num_replicas: int | No
         # A single replica ends after the new one is ready, which needs a free core. Of several, one
         # ends before.
         max_surge_percent=0 if settings.workers not in ("auto", "1") else 100,
-        **number,
+        **scaling,
     ).bind(settings, None if targets is None else targets.resolve())
 
 

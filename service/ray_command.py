@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 
+from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED
 from sightline.base.machine import usable_threads
-from sightline.service.app import EXIT_CANNOT_SERVE
 from sightline.service.logs import flush_logs
-from sightline.service.server import EXIT_CUT_SHORT, log_draining, log_end, log_listening
+from sightline.service.server import log_draining, log_end, log_listening
 from sightline.service.settings import Settings, make_settings
 
 APPLICATION = "sightline"
@@ -92,8 +92,8 @@ def serve_with_ray(settings: Settings, address: str | None, targets: Path | None
 
     def end(number: int, frame: FrameType | None) -> None:
         if has_signal.is_set():
-            log_end(EXIT_CUT_SHORT)
-            os._exit(EXIT_CUT_SHORT)  # Ray's processes end with this one
+            log_end(EXIT_FAILED)
+            os._exit(EXIT_FAILED)  # Ray's processes end with this one
         has_signal.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -21,7 +21,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from sightline import __version__
-from sightline.service.app import EXIT_CANNOT_SERVE, create_app
+from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED
+from sightline.service.app import create_app
 from sightline.service.http.connections import ConnectionLimits
 from sightline.service.http.dispatch import rejection_logger
 from sightline.service.http.guarded_protocol import GuardedProtocol
@@ -31,7 +32,6 @@ from sightline.service.loading import load_backend
 from sightline.service.logs import flush_logs
 from sightline.service.settings import Settings
 
-EXIT_CUT_SHORT = 1
 # The engine needs up to two seconds to fail a hanging call; then responses must still be sent.
 RESPONSE_S = 4
 # Maximum duration of an end without a drain, so that a supervisor can restart the process soon.
@@ -125,7 +125,7 @@ class DrainingServer(uvicorn.Server):
         load: in both cases no load balancer needs time to choose another server.
         """
         if self._loop is None or self._is_draining or self.should_exit:
-            self._end_at_once(EXIT_CUT_SHORT)
+            self._end_at_once(EXIT_FAILED)
             return
         self._is_draining = True
         has_window = sig != signal.SIGINT and self._service.unavailable_code != "loading"
@@ -165,8 +165,7 @@ async def bind(settings: Settings) -> list[socket.socket]:
 
 def url_of(host: str, port: int) -> str:
     """Return a URL at which a client on this machine reaches the service."""
-    if host in ANY_ADDRESS:
-        host = ANY_ADDRESS[host]
+    host = ANY_ADDRESS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -208,12 +207,8 @@ def serve(settings: Settings) -> NoReturn:
     """Serve in this process until the server ends, then exit the process."""
     if not has_terminal():  # without a handler, SIGHUP would end the process
         signal.signal(signal.SIGHUP, _ignore_reload)
-    server: DrainingServer
-
-    def end(exit_code: int) -> None:
-        server.end(exit_code)
-
-    server = DrainingServer(create_app(settings, load_backend, end), settings)
+    app = create_app(settings, load_backend, lambda exit_code: server.end(exit_code))
+    server = DrainingServer(app, settings)
     try:
         server.run()
         exit_code = server.exit_code

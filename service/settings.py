@@ -34,6 +34,9 @@ COMPATIBLE_APIS: Mapping[str, Sequence[str]] = MappingProxyType(
 
 MAX_WORKERS = 256
 MAX_PORT = 65_535
+MAX_BATCH_TOKENS = 1024
+TOKENS_PER_SEQUENCE = 256  # `max_waiting_tokens` for each of the `max_waiting_sequences`
+LOAD_TIMEOUT_S = 600.0
 ALL_MODELS = "*"  # value of `lazy_models`
 
 # An origin as browsers send it: of any scheme, because extensions have their own, and without the
@@ -56,10 +59,10 @@ REPLACED: Mapping[str, str] = MappingProxyType(
         "{prefix_cache} decides if there is one",
         "max_response_bytes": "follows from {memory_bytes}, an eighth of which is for responses",
         "max_waiting_bytes": "follows from {max_body_bytes}: it is 16 MiB, or one body if that is larger",
-        "max_waiting_tokens": "follows from {max_waiting_sequences}: it is 256 times that number",
-        "max_batch_tokens": "is always 1024; remove it",
+        "max_waiting_tokens": f"follows from {{max_waiting_sequences}}: it is {TOKENS_PER_SEQUENCE} times that number",
+        "max_batch_tokens": f"is always {MAX_BATCH_TOKENS}; remove it",
         "max_connections_per_address": "follows from {max_connections}: it is half of that number",
-        "load_timeout_s": "is always 600; remove it",
+        "load_timeout_s": f"is always {LOAD_TIMEOUT_S:g}; remove it",
         "log_format": "does not exist any more; log lines are text on a terminal and JSON elsewhere",
         "otlp_endpoint": "is now OTEL_EXPORTER_OTLP_ENDPOINT, OpenTelemetry's own variable",
         "trace_sampling": "is now OTEL_TRACES_SAMPLER=parentbased_traceidratio with OTEL_TRACES_SAMPLER_ARG, "
@@ -204,10 +207,10 @@ class Settings(Options):
 
     # Limits that follow from the settings above. Only code sets them: for tests, for the share of a
     # worker, and for commands without clients.
-    load_timeout_s: float = 600.0  # of each of the two stages of the load of a bundle
-    max_batch_tokens: int = 1024  # of an encoder batch, padding included
+    load_timeout_s: float = LOAD_TIMEOUT_S  # of each of the two stages of the load of a bundle
+    max_batch_tokens: int = MAX_BATCH_TOKENS  # of an encoder batch, padding included
     max_waiting_bytes: int = _derived(lambda values: max(16 << 20, values["max_body_bytes"]))
-    max_waiting_tokens: int = _derived(lambda values: 256 * values["max_waiting_sequences"])
+    max_waiting_tokens: int = _derived(lambda values: TOKENS_PER_SEQUENCE * values["max_waiting_sequences"])
     max_connections_per_address: int = _derived(lambda values: -(-values["max_connections"] // 2))
     max_state_bytes: int = _derived(lambda values: _memory(values) // 2)
     max_response_bytes: int = _derived(lambda values: min(max(_memory(values) // 8, 32 << 20), 1 << 30))
@@ -317,25 +320,6 @@ def _split(names: str) -> tuple[str, ...]:
 
 def env_name(field: str) -> str:
     return Settings.prefix + field.upper()
-
-
-def read_settings(
-    arguments: Sequence[str],
-    environment: Mapping[str, str] = os.environ,
-    parser: argparse.ArgumentParser | None = None,
-) -> Settings:
-    """Read settings from flags, then environment variables, then defaults.
-
-    Args:
-        arguments: flags of the command line.
-        environment: environment variables.
-        parser: parser that gets the flags; by default that of `python -m sightline.service`.
-
-    Raises:
-        SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
-        SystemExit: a flag is unknown, or `--help` was given; argparse has printed why.
-    """
-    return make_settings(read_flags(parser or service_parser(), arguments), environment)
 
 
 def service_parser() -> Parser:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sightline.base.bundle import ALIGNMENT_STEPS, MANIFEST, Alignment, AlignmentStep, Manifest
 from sightline.base.text.tokenizer import TextTokenizer, read_tokenizer
 from sightline.base.text.words import Word, merge_weights, rows_that_read, words_of
-from sightline.export.check.sessions import Sessions, read_sources, run_step
+from sightline.export.check.sessions import Sessions, default_language_ids, read_sources, run_step
 
 CRITERION = "prediction_difference"
 GUIDED = "guided"  # criterion of a head that was trained to align words
@@ -70,7 +70,7 @@ def choose_alignment(
         two words and fits the limits of the model.
     """
     manifest = sessions.manifest
-    if all(maps.kind != "cross" for maps in manifest.attention):
+    if manifest.cross_attention is None:
         return None
     aligner = _Aligner(sessions, folder)
     aligned_sentences = [
@@ -154,22 +154,14 @@ class _Aligner:
             if manifest.target_tokenizer == manifest.source_tokenizer
             else read_tokenizer(folder / manifest.target_tokenizer)
         )
-        self._source_prefix: tuple[int, ...] = ()
-        self._target_prefix: tuple[int, ...] = ()
-        languages = manifest.languages
-        if languages is not None:
-            self._source_prefix = (
-                *languages.source_prefix_of_target.get(languages.target, ()),
-                *languages.source_prefix.get(languages.source, ()),
-            )
-            self._target_prefix = languages.target_prefix.get(languages.target, ())
+        self._before_source, self._after_source, self._target_prefix = default_language_ids(manifest)
 
     def align(self, sentence: str) -> AlignedSentence | None:
         """Return the reference links and maps; None if the sentence is too short or too long."""
-        ids = (*self._source_prefix, *self._source_tokenizer.encode(sentence))
-        num_prefix = len(self._source_prefix)
-        offsets = self._source_tokenizer.offsets(sentence, len(ids) - num_prefix)
-        source_words = words_of(sentence, [*[None] * num_prefix, *offsets])
+        before, encoded, after = self._before_source, self._source_tokenizer.encode(sentence), self._after_source
+        ids = (*before, *encoded, *after)
+        offsets = self._source_tokenizer.offsets(sentence, len(encoded))
+        source_words = words_of(sentence, [*[None] * len(before), *offsets, *[None] * len(after)])
         manifest = self._sessions.manifest
         max_new_tokens = min(2 * len(ids) + 8, manifest.max_new_tokens_for(len(ids)) - len(self._target_prefix))
         if len(source_words) < 2 or len(ids) > manifest.limits.max_source_tokens or max_new_tokens < 1:

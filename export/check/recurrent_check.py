@@ -21,9 +21,7 @@ from sightline.model.decoding.reference import greedy, one_thread, pytorch_steps
 from sightline.model.float32 import max_abs
 from sightline.model.rounding import Reference, reference
 
-PERTURBED_PAIRS = (
-    2  # pairs of perturbed models, see `sightline.model.rounding`; few are enough, because a batch has many values
-)
+PERTURBED_PAIRS = 2  # see `sightline.model.rounding`; few are enough, because a batch has many values
 BATCH_ROWS = 16
 MAX_NEW_TOKENS = 80
 SPARE_POSITIONS = 3  # the caches of the service are longer than its sequences

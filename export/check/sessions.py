@@ -116,6 +116,20 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
     return Sessions(manifest, load(manifest.encoder), decoder, load(manifest.similar))
 
 
+def default_language_ids(manifest: Manifest) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens that tell a model its default languages.
+
+    Returns:
+        Those before a source, those after it, and the first of the target, which are forced.
+    """
+    languages = manifest.languages
+    if languages is None:
+        return (), (), ()
+    source, target = languages.source, languages.target
+    before = *languages.source_prefix_of_target.get(target, ()), *languages.source_prefix.get(source, ())
+    return before, languages.source_suffix.get(source, ()), languages.target_prefix.get(target, ())
+
+
 def encode(sessions: Sessions, sources: Sequence[Sequence[int]]) -> dict[str, Array]:
     """Run the encoder graph on sources, padded on the right, and return all its outputs."""
     names = sessions.manifest.encoder_graph.outputs
@@ -200,12 +214,7 @@ def initial_states(manifest: Manifest, encoded: Mapping[str, Array], target_posi
 def zero_states(states: Sequence[State], rows: int, target: int, source: int = 0) -> States:
     """Return states of zeros for sequences with these sizes of the axes that grow."""
     sizes = {"target": target, "source": source}
-    return {
-        state.input: np.zeros(
-            (rows, *(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape)), state.dtype
-        )
-        for state in states
-    }
+    return {state.input: np.zeros((rows, *state.row_shape(sizes)), state.dtype) for state in states}
 
 
 def _target_axis(state: State) -> int | None:

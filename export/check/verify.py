@@ -11,10 +11,10 @@ time allows: the last position, sliding windows, chunks of a prompt, and buckets
 positions. Sentences of the user are further texts.
 
 The limits follow from float32 rounding. The reference is also evaluated with random errors of the
-size of float32 rounding in all operations, see `reference.Rounded`. The distances of those
-results from the exact ones show how the model amplifies rounding. A result of a graph is accepted
-if its distance from the exact result is at most `MARGIN` times the largest of these distances, plus
-u times the largest result for the rounding of the result itself.
+size of float32 rounding in all operations, see `sightline.export.check.numpy_reference.Rounded`.
+The distances of those results from the exact ones show how the model amplifies rounding. A result
+of a graph is accepted if its distance from the exact result is at most `MARGIN` times the largest
+of these distances, plus u times the largest result for the rounding of the result itself.
 """
 
 import math

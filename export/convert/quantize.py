@@ -425,9 +425,8 @@ class _GraphRewriter:
         rows = self._read(table)
         block_size = _table_block_size(rows, self._bits)
         codes, scales = quantize_blocks(rows, self._bits, block_size)
-        codes = codes.reshape(len(rows), -1)[
-            :, : rows.shape[1] * self._bits // 8
-        ]  # this operator does not support padding
+        # This operator does not support padding.
+        codes = codes.reshape(len(rows), -1)[:, : rows.shape[1] * self._bits // 8]
         inputs = [self._add(f"{table}.rows", codes), ids, self._add(f"{table}.scales", scales)]
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": block_size}
         return self._node("GatherBlockQuantized", inputs, node.name, node.output[0], attributes)

@@ -30,9 +30,17 @@ from sightline.base.bundle import (
     SentenceEmbedding,
     TextQuality,
 )
-from sightline.base.text.pairs import encode_with_template
+from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.export.check.sessions import Array, Sessions, encode, initial_states, run_step, zero_states
+from sightline.export.check.sessions import (
+    Array,
+    Sessions,
+    default_language_ids,
+    encode,
+    initial_states,
+    run_step,
+    zero_states,
+)
 from sightline.export.import_errors import VerificationError
 from sightline.export.options import (
     MAX_DIVERGENCE,
@@ -69,19 +77,15 @@ def text_ids(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> 
     pairs = list(zip(texts, (*texts[1:], *texts[:1]), strict=True))
     if manifest.pair_template is not None:
         with_template = TextTokenizer(Tokenizer.from_str(tokenizer.to_str()))
-        return [encode_with_template(with_template, manifest.pair_template, *pair) for pair in pairs]
+        return [tokenize_with_template(with_template, manifest.pair_template, *pair) for pair in pairs]
     if manifest.labels and manifest.label_kind == "score":
         return [encoding.ids for encoding in tokenizer.encode_batch(pairs)]
-    before, prefix, suffix = "", list[int](), list[int]()
-    embedding, languages = manifest.embedding, manifest.languages
+    embedding, prompt = manifest.embedding, ""
     if embedding is not None and embedding.default_prompt is not None and manifest.decoder is None:
-        before = embedding.prompts[embedding.default_prompt]
-    if languages is not None:
-        prefix += languages.source_prefix_of_target.get(languages.target, ())
-        prefix += languages.source_prefix.get(languages.source, ())
-        suffix += languages.source_suffix.get(languages.source, ())
-    encodings = tokenizer.encode_batch([before + text for text in texts])
-    return [[*prefix, *encoding.ids, *suffix] for encoding in encodings]
+        prompt = embedding.prompts[embedding.default_prompt]
+    before, after, _ = default_language_ids(manifest)
+    encodings = tokenizer.encode_batch([prompt + text for text in texts])
+    return [[*before, *encoding.ids, *after] for encoding in encodings]
 
 
 def compare_on_texts(
@@ -303,7 +307,7 @@ def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]
     do not.
     """
     manifest = sessions.manifest
-    prefix = () if manifest.languages is None else manifest.languages.target_prefix.get(manifest.languages.target, ())
+    _, _, prefix = default_language_ids(manifest)
     forced = [*manifest.tokens.start_ids, *prefix]
     new_tokens = min(MAX_NEW_TOKENS, manifest.max_new_tokens_for(max(map(len, sources))) - len(prefix))
     steps = len(forced) + new_tokens - 1

@@ -145,13 +145,7 @@ def describe_relative(family: str, config: Config, tensors: Tensors, variant: Va
     config.neutral("add_cross_attention", False)
     width, heads, layers = config.integer("hidden_size"), count(config, "num_attention_heads"), len(variant.windows)
     kv_heads = count(config, "num_key_value_heads", heads) if family in _OWN_KEYS else _kv_heads(config, heads)
-    head_size = config.integer("head_dim", width // heads, least=2, most=MAX_HEAD_SIZE)
-    if heads % kv_heads:
-        raise ImportFailedError(
-            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
-        )
-    if head_size % 2:
-        raise ImportFailedError(f"config.json: head_dim must be even, got {head_size}")
+    head_size = head_size_of(config, heads, kv_heads, default=width // heads)
     max_positions = config.integer("max_position_embeddings")
     norm = Norm("rms", config.number("rms_norm_eps", variant.epsilon, above=0))
     rotary = rotary_of(
@@ -186,6 +180,22 @@ def describe_relative(family: str, config: Config, tensors: Tensors, variant: Va
     )
     check_output(config, tensors, f"{model_prefix(tensors)}embed_tokens.weight", default=family == "smollm3")
     return Description(family, config.integer("vocab_size"), max_positions, decoder=stack)
+
+
+def head_size_of(config: Config, heads: int, kv_heads: int, default: int) -> int:
+    """Return the size of a head with rotary embedding.
+
+    Raises:
+        ImportFailedError: it is odd or too large, or query heads cannot share the keys equally.
+    """
+    size = config.integer("head_dim", default, least=2, most=MAX_HEAD_SIZE)
+    if heads % kv_heads:
+        raise ImportFailedError(
+            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+        )
+    if size % 2:
+        raise ImportFailedError(f"config.json: head_dim must be even, got {size}")
+    return size
 
 
 def _kv_heads(config: Config, heads: int) -> int:

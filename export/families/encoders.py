@@ -23,7 +23,7 @@ from sightline.export.families.description import (
     Stack,
     TokenEmbedding,
 )
-from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads
+from sightline.export.families.values import MAX_WINDOW, activation, check_rotary_head, count, equal_heads, local_layers
 from sightline.export.families.weights import AdaptedModule, Source
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
@@ -81,14 +81,12 @@ def add_head(
 ) -> Description:
     """Add the head of the class that saved the checkpoint, if that class has one."""
     architecture = next(iter(config.get("architectures", None) or ()), "")
-    if architecture.endswith("ForTokenClassification"):
-        labels = label_names(config)
+    if architecture.endswith(("ForTokenClassification", "ForQuestionAnswering")):
+        is_span = architecture.endswith("ForQuestionAnswering")
+        labels = ("start", "end") if is_span else label_names(config)
         dense = modules.activation if modules.before_tokens else None
-        head = Head("tokens", "tokens", dense, has_norm=modules.before_tokens and bool(modules.norm))
-    elif architecture.endswith("ForQuestionAnswering"):
-        labels = ("start", "end")
-        dense = modules.activation if modules.before_tokens else None
-        head = Head("tokens", "span", dense, has_norm=modules.before_tokens and bool(modules.norm))
+        kind: Literal["tokens", "span"] = "span" if is_span else "tokens"
+        head = Head("tokens", kind, dense, has_norm=modules.before_tokens and bool(modules.norm))
     elif architecture.endswith("ForSequenceClassification"):
         labels = label_names(config)
         head = Head(pooling, label_kind(config, len(labels)), modules.activation, has_norm=bool(modules.norm))
@@ -401,7 +399,8 @@ def _modernbert(config: Config, tensors: Tensors) -> Description:
     attention = equal_heads(config, "num_attention_heads", width)
     attention = replace(attention, has_bias=has_bias, has_output_bias=has_bias)
     window = config.integer("local_attention", 128, least=1, most=MAX_WINDOW)
-    is_local = _local_layers(config, num_layers)
+    every = config.integer("global_attn_every_n_layers", 3, least=1)
+    is_local = local_layers(config, [number % every != 0 for number in range(num_layers)])
     rotary = {local: _rotary(config, local, attention.head_size) for local in (False, True)}
     layers = tuple(replace(attention, rotary=rotary[local], window=window if local else None) for local in is_local)
     stack = Stack(
@@ -428,20 +427,6 @@ def _modernbert(config: Config, tensors: Tensors) -> Description:
     model = add_head(model, config, head, "mean" if pooling == "mean" else "first")
     has_head_bias = config.boolean("classifier_bias", False)
     return model if model.head is None else replace(model, head=replace(model.head, has_bias=has_head_bias))
-
-
-def _local_layers(config: Config, num_layers: int) -> list[bool]:
-    """Return for each layer whether it has a local window."""
-    every = config.integer("global_attn_every_n_layers", 3, least=1)
-    kinds = config.get("layer_types", None)
-    if kinds is None:
-        return [number % every != 0 for number in range(num_layers)]
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not all(kind in known for kind in kinds):
-        raise ImportFailedError(
-            f"config.json: layer_types must have {num_layers} values, each sliding_attention or full_attention"
-        )
-    return [kind == "sliding_attention" for kind in kinds]
 
 
 def _rotary(config: Config, local: bool, head_size: int) -> Rotary:

@@ -16,6 +16,7 @@ from sightline.export.families.shapes import check_shapes
 from sightline.export.families.values import count, timescale_sinusoids
 from sightline.export.families.weights import AdaptedModule, Source, Weights
 from sightline.export.import_errors import ImportFailedError
+from sightline.export.sources.firefox.marian_binary import CONFIG
 from sightline.export.sources.generation_settings import GenerationSettings
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
@@ -26,7 +27,6 @@ END_ID = 0
 # the limits of the verification grow with the largest absolute logit.
 _NEVER = -200.0
 
-CONFIG = "special:model.yml"  # name of the configuration in a Marian file
 # Options that must be there with these values.
 _REQUIRED: Mapping[str, str] = {
     "type": "transformer",

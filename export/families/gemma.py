@@ -11,7 +11,15 @@ import numpy as np
 
 from sightline.export.families import Family
 from sightline.export.families.causal_encoders import as_encoder, classes_of, family_of, generates_text
-from sightline.export.families.decoders import check_output, decoder_modules, model_prefix, rotary_from, rotary_of
+from sightline.export.families.decoders import (
+    check_output,
+    decoder_modules,
+    head_size_of,
+    model_prefix,
+    rotary_from,
+    rotary_of,
+    rotary_options,
+)
 from sightline.export.families.description import (
     Attention,
     Description,
@@ -21,12 +29,10 @@ from sightline.export.families.description import (
     Stack,
     TokenEmbedding,
 )
-from sightline.export.families.values import MAX_HEAD_SIZE, MAX_WINDOW, activation, count
+from sightline.export.families.values import LAYER_KINDS, MAX_WINDOW, activation, count, local_layers
 from sightline.export.families.weights import AdaptedModule, Source
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
-
-_KINDS = {"sliding_attention": True, "full_attention": False}
 
 
 def _gemma(config: Config, tensors: Tensors) -> Description:
@@ -35,9 +41,9 @@ def _gemma(config: Config, tensors: Tensors) -> Description:
     # exact GELU under the former name, although the models were trained with its approximation.
     name = config.text("hidden_act", "gelu_pytorch_tanh")
     config.neutral("hidden_activation", None, "gelu_pytorch_tanh")
-    layers, size = count(config, "num_hidden_layers"), _head_size(config)
-    rotary = rotary_of(config, size, config.integer("max_position_embeddings", 8192), 10000.0)
-    attention = replace(_attention(config, size**-0.5), rotary=rotary)
+    layers, attention = count(config, "num_hidden_layers"), _attention(config)
+    rotary = rotary_of(config, attention.head_size, config.integer("max_position_embeddings", 8192), 10000.0)
+    attention = replace(attention, scale=attention.head_size**-0.5, rotary=rotary)
     return _describe(config, tensors, (attention,) * layers, "gelu_pytorch_tanh" if name == "gelu" else name)
 
 
@@ -81,21 +87,11 @@ def _gemma3(config: Config, tensors: Tensors) -> Description:
     return replace(model, encoder=replace(model.encoder_stack, is_causal=False))
 
 
-def _head_size(config: Config) -> int:
-    size = config.integer("head_dim", 256, least=2, most=MAX_HEAD_SIZE)
-    if size % 2:
-        raise ImportFailedError(f"config.json: head_dim must be even, got {size}")
-    return size
-
-
-def _attention(config: Config, scale: float) -> Attention:
+def _attention(config: Config, scale: float = 1.0) -> Attention:
     heads, bias = count(config, "num_attention_heads"), config.boolean("attention_bias", False)
     kv_heads = count(config, "num_key_value_heads")
-    if heads % kv_heads:
-        raise ImportFailedError(
-            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
-        )
-    return Attention(heads, kv_heads, _head_size(config), scale, has_bias=bias, has_output_bias=bias)
+    size = head_size_of(config, heads, kv_heads, default=256)
+    return Attention(heads, kv_heads, size, scale, has_bias=bias, has_output_bias=bias)
 
 
 def _cap(config: Config, key: str, default: float | None) -> float | None:
@@ -116,18 +112,7 @@ def _local_layers(config: Config, every: int) -> list[bool]:
 
     Without layer_types, each layer has one whose number, counted from 1, is no multiple of `every`.
     """
-    layers, kinds = count(config, "num_hidden_layers"), config.get("layer_types", None)
-    if kinds is None:
-        return [bool((layer + 1) % every) for layer in range(layers)]
-    if (
-        not isinstance(kinds, list)
-        or len(kinds) != layers
-        or not all(isinstance(kind, str) and kind in _KINDS for kind in kinds)
-    ):
-        raise ImportFailedError(
-            f"config.json: layer_types must have {layers} values, each sliding_attention or full_attention"
-        )
-    return [_KINDS[kind] for kind in kinds]
+    return local_layers(config, [bool((layer + 1) % every) for layer in range(count(config, "num_hidden_layers"))])
 
 
 def _rotary(config: Config, size: int, *, local: bool) -> Rotary:
@@ -138,15 +123,13 @@ def _rotary(config: Config, size: int, *, local: bool) -> Rotary:
     """
     kind = "sliding_attention" if local else "full_attention"
     theta = config.number("rope_theta", 1_000_000.0, above=1), config.number("rope_local_base_freq", 10_000.0, above=1)
-    scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
-    if scaling is not None and parameters is not None:
-        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
-    if scaling is not None:
-        scaling.text("rope_type")  # unlike for other families, transformers ignores the older name `type`
-    own = None if local else scaling
-    if parameters is not None:
-        parameters.ignore(*_KINDS)  # transformers reads those of the kinds that the layers have
-        own = parameters.section(kind)
+    shared, own = rotary_options(config), None
+    if "rope_scaling" in config:
+        shared.text("rope_type")  # unlike for other families, transformers ignores the older name `type`
+        own = None if local else shared
+    elif "rope_parameters" in config:
+        shared.ignore(*LAYER_KINDS)  # transformers reads those of the kinds that the layers have
+        own = shared.section(kind)
     options = own or Config({}, "config.json")
     return rotary_from(options, size, config.integer("max_position_embeddings", 131_072), theta[local])
 

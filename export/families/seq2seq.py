@@ -167,15 +167,14 @@ def _embeddings(start: str, tensors: Tensors) -> dict[str, Source]:
 
 
 def _positions(variant: _Variant, model: Description, name: str, tensors: Tensors) -> Source:
-    stack = model.encoder_stack
-    assert stack is not None, "an encoder-decoder has an encoder"
+    width = model.encoder_stack.width
     if variant.positions == "learned":
         return AdaptedModule(name, skip=2)  # the first two rows are never used
     if variant.positions == "fairseq":
         # The first position is the one after the padding token.
-        return partial(timescale_sinusoids, model.max_positions, stack.width, _M2M100_PAD + 1)
+        return partial(timescale_sinusoids, model.max_positions, width, _M2M100_PAD + 1)
     # Transformers does not save this table, but reads it.
-    return name if f"{name}.weight" in tensors else partial(_sinusoid_halves, model.max_positions, stack.width)
+    return name if f"{name}.weight" in tensors else partial(_sinusoid_halves, model.max_positions, width)
 
 
 def _padded_sinusoids(model: Description) -> Array:

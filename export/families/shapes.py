@@ -6,7 +6,8 @@ from sightline.export.families.description import Attention, Description, Norm, 
 from sightline.export.families.weights import Weights
 from sightline.export.import_errors import ImportFailedError
 
-# Name of a tensor in `export.weights` and its shape, None for a tensor that must be absent.
+# Name of a tensor in `sightline.export.families.weights` and its shape, None for a tensor that must
+# be absent.
 Expected = Iterator[tuple[str, tuple[int, ...] | None]]
 
 

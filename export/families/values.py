@@ -1,6 +1,7 @@
 """Conversion of values that several families share."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from sightline.export.sources.opened_checkpoint import Config
 MAX_COUNT = 1000  # of layers or heads
 MAX_HEAD_SIZE = 4096
 MAX_WINDOW = 2**31 - 1  # the operators have 32 bits for it
+LAYER_KINDS = ("sliding_attention", "full_attention")
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
@@ -55,12 +57,28 @@ def equal_heads(config: Config, key: str, width: int) -> Attention:
     """Return attention whose heads share the width equally.
 
     Raises:
-        ImportFailedError: the number of heads does not divide the width.
+        ValueError: the number of heads does not divide the width.
     """
     heads = count(config, key)
     if width < 1 or width % heads:
         raise ValueError(f"{key} must be a divisor of the width {width}, got {heads}")
     return Attention(heads, heads, width // heads, scale=(width // heads) ** -0.5)
+
+
+def local_layers(config: Config, defaults: Sequence[bool]) -> list[bool]:
+    """Return for each layer whether it has a window: `layer_types`, or else the defaults.
+
+    Raises:
+        ImportFailedError: `layer_types` has another number of layers, or another kind of them.
+    """
+    kinds = config.get("layer_types", None)
+    if kinds is None:
+        return list(defaults)
+    if not isinstance(kinds, list) or len(kinds) != len(defaults) or not all(kind in LAYER_KINDS for kind in kinds):
+        raise ImportFailedError(
+            f"config.json: layer_types must have {len(defaults)} values, each {' or '.join(LAYER_KINDS)}"
+        )
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def check_rotary_head(size: int) -> None:

@@ -6,7 +6,8 @@ A module is named by its place in the model. `{}` is the number of a layer, STAC
 - `embedding`: the table of tokens (V, E); `STACK.embedding` if encoder and decoder differ
 - `STACK.positions` (P, M), `STACK.types` (2, E), `STACK.embedding_norm`,
   `STACK.embedding_projection`
-- `STACK.{}.self_attention.query`, `.key`, `.value`, `.output`, `.query_norm`, `.key_norm`
+- `STACK.{}.self_attention.query`, `.key`, `.value`, `.output`, `.query_norm`, `.key_norm`, and
+  `.relative_keys` (2 * span + 1, D), vectors of distances
 - `STACK.{}.cross_attention.*`, the same
 - `STACK.{}.self_attention_norm`, `.cross_attention_norm`, `.feed_forward_norm`
 - `STACK.{}.self_attention_output_norm`, `.feed_forward_output_norm`

@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 
 from sightline.base.bundle import State
-from sightline.export.families.description import Attention, Description, Stack, rotary_tables
+from sightline.export.families.description import Attention, Description, Stack
 from sightline.export.families.weights import Weights
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
 from sightline.export.graphs.layers import LayerBuilder, attention_size, padded_heads, padded_inputs
 from sightline.export.graphs.nodes import FLOAT, INT32, INT64, KEY_VALUE, SHORTLIST, scores
-from sightline.export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
+from sightline.export.graphs.relative import relative_bias, relative_key_scores
 
 HEAD_SIZE_STEP = 8  # ONNX Runtime needs a head size that is a multiple of this
 ROTARY_SIZE_STEP = 16  # the same, with rotary embedding
@@ -100,7 +100,10 @@ class _DecoderBuilder:
             total = graph.add("Add", lengths, one)
         # The last valid position of each row, and the number of positions of the longest row.
         self._self_columns = last, graph.add("ReduceMax", total, keepdims=0)
-        self._bias = "" if stack.relative_bias is None and stack.slopes is None else self._relative_bias()
+        self._bias = ""  # of self-attention, (B, H, S, K), which all layers share
+        if stack.relative_bias is not None or stack.slopes is not None:
+            bias = relative_bias(self._layers, *self._distances, model.max_positions)
+            self._bias = graph.add("Transpose", bias, perm=[1, 0, 2, 3])
         if stack.cross is not None:
             source_lengths = graph.input("source_lengths", INT32, ("batch",))
             self._source_columns = (
@@ -154,7 +157,9 @@ class _DecoderBuilder:
         modules = [f"{module}.{part}" for part in ("query", "key", "value")]
         qkv = self._layers.linear(x, *modules, arrays=self._layers.padded(modules, attention, _step(attention)))
         parts = [qkv] if attention.head_norm is None else self._normalized_heads(module, attention, qkv)
-        tables, size = self._rotary_tables(attention), padded_size(attention)
+        size, tables = padded_size(attention), list[str]()
+        if attention.rotary is not None:
+            tables = self._layers.rotary_tables(attention.rotary, self._model.max_positions, size)
         shape = ("batch", attention.kv_heads, "target", size)
         past = [graph.input(f"self_{part}.{number}", FLOAT, shape) for part in KEY_VALUE]
         present = [graph.output(f"self_{part}_out.{number}", FLOAT, shape) for part in KEY_VALUE]
@@ -191,17 +196,6 @@ class _DecoderBuilder:
         longest = graph.add("Cast", self._self_columns[1], to=INT64)
         keys = graph.add("Range", graph.constant(0, np.int64), longest, graph.constant(1, np.int64))
         return graph.add("Unsqueeze", self._positions, graph.constant([-1], np.int64)), keys
-
-    def _relative_bias(self) -> str:
-        """Add the bias (B, H, S, K) of self-attention, which all layers share."""
-        graph, reach, options = self._graph, self._model.max_positions, self._stack.relative_bias
-        if options is not None:
-            table = bias_of_distances(options, self._layers.weights.read("decoder.relative_bias.weight"), reach)
-        else:
-            table = bias_of_slopes(self._stack.slopes or (), np.arange(1 - reach, reach))
-        queries, keys = self._distances
-        bias = relative_bias(graph, graph.weight("decoder.relative_bias", table), queries, keys, reach)
-        return graph.add("Transpose", bias, perm=[1, 0, 2, 3])
 
     def _recur(self, number: int, x: str) -> str:
         """Add one step of a simpler simple recurrent unit (Kim et al. 2019, section 3.1).
@@ -248,17 +242,6 @@ class _DecoderBuilder:
         weight = padded_heads(self._layers.weights.read(f"{module}.weight"), joined, size, attention.rotary is not None)
         name = self._graph.weight(f"{module}.weight", weight * np.float32(ratio**0.5))
         return self._graph.add("RMSNormalization", heads, name, axis=-1, epsilon=norm.epsilon * ratio)
-
-    def _rotary_tables(self, attention: Attention) -> list[str]:
-        """Add tables of cosines and sines (P, D / 2), padded like the heads."""
-        if attention.rotary is None:
-            return []
-        tables = rotary_tables(attention.rotary, self._model.max_positions, padded_size(attention))
-        number = [*dict.fromkeys(layer.rotary for layer in self._stack.attention)].index(attention.rotary)
-        return [
-            self._graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
-            for name, table in zip(("cos", "sin"), tables, strict=True)
-        ]
 
     def _stack_maps(self, name: str, heads: int) -> None:
         """Add one output with the attention weights of all layers.

@@ -7,15 +7,7 @@ import numpy as np
 import onnx
 
 from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, is_entailment
-from sightline.export.families.description import (
-    Attention,
-    Description,
-    Head,
-    ProjectedKeys,
-    Rotary,
-    Stack,
-    rotary_tables,
-)
+from sightline.export.families.description import Attention, Description, Head, ProjectedKeys, Rotary, Stack
 from sightline.export.families.weights import Weights
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder, WeightFile
@@ -36,7 +28,7 @@ from sightline.export.graphs.nodes import (
     with_positions,
 )
 from sightline.export.graphs.reader import read_again
-from sightline.export.graphs.relative import bias_of_distances, bias_of_slopes, relative_bias, relative_key_scores
+from sightline.export.graphs.relative import relative_bias, relative_key_scores
 from sightline.export.sources.firefox.shortlist import Shortlist
 
 
@@ -221,12 +213,8 @@ class EncoderAttentionBuilder:
         if not self._batch_positions:
             shape = graph.add("Shape", x, start=0, end=2)
             self._batch_positions = graph.add("Expand", self.positions, shape)  # (B, S)
-        number = [*dict.fromkeys(layer.rotary for layer in self._layers.stack.attention)].index(rotary)
         size = self._layers.stack.attention[0].head_size
-        tables = [
-            graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
-            for name, table in zip(("cos", "sin"), rotary_tables(rotary, self._max_positions, size), strict=True)
-        ]
+        tables = self._layers.rotary_tables(rotary, self._max_positions, size)
         return graph.add("RotaryEmbedding", x, *tables, self._batch_positions, num_heads=heads)
 
     def _bias(self, window: int | None) -> str:
@@ -240,18 +228,13 @@ class EncoderAttentionBuilder:
 
     def _add_bias(self, window: int | None) -> str:
         graph, stack = self._graph, self._layers.stack
-        relative, slopes, reach, is_causal = stack.relative_bias, stack.slopes, self._max_positions, stack.is_causal
-        if window is None and relative is None and slopes is None and not is_causal:
+        is_causal, is_relative = stack.is_causal, stack.relative_bias is not None or stack.slopes is not None
+        if window is None and not is_relative and not is_causal:
             return ""
         column = graph.add("Unsqueeze", self.positions, graph.constant([1], np.int64))  # (S, 1)
         bias = ""
-        if relative is not None or slopes is not None:
-            if relative is not None:
-                table = bias_of_distances(relative, self._layers.weights.read("encoder.relative_bias.weight"), reach)
-            else:
-                table = bias_of_slopes(slopes or (), np.arange(1 - reach, reach))
-            name = graph.weight("encoder.relative_bias", table)
-            by_head = relative_bias(graph, name, column, self.positions, reach)  # (H, S, S)
+        if is_relative:
+            by_head = relative_bias(self._layers, column, self.positions, self._max_positions)  # (H, S, S)
             bias = graph.add("Unsqueeze", by_head, graph.constant([0], np.int64))
         if window is not None or is_causal:
             # Finite, because a query at padding may have no visible key: its hidden state must not

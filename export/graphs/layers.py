@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sightline.export.families.description import Activation, Attention, Norm, Stack
+from sightline.export.families.description import Activation, Attention, Norm, Rotary, Stack, rotary_tables
 from sightline.export.families.weights import Array, Weights
 from sightline.export.graphs.builder import CONTRIB, GraphBuilder
 from sightline.export.graphs.nodes import INT64
@@ -158,6 +158,20 @@ class LayerBuilder:
         if options.projected_from is not None and not options.projects_tokens:
             x = self.linear(x, f"{self.name}.embedding_projection")
         return x
+
+    def rotary_tables(self, rotary: Rotary, positions: int, size: int) -> list[str]:
+        """Add the tables of cosines and sines (P, D / 2) of some layers.
+
+        Args:
+            rotary: rotary embedding of these layers.
+            positions: P.
+            size: D, the size of a head in the graph.
+        """
+        number = [*dict.fromkeys(attention.rotary for attention in self.stack.attention)].index(rotary)
+        return [
+            self.graph.weight(f"rotary.{name}.{number}", table.astype(np.float32))
+            for name, table in zip(("cos", "sin"), rotary_tables(rotary, positions, size), strict=True)
+        ]
 
     def finish(self, x: str) -> str:
         """Add the layers after the last sublayer: a normalization and a linear layer, if any."""

@@ -60,8 +60,7 @@ def read_again(
         attended = operators.attention(graph, stack.cross, parts, graph.unique("map"), lengths)
         x = layers.add_sublayer(x, layers.linear(attended, f"{module}.output"), module)
         x = layers.feed_forward(x, number, before)
-    if stack.has_final_norm:
-        x = layers.norm(x, "decoder.norm")
+    x = layers.finish(x)
     is_end = graph.add("And", graph.add("Equal", ids, graph.constant(reader.end_id, np.int64)), is_token)
     last = graph.add("ReduceMax", graph.add("Where", is_end, positions, zero), axis)  # (B, 1)
     return graph.add("GatherND", x, last, batch_dims=1)

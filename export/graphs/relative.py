@@ -10,6 +10,7 @@ from sightline.export.families.description import Attention, RelativeBias
 from sightline.export.families.weights import Array
 from sightline.export.graphs import operators
 from sightline.export.graphs.builder import GraphBuilder
+from sightline.export.graphs.layers import LayerBuilder
 
 
 def bias_of_distances(options: RelativeBias, table: Array, reach: int) -> Array:
@@ -47,21 +48,26 @@ def bias_of_slopes(slopes: Sequence[float], distances: NDArray[np.int64]) -> Arr
     return np.asarray(-columns * np.abs(distances).astype(np.float32))
 
 
-def relative_bias(graph: GraphBuilder, table: str, queries: str, keys: str, reach: int) -> str:
-    """Add the bias of scores.
+def relative_bias(layers: LayerBuilder, queries: str, keys: str, reach: int) -> str:
+    """Add the bias of scores of a stack with buckets of distances or with ALiBi.
 
     Args:
-        graph: the graph to add nodes to.
-        table: name of the bias of all distances (H, 2 * reach - 1), see `bias_of_distances`.
+        layers: builder of the stack.
         queries: positions of the queries, (..., S, 1) int64.
         keys: positions of the keys, (K,) int64.
-        reach: number of positions of the table.
+        reach: number of positions.
 
     Returns:
         (H, ..., S, K).
     """
+    graph, stack, name = layers.graph, layers.stack, f"{layers.name}.relative_bias"
+    if stack.relative_bias is not None:
+        table = bias_of_distances(stack.relative_bias, layers.weights.read(f"{name}.weight"), reach)
+    else:
+        table = bias_of_slopes(stack.slopes or (), np.arange(1 - reach, reach))
+    table_name = graph.weight(name, table)
     distances = graph.add("Sub", keys, queries)  # (..., S, K)
-    return graph.add("Gather", table, graph.add("Add", distances, graph.constant(reach - 1, np.int64)), axis=1)
+    return graph.add("Gather", table_name, graph.add("Add", distances, graph.constant(reach - 1, np.int64)), axis=1)
 
 
 def relative_key_scores(

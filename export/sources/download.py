@@ -66,7 +66,7 @@ def parse_repository(text: str) -> Repository:
     """Parse `OWNER/NAME` or `OWNER/NAME@REVISION`.
 
     Raises:
-        ImportFailedError: it is neither.
+        UsageError: it is neither.
     """
     match = _NAME.fullmatch(text)
     if match is None or ".." in text:

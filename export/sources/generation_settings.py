@@ -141,7 +141,8 @@ def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
     Raises:
         ImportFailedError: a value is not allowed.
     """
-    unused = (() if values["do_sample"] is True else _OF_SAMPLING) + (() if values["num_beams"] else _OF_BEAMS)
+    has_beams = (values["num_beams"] or 1) > 1
+    unused = (() if values["do_sample"] is True else _OF_SAMPLING) + (() if has_beams else _OF_BEAMS)
     try:
         return GenerationDefaults(**values), []
     except ValidationError as error:

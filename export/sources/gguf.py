@@ -112,6 +112,8 @@ class GgufFile:
                 raise self._invalid(f"the rows of {name} are not whole blocks of {GGML_QUANT_SIZES[encoding][0]}")
             listed.append((name, GgufTensor(shape, encoding, offset)))
         alignment = metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1:
+            raise self._invalid(f"general.alignment must be an integer of at least 1, got {str(alignment)[:40]!r}")
         start = -(-file.tell() // alignment) * alignment
         return metadata, {name: GgufTensor(entry.shape, entry.encoding, start + entry.offset) for name, entry in listed}
 
@@ -353,20 +355,20 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 def _tokens(settings: Config, source: Path) -> tuple[list[str], list[int]]:
     """Return the tokens and their kinds."""
-    tokens = settings.get("tokenizer.ggml.tokens")
-    kinds = settings.get("tokenizer.ggml.token_type", None) or [PieceKind.NORMAL] * len(tokens)
+    tokens, kinds = settings.get("tokenizer.ggml.tokens"), settings.get("tokenizer.ggml.token_type", None) or []
     if (
         not isinstance(tokens, list)
         or not all(isinstance(token, str) for token in tokens)
         or len(set(tokens)) < len(tokens)
-        or len(kinds) != len(tokens)
+        or not isinstance(kinds, list)
+        or len(kinds) not in (0, len(tokens))
         or not set(kinds) <= set(PieceKind)
     ):
         raise ImportFailedError(
             f"{source}: tokenizer.ggml.tokens must be different strings, and tokenizer.ggml.token_type a number from 1 "
             "to 6 for each; download it again"
         )
-    return tokens, kinds
+    return tokens, kinds or [PieceKind.NORMAL] * len(tokens)
 
 
 def _tokenizer(

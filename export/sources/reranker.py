@@ -16,6 +16,7 @@ from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.chat_parts import read_pair_template
 from sightline.export.sources.opened_checkpoint import Folder
 from sightline.export.sources.sentence_transformers import SentenceOptions, read_tokenizer_limit
+from sightline.export.tokenizers import special_ids
 
 PUBLISHED_FAMILY = "qwen3"
 # The format of the README of Qwen3-Reranker (Zhang et al. 2025, section 2).
@@ -59,7 +60,7 @@ def read_reranker(
     Raises:
         ImportFailedError: its template cannot be converted, or the tokenizer lacks an answer.
     """
-    special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    special = special_ids(tokenizer)
     if sentences is not None and sentences.is_cross_encoder:
         template = _template(folder, sentences.instruction, special) if sentences.has_template else None
         return Reranker(sentences.answers, template, sentences.max_tokens)

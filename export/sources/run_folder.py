@@ -16,10 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from sightline.base.errors import UsageError
 from sightline.model.config import read_model_config
 from sightline.model.config_fields import read_fields
-from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS
+from sightline.model.parts import AVERAGED, BEST, CONFIG, TOKENIZER, WEIGHTS
 
-RECORD, SETTINGS = "record.json", "train.json"
-AVERAGED, BEST, EPOCHS = "averaged", "best", "epochs"
+RECORD, SETTINGS, EPOCHS = "record.json", "train.json", "epochs"
 # Files that a trainer writes into the folder of a run, and no checkpoint has.
 _OF_RUNS = (SETTINGS, "state.safetensors", "log.jsonl")
 # Settings that say something else in the files of earlier versions, unless the data have them.

@@ -105,7 +105,8 @@ def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
             f"supported without {TOKENIZER} are {', '.join(sorted([*CONVERSIONS, 'marian']))}. Save the tokenizer "
             "with transformers: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    languages = language_ids(_special_ids(tokenizer)) if reader.model_type in MULTILINGUAL else {}
+    added = {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items()}
+    languages = language_ids(added) if reader.model_type in MULTILINGUAL else {}
     if data is None:
         _add_tokens(tokenizer, reader)
     return ConvertedTokenizers(tokenizer, tokenizer, languages)
@@ -233,8 +234,9 @@ def _parse(data: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    return {added.content: id_ for id_, added in tokenizer.get_added_tokens_decoder().items()}
+def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """Return the ids of the special tokens by their names."""
+    return {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:

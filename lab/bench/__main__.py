@@ -2,9 +2,8 @@
 there.
 
 Usage: `python -m lab.bench [SECTION ...]`. Run it on a quiet machine: it uses all processors, and
-    other
-running programs change the figures. Each section has its own result file; sections that do not run
-keep their last result. The peers are installed under build/ when they are first needed.
+other running programs change the figures. Each section has its own result file; sections that do
+not run keep their last result. The peers are installed under build/ when they are first needed.
 """
 
 import argparse

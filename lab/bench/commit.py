@@ -19,8 +19,7 @@ MEASURED = (
     "pyproject.toml",
     "service",
     "sightline",
-    "tests/data",
-    "tests/support",
+    "tests/export",  # writes models of others
     ":(exclude)lab/bench/results",
     ":(exclude)lab/study/results",
     ":(exclude,glob)**/*.md",

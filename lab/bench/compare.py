@@ -11,7 +11,7 @@ from typing import Any
 from lab.bench.load import measure_load
 from lab.bench.options import Options
 from lab.bench.peers import MissingPeerError, Peer, Setting
-from lab.bench.record import Figure, Result, Row
+from lab.bench.record import Figure, Result, Row, rounded
 from lab.bench.server import RunningServer, serving
 from sightline.loadtest.load import Load
 from sightline.loadtest.load_report import Summary
@@ -150,7 +150,7 @@ def _measured(server: RunningServer, load: Load) -> dict[str, float]:
     cpu_ms = 1000 * (server.process.cpu_seconds() - before) / max(1, summary.succeeded)
     speeds = {"tokens/s": summary.output_tokens_per_s} if load.is_streamed else {"requests/s": summary.requests_per_s}
     metrics = {**speeds, **_latencies(summary, load.is_streamed), "CPU ms": cpu_ms}
-    return {name: float(f"{value:.{ROUNDED}g}") for name, value in metrics.items()} | {
+    return {name: rounded(value, ROUNDED) for name, value in metrics.items()} | {
         "rejected": sum(summary.rejected.values())
     }
 
@@ -186,6 +186,5 @@ def ratios(section: str, rows: Iterable[Row], ours: Sequence[str], peers: Sequen
             for metric in (
                 metric for metric, values in own.items() if isinstance(values, list) and metric != "rejected"
             ):
-                pairs = zip(own[metric], other[metric], strict=True)
-                figures[f"{section}.{load}.{clients}.{metric}.{name}"] = Figure.of([our / peer for our, peer in pairs])
+                figures[f"{section}.{load}.{clients}.{metric}.{name}"] = Figure.of_ratios(own[metric], other[metric])
     return figures

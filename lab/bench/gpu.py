@@ -149,8 +149,7 @@ def measure(runners: Mapping[str, Runner], sources: Sources) -> Result:
                 seconds[name].append(time.perf_counter() - started)
         speeds = {name: [count * NEW_TOKENS / duration for duration in values[1:]] for name, values in seconds.items()}
         rows += [{"device": name, "rows": count, "tokens/s": each} for name, each in speeds.items()]
-        ours, theirs = speeds.values()
-        figures[f"gpu.{count}"] = Figure.of([our / their for our, their in zip(ours, theirs, strict=True)])
+        figures[f"gpu.{count}"] = Figure.of_ratios(*speeds.values())
     return Result(figures, rows)
 
 

@@ -29,6 +29,17 @@ def with_client(
         return runner.run(run())
 
 
+async def post(client: Client, path: str, body: bytes) -> None:
+    """Post a body.
+
+    Raises:
+        RuntimeError: The status of the response is not 200.
+    """
+    response = await client.post(path, body)
+    if response.status != 200:
+        raise RuntimeError(f"{path} failed with status {response.status}: {response.body[:300]!r}")
+
+
 def measure_load(url: str, load: Load) -> Summary:
     """Run a load and return its summary. Streams have a connection each, because llama.cpp closes
     theirs.

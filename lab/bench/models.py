@@ -35,7 +35,7 @@ from sightline.model.parts import TOKENIZER
 CACHE = Path("build/bench/models")
 CODE = (
     *(f"lab/bench/{name}.py" for name in ("ctranslate2_model", "growth", "marian", "models", "weights")),
-    *("export", "model", "sightline/base/bundle.py"),
+    *("export", "model", "sightline/base", "tests/export/tokenizers/writing.py"),
 )
 SEED = 6
 RECIPES = {  # of models that were trained here: int8 is fast for many rows, int4 for few

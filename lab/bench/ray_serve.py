@@ -48,8 +48,7 @@ def run(options: Options) -> Result:
                     }
                 )
                 print(f"  {rows[-1]}", flush=True)
-    ratios = [ray / workers for ray, workers in zip(rates["Ray Serve"], rates["workers"], strict=True)]
-    return Result({"ray.workers": Figure.of(ratios)}, rows)
+    return Result({"ray.workers": Figure.of_ratios(rates["Ray Serve"], rates["workers"])}, rows)
 
 
 def _serving_with_ray(options: Options) -> Any:

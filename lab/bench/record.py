@@ -25,7 +25,12 @@ class Figure:
 
     @classmethod
     def of(cls, rounds: Sequence[float], unit: str = "x") -> "Figure":
-        return cls(_short(statistics.median(rounds)), unit, [_short(value) for value in rounds])
+        return cls(rounded(statistics.median(rounds)), unit, [rounded(value) for value in rounds])
+
+    @classmethod
+    def of_ratios(cls, ours: Sequence[float], theirs: Sequence[float]) -> "Figure":
+        """Divide round by round, because a disturbance affects both values of a round."""
+        return cls.of([our / their for our, their in zip(ours, theirs, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -72,5 +77,6 @@ def _read(path: Path) -> Recorded:
     return Recorded(command=document.pop("command"), machine=document, result=result)
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def rounded(value: float, digits: int = DIGITS) -> float:
+    """Round a number to significant digits."""
+    return float(f"{value:.{digits}g}")

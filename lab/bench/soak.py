@@ -29,9 +29,9 @@ from lab.bench.options import Options
 from lab.bench.record import Figure, Result, Row
 from lab.bench.server import RunningServer, serving
 from lab.bench.targets import RELIABILITY
-from sightline.base.bundle import MANIFEST, read_manifest
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.loadtest.client import Client, IncompleteResponseError
+from sightline.service.discovery import find_bundles
 from sightline.service.engine.worker import RELEASE_INTERVAL_S
 
 CLIENTS = 16
@@ -75,7 +75,7 @@ class Counts:
 def run(options: Options) -> Result:
     """Load a service; the result lists the failed calls and the growths above their limits."""
     texts = texts_of(options.sentences, options.bundles)
-    names = [read_manifest(path.parent).name for path in options.bundles.glob(f"*/{MANIFEST}")]
+    names = [manifest.name for manifest in find_bundles(options.bundles).values()]
     with (
         serving(options.bundles, default_model=min(names)) as server,  # /info needs one
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -135,10 +135,9 @@ def texts_of(sentences: Sequence[str], bundles: Path) -> list[str]:
     The longest inputs decide how much memory the service needs. If they came late, that would look
     like growth.
     """
-    manifests = {path.parent: read_manifest(path.parent) for path in bundles.glob(f"*/{MANIFEST}")}
     readers = [
         (read_tokenizer(folder / manifest.source_tokenizer), manifest.limits.max_source_tokens)
-        for folder, manifest in manifests.items()
+        for folder, manifest in find_bundles(bundles).items()
     ]
     texts = []
     for number, sentence in enumerate(sentences):

@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> Result:
     pairs = read_pairs(arguments.pairs)
     rows: list[Row] = [_facts(pairs), *_baselines(pairs)]
     for served, manifest in served_models(arguments.bundles):
-        if translates(manifest) and any(maps.kind == "cross" for maps in manifest.attention):
+        if translates(manifest) and manifest.cross_attention is not None:
             rows += measure_model(served, manifest, pairs)
     return Result(rows=rows)
 

@@ -3,11 +3,10 @@ line of JSON.
 
 Usage: `python -m lab.study.attention_worker GRAPH`. A task and its result:
 
-    {"rows": 1, "tokens": 512, "length": 512, "outputs": ["hidden"] or [] for all, "at_least_s":
-    0.05}
-    {"seconds": median of the runs, "peak_mb": 12.3}
+    {"rows": 1, "tokens": 512, "length": 512, "outputs": ["hidden"] or [] for all, "at_least_s": 1}
+    {"seconds": median of the runs, "peak_mib": 12.3}
 
-`length` is the number of tokens that are not padding. `peak_mb` is the peak of resident memory so
+`length` is the number of tokens that are not padding. `peak_mib` is the peak of resident memory so
 far, minus the resident memory before the graph was loaded; it needs Linux. The first output line is
 `{"ready": true}`.
 """
@@ -25,7 +24,7 @@ from sightline.service.runtime.provider import session_options
 SEED = 4
 
 
-def resident_mb(field: str) -> float:
+def resident_mib(field: str) -> float:
     """Return VmRSS (resident memory) or VmHWM (its peak) of this process in MiB."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):
@@ -33,13 +32,13 @@ def resident_mb(field: str) -> float:
     raise AssertionError(f"/proc/self/status has no {field}")
 
 
-def run_task(session: Any, task: dict[str, Any], first_mb: float) -> dict[str, float]:
+def run_task(session: Any, task: dict[str, Any], first_mib: float) -> dict[str, float]:
     """Run the graph repeatedly for at least `at_least_s`, and at least once."""
     rows, tokens, width = task["rows"], task["tokens"], session.get_inputs()[0].shape[-1]
     x = np.random.default_rng(SEED).standard_normal((rows, tokens, width), np.float32)
     feed = {"x": x, "lengths": np.full(rows, task["length"], np.int32)}
     seconds, _ = repeat(lambda: session.run(task["outputs"], feed), task["at_least_s"])
-    return {"seconds": seconds, "peak_mb": resident_mb("VmHWM") - first_mb}
+    return {"seconds": seconds, "peak_mib": resident_mib("VmHWM") - first_mib}
 
 
 def main() -> None:
@@ -47,10 +46,10 @@ def main() -> None:
     parser.add_argument("graph", type=Path)
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
-    first_mb = resident_mb("VmRSS")
+    first_mib = resident_mib("VmRSS")
     options = session_options(arguments.threads)
     session = onnxruntime.InferenceSession(str(arguments.graph), options, ["CPUExecutionProvider"])
-    answer_lines(lambda task: run_task(session, task, first_mb))
+    answer_lines(lambda task: run_task(session, task, first_mib))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.bench.record import Result
 from lab.bench.report import table
-from lab.study.bleu import Statistics, estimate, interval, resamples, statistics_of, with_interval
+from lab.study.bleu import Statistics, estimate, format_ends, interval, resamples, statistics_of
 from lab.study.runs import TARGET, sources_and_references
 from lab.study.served import Served, serve
 from lab.zoo.systems import MULTI30K
@@ -92,20 +92,15 @@ def tables(result: Result) -> Mapping[str, str]:
     body = [
         [
             f"{penalty:g}",
-            *(_format(by_setting[width, penalty]["gain"]) for width in widths),
+            *(format_ends(by_setting[width, penalty]["gain"]) for width in widths),
             *(f"{by_setting[width, penalty]['length_ratio'][0]:.2f}" for width in widths),
         ]
         for penalty in penalties
     ]
     gains = [f"{by_setting[width, penalties[0]]['nats_gained']:.2f}" for width in widths]
     text = (
-        f"Greedy decoding: {_format(greedy['bleu'])} tok-lc BLEU, length {greedy['length_ratio'][0]:.2f} of "
+        f"Greedy decoding: {format_ends(greedy['bleu'])} tok-lc BLEU, length {greedy['length_ratio'][0]:.2f} of "
         f"the reference's. With penalty {penalties[0]:g}, the log-probability of translations with beams is higher by "
         f"{', '.join(gains)} nats on average."
     )
     return {NAME: f"{table(head, body)}\n\n{text}"}
-
-
-def _format(values: Sequence[float]) -> str:
-    value, *limits = values
-    return with_interval(value, limits)

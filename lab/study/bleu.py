@@ -152,6 +152,11 @@ def with_interval(value: float, limits: Sequence[float], digits: int = 1) -> str
     return f"{center + 0.0:.{digits}f} ± {half:.{digits}f}"
 
 
+def format_ends(ends: Sequence[float]) -> str:
+    """Format a value and the ends of its interval, see `Estimate.ends`."""
+    return with_interval(ends[0], ends[1:])
+
+
 def percent(value: float, limits: Sequence[float], digits: int = 0) -> str:
     """Format a share and its interval in percent, without the sign."""
     return with_interval(100 * value, [100 * limit for limit in limits], digits)

@@ -52,7 +52,7 @@ PROSE: dict[Corpus, Prose] = {
         "License 2.0 of this repository covers the code, not these weights.",
     ),
     SMALLTALK: Prose(
-        "40,000 dialogues that `model/data/dialogues.py` generates: small talk with one instruction at its start",
+        "40,000 dialogues that `lab/zoo/dialogues.py` generates: small talk with one instruction at its start",
         "Trying a causal model, and measuring for how many turns it follows an instruction.",
         "Real conversation. The model knows a few hundred phrases, five kinds of instructions and no facts.",
         "Apache License 2.0, like the code that generated the training data.",

@@ -32,11 +32,6 @@ Array = NDArray[Any]
 Options = dict[str, Any]
 SCALES = (0.02, 0.1, 0.3, 0.5, 1.0)  # standard deviations of weights
 POSITIONS = (30, 64, 150)
-# Rejected by limits that were derived from errors of the weights, with weights of scale 1.
-ODD_T5: Options = {
-    "d_model": 80, "d_kv": 24, "d_ff": 144, "num_layers": 2, "num_decoder_layers": 3, "vocab_size": 701,
-    "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
-}  # fmt: skip
 
 
 def _sizes(draw: np.random.Generator) -> tuple[int, int, int]:

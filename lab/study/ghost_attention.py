@@ -8,7 +8,6 @@ heads, N tokens of a response, C tokens before its last one.
 """
 
 import argparse
-import base64
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,12 +18,12 @@ from typing import Any
 import numpy as np
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from lab.bench.record import Result
 from lab.bench.report import table
 from lab.bench.style import WIDTH, describe, save, style
 from lab.study.chats import LINES, METHOD, PAIR
+from lab.study.maps import Weights, array_of
 from lab.study.served import Served, serve
 from lab.zoo.dialogues import CHAT, CONDITIONS, draw_parts
 from lab.zoo.instructions import KINDS, Kind
@@ -50,7 +49,7 @@ class InstructionAttention:
     uniform: float  # the share in percent if all tokens had the same weight
 
 
-def instruction_attention(weights: NDArray[np.float32], columns: Sequence[int]) -> InstructionAttention:
+def instruction_attention(weights: Weights, columns: Sequence[int]) -> InstructionAttention:
     """Summarize the weights (L, H, N, C) of a response; `columns` are the positions of the
     instruction's tokens.
     """
@@ -109,7 +108,10 @@ def run_dialogues(served: Served, name: str, scripts: Sequence[Script]) -> list[
         bodies = [{**body, "inputs": script.prompt} for script in scripts]
         outputs = [response["outputs"][0] for response in served.post("/v1/attention", *bodies)]
         by_turn.append(
-            [instruction_attention(_weights(output), indices) for output, indices in zip(outputs, columns, strict=True)]
+            [
+                instruction_attention(array_of(output["maps"][0]), indices)
+                for output, indices in zip(outputs, columns, strict=True)
+            ]
         )
         for script, output in zip(scripts, outputs, strict=True):
             script.add_answer(output["text"])
@@ -125,12 +127,6 @@ def instruction_columns(served: Served, name: str, script: Script) -> list[int]:
     body = {"model": name, "inputs": script.prompt, "add_special_tokens": True}
     ((tokens,),) = (response["outputs"] for response in served.post("/v1/tokenize", body))
     return [index for index, token in enumerate(tokens) if start < token["end"] <= end]
-
-
-def _weights(output: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Return the only attention map of an output, (L, H, N, C)."""
-    (maps,) = output["maps"]
-    return np.frombuffer(base64.b64decode(maps["data"]), "<f4").reshape(maps["shape"])
 
 
 def _summary(by_turn: Sequence[Sequence[InstructionAttention]]) -> dict[str, Any]:

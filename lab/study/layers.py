@@ -19,7 +19,7 @@ from onnx.external_data_helper import ExternalDataInfo
 
 from lab.bench.record import Result, Row
 from lab.bench.report import table
-from lab.study.bleu import SEED, estimate, resamples, statistics_of, with_interval
+from lab.study.bleu import SEED, estimate, format_ends, resamples, statistics_of
 from lab.study.runs import TARGET, sources_and_references, system_of
 from lab.study.served import serve
 from lab.zoo.systems import MULTI30K, bundle_name
@@ -151,22 +151,19 @@ def _table(result: Result, models: Sequence[str]) -> str:
     """
     rows = [row for row in result.rows if row["model"] in models]
     cells = {
-        (row["part"], row["fault"], _column(row, models)): _format(row["difference"]) for row in rows if "part" in row
+        (row["part"], row["fault"], _column(row, models)): format_ends(row["difference"])
+        for row in rows
+        if "part" in row
     }
     columns = list(dict.fromkeys(column for _, _, column in cells))
     body = [
         [f"{part}: {fault}", *(cells.get((part, fault, column), "") for column in columns)]
         for part, fault in dict.fromkeys((part, fault) for part, fault, _ in cells)
     ]
-    whole = ", ".join(f"`{system_of(row['model'])}` {_format(row['bleu'])}" for row in rows if "part" not in row)
+    whole = ", ".join(f"`{system_of(row['model'])}` {format_ends(row['bleu'])}" for row in rows if "part" not in row)
     return f"{table(['output of', *columns], body)}\n\nBLEU of the whole: {whole}."
 
 
 def _column(row: Row, models: Sequence[str]) -> str:
     layer = f"layer {row['layers'][0]}" if len(row["layers"]) == 1 else "all layers"
     return layer if len(models) == 1 else f"`{system_of(row['model'])}`, {layer}"
-
-
-def _format(values: Sequence[float]) -> str:
-    value, *limits = values
-    return with_interval(value, limits)

@@ -110,7 +110,7 @@ def _measure_case(rows: int, tokens: int, rounds: int, threads: int) -> list[dic
         graphs = [write_graph(variant, tokens, Path(scratch) / str(index)) for index, variant in enumerate(variants)]
         with _running(graphs, threads) as processes:
             whole = [_task(variant, rows, tokens, tokens) for variant in variants]
-            peaks = [process.request(task)["peak_mb"] for process, task in zip(processes, whole, strict=True)]
+            peaks = [process.request(task)["peak_mib"] for process, task in zip(processes, whole, strict=True)]
             seconds = _rounds(processes, whole, rounds)
             measured = [
                 _row(variant, rows, tokens, peak, times)
@@ -151,7 +151,7 @@ def _task(variant: Variant, rows: int, tokens: int, length: int) -> dict[str, An
     return {"rows": rows, "tokens": tokens, "length": length, "outputs": outputs, "at_least_s": AT_LEAST_S}
 
 
-def _row(variant: Variant, rows: int, tokens: int, peak_mb: float, seconds: Sequence[float]) -> dict[str, Any]:
+def _row(variant: Variant, rows: int, tokens: int, peak_mib: float, seconds: Sequence[float]) -> dict[str, Any]:
     return {
         "rows": rows,
         "tokens": tokens,
@@ -159,7 +159,7 @@ def _row(variant: Variant, rows: int, tokens: int, peak_mb: float, seconds: Sequ
         "slots": variant.slots,
         "maps": variant.has_maps,
         "ms": _milliseconds(seconds),
-        "peak_mb": round(peak_mb, 1),
+        "peak_mib": round(peak_mib, 1),
     }
 
 
@@ -233,8 +233,8 @@ def milliseconds(row: Row) -> float:
     return float(statistics.median(row["ms"]))
 
 
-def peak_mb(row: Row) -> float:
-    return float(row["peak_mb"])
+def peak_mib(row: Row) -> float:
+    return float(row["peak_mib"])
 
 
 def is_faster(ours: Row, theirs: Row) -> bool:
@@ -246,10 +246,10 @@ def is_faster(ours: Row, theirs: Row) -> bool:
 
 
 def is_smaller(ours: Row, theirs: Row) -> bool:
-    """Return True if the peak is at least one megabyte lower; smaller differences are noise of a
+    """Return True if the peak is at least one MiB lower; smaller differences are noise of a
     single measurement.
     """
-    return peak_mb(ours) <= peak_mb(theirs) - 1
+    return peak_mib(ours) <= peak_mib(theirs) - 1
 
 
 def crossover(is_less: Mapping[int, bool]) -> str:
@@ -273,9 +273,9 @@ def tables(result: Result) -> Mapping[str, str]:
         f"{len(rows[0]['ms'])} rounds."
     )
     return {
-        "linformer": f"{head}\n\n{_grid(_with_rows(plain, 1), _cell, 'ms, MB')}",
+        "linformer": f"{head}\n\n{_grid(_with_rows(plain, 1), _cell, 'ms, MiB')}",
         "linformer-crossover": _crossovers(plain, counts),
-        "linformer-maps": _grid(with_maps, _with_over_without(plain), "ms (ratio), MB"),
+        "linformer-maps": _grid(with_maps, _with_over_without(plain), "ms (ratio), MiB"),
         "linformer-short": _short(facts["short"], [row for row in plain if "short_ms" in row]),
     }
 
@@ -313,7 +313,7 @@ def _grid(rows: Sequence[Row], cell: Callable[[Row], str], units: str) -> str:
 
 
 def _cell(row: Row) -> str:
-    return f"{_number(milliseconds(row))}, {peak_mb(row):,.0f}"
+    return f"{_number(milliseconds(row))}, {peak_mib(row):,.0f}"
 
 
 def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
@@ -322,7 +322,7 @@ def _with_over_without(plain: Sequence[Row]) -> Callable[[Row], str]:
 
     def cell(row: Row) -> str:
         without = by_case[row["rows"], row["tokens"], _kind(row)]
-        return f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f}), {peak_mb(row):,.0f}"
+        return f"{_number(milliseconds(row))} ({milliseconds(row) / milliseconds(without):.1f}), {peak_mib(row):,.0f}"
 
     return cell
 
@@ -367,10 +367,6 @@ def _compare(ours: Sequence[Row], theirs: Sequence[Row], is_less: IsLess) -> dic
     return {row["tokens"]: is_less(row, by_length[row["tokens"]]) for row in ours if row["tokens"] in by_length}
 
 
-def _by_tokens(rows: Sequence[Row], measure: Measure) -> dict[int, float]:
-    return {row["tokens"]: measure(row) for row in rows}
-
-
 def _short(tokens: int, rows: Sequence[Row]) -> str:
     """Return the sentence on a short text, at its own length and padded to the longest one."""
     longest = max(row["tokens"] for row in rows)
@@ -394,7 +390,7 @@ def draw(result: Result, folder: Path) -> None:
         title = "One attention layer over one sequence, by the length of the sequence"
         describe(figure, title, "Both axes are logarithmic. k is the number of projected keys of a Linformer.")
         _draw_lines(upper, rows, milliseconds, "milliseconds, median")
-        _draw_lines(lower, rows, peak_mb, "MB")
+        _draw_lines(lower, rows, peak_mib, "MiB")
         save(figure, folder / "linformer.svg")
 
 
@@ -403,7 +399,7 @@ def _draw_lines(axes: Axes, rows: Sequence[Row], measure: Measure, unit: str) ->
     use_log_scale(axes, "y")
     labels = []
     for kind in _kinds(rows):
-        values = _by_tokens([row for row in rows if _kind(row) == kind], measure)
+        values = {row["tokens"]: measure(row) for row in rows if _kind(row) == kind}
         colour, marker = LINES.get(kind, (BLACK, "x"))
         axes.plot(list(values), list(values.values()), marker=marker, color=colour)
         labels.append(LineLabel(_label(kind), max(values), values[max(values)], colour))

@@ -12,13 +12,14 @@ from lab.study.runs import SOURCE, TARGET, system_of, translates
 from lab.study.served import Served, serve
 from lab.zoo.data import corpus_folder
 from lab.zoo.systems import MULTI30K, SMALL_GROUPS, SST2, SYSTEMS, bundle_name
-from sightline.base.bundle import Manifest, read_manifest
+from sightline.base.bundle import Manifest
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.records import LabelledRecord
 from sightline.model.evaluation.accuracy import accuracy_fields
 from sightline.model.evaluation.bleu import read_test_set, score
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.evaluation.share import Share
+from sightline.service.discovery import find_bundles
 
 NAME = "quality"
 SPLITS = ("dev", "test")  # of classifiers
@@ -35,9 +36,10 @@ def measure(arguments: argparse.Namespace) -> Result:
     """Score one bundle after another.
 
     Raises:
-        FileNotFoundError, ValueError: The bundles cannot be served, or data is missing.
+        BundleError, FileNotFoundError, ValueError: The bundles cannot be served, or data is
+            missing.
     """
-    manifests = [read_manifest(path.parent) for path in sorted(arguments.bundles.glob("*/manifest.json"))]
+    manifests = find_bundles(arguments.bundles).values()
     with serve(arguments.bundles) as served, TemporaryDirectory() as derived:
         rows = [
             {"model": manifest.name, "stored": manifest.stored_dtype, "dtype": manifest.dtype, **scores}

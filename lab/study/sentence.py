@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.bench.record import DIGITS, Result
+from lab.bench.record import Result, rounded
 from lab.study.runs import translates
 from lab.study.sentence_picture import draw_sentence
 from lab.study.served import Served, served_models
@@ -84,10 +84,10 @@ def _mean_map(entry: Mapping[str, Any]) -> dict[str, Any]:
         **{name: entry[name] for name in ("kind", "normalized")},
         "layers": len(entry["layers"]),
         "heads": len(entry["heads"]),
-        "largest": float(f"{np.abs(maps).max():.{DIGITS}g}"),  # over all layers and heads
+        "largest": rounded(np.abs(maps).max()),  # over all layers and heads
         # Round to significant digits: fixed decimals would turn small weights into 0, which means
         # "masked".
-        "map": [[float(f"{value:.{DIGITS}g}") for value in row] for row in mean],
+        "map": [[rounded(value) for value in row] for row in mean],
     }
 
 

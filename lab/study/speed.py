@@ -27,7 +27,7 @@ from lab.study.served import Served, serve
 from lab.zoo.data import corpus_folder, read_data
 from lab.zoo.dialogues import draw_dialogues
 from lab.zoo.systems import COMPARED, MULTI30K, SYSTEMS, Corpus, bundle_name
-from lab.zoo.training import TASKS, changed_system
+from lab.zoo.training import PRECISIONS, TASKS, changed_system
 from sightline.base.bundle import MANIFEST, read_bundle
 from sightline.base.machine import usable_threads
 from sightline.model.config import read_model_config
@@ -36,7 +36,7 @@ from sightline.model.data.text import read_lines
 from sightline.model.data.tokenizer_training import read_tokenizer
 from sightline.model.evaluation.defaults import TEST_SPLIT
 from sightline.model.training.folder import read_log
-from sightline.model.training.train_config import PRECISIONS, Precision, read_train_config
+from sightline.model.training.train_config import Precision, read_train_config
 from sightline.model.training.trainer import Trainer
 
 NAME = "speed"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lab.bench.record import Result, Row
+from lab.bench.record import Result, Row, rounded
 from lab.bench.report import table
 from lab.study.bleu import interval, resamples, with_interval
 from lab.study.runs import SOURCE, TARGET
@@ -121,13 +121,9 @@ def ratios(groups: Norms) -> list[dict[str, Any]]:
 
     values, drawn = ratio(groups.sum(axis=0)), ratio(np.tensordot(samples, groups, axes=1))
     return [
-        {"value": _rounded(value), "interval": [_rounded(end) for end in interval(drawn[:, index])]}
+        {"value": rounded(value, 3), "interval": [rounded(end, 3) for end in interval(drawn[:, index])]}
         for index, value in enumerate(values)
     ]
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
 
 
 def tables(result: Result) -> Mapping[str, str]:

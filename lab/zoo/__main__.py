@@ -15,7 +15,6 @@ from sightline.commands.actions import run_action
 from sightline.commands.train import run_training
 from sightline.export.options import DEFAULT_SENTENCES
 from sightline.model.evaluate_command import write_json
-from sightline.model.training.train_config import PRECISIONS
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -29,7 +28,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--processes", type=int, default=1, help="number of runs at the same time, each in a process with one thread"
     )
     command.add_argument(
-        "--precision", choices=PRECISIONS, default="float32", help="precision of new runs; a resumed run keeps its own"
+        "--precision",
+        choices=training.PRECISIONS,
+        default="float32",
+        help="precision of new runs; a resumed run keeps its own",
     )
     command.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration file of `sightline train` with other settings"

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lab.bench.record import rounded
 from sightline.model.layers.multi_head_attention import MultiHeadAttention
 from sightline.model.layers.recurrent_attention import ScoreFunction
 from sightline.model.training.folder import add_line
@@ -54,9 +55,9 @@ def diagnose(model: Any, task: Task[Any, Any], batches: Sequence[Any], pad_id: i
     model.zero_grad(set_to_none=True)
     model.train(was_training)
     return {
-        "gradients": {name: _rounded(math.sqrt(total)) for name, total in squares.items()},
+        "gradients": {name: rounded(math.sqrt(total)) for name, total in squares.items()},
         "scores": {
-            name: {"spread": _rounded(spread / number), "largest": _rounded(largest)}
+            name: {"spread": rounded(spread / number), "largest": rounded(largest)}
             for name, (spread, largest, number) in scores.items()
         },
     }
@@ -108,10 +109,6 @@ def _scores(model: nn.Module) -> Iterator[Mapping[str, tuple[float, float, int]]
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.5g}")
 
 
 class DiagnosedTrainer(Trainer):

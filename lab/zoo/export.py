@@ -27,10 +27,8 @@ def export(arguments: argparse.Namespace) -> Verification:
         )
     failures, sentences = [], list(numbered_sentences(arguments.sentences).values())
     for name in names:
-        metadata, checkpoint = (
-            replace(metadata_of(name), lazy=arguments.lazy),
-            arguments.runs / f"{name}-1" / "averaged",
-        )
+        metadata = replace(metadata_of(name), lazy=arguments.lazy)
+        checkpoint = arguments.runs / f"{name}-1" / "averaged"
         config, tokenizer = load_parts(checkpoint)
         lengths = map(len, encode_lines(tokenizer, sentences))
         usable = [text for text, length in zip(sentences, lengths, strict=True) if length <= config.max_positions]

@@ -6,7 +6,6 @@ Shapes are those of `sightline.model.architectures.recurrent`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.data.batches import Batch
 from sightline.model.training import translation
 from sightline.model.training.loss import projected_costs, projected_mixture
+from sightline.model.training.task import Task
 from sightline.model.training.translation import cross_entropy
 
 ENTROPY_WEIGHT = 0.002  # lambda_e
@@ -125,4 +125,11 @@ def training_loss(model: TranslationModel, batch: Batch, smoothing: float) -> Te
     return cross_entropy(model, batch, smoothing)
 
 
-TRANSLATION = replace(translation.TRANSLATION, training_loss=training_loss, other_validation_loss=cross_entropy)
+class _HardAttentionTask(Task[Batch, TranslationModel]):
+    """Task whose validation loss is the cross-entropy, by which all systems are compared."""
+
+    def validation_loss(self, model: TranslationModel, batch: Batch) -> Tensor:
+        return cross_entropy(model, batch, 0.0)
+
+
+TRANSLATION = _HardAttentionTask(**{**vars(translation.TRANSLATION), "training_loss": training_loss})

@@ -81,11 +81,26 @@ def _sentiment(vocab_size: int) -> ArchitectureConfig:
     )
 
 
+def _transformer_tiny(vocab_size: int) -> ArchitectureConfig:
+    """Return the model of Wu et al. 2021 ("Good for Misconceived Reasons").
+
+    It is for corpora of some ten thousand sentences.
+    """
+    return TransformerConfig(
+        vocab_size, d_model=128, num_heads=4, d_ff=256, encoder_layers=4, decoder_layers=4, dropout=0.3
+    )
+
+
+def _chat_transformer(vocab_size: int) -> ArchitectureConfig:
+    """Return a model that is small enough to train on small talk with one thread."""
+    return CausalConfig(vocab_size, d_model=128, num_heads=4, d_ff=256, layers=4, dropout=0.0, positions="rotary")
+
+
 def _tiny(description: str, **changes: Any) -> System:
     """Return Transformer-Tiny with some fields changed and the training of compared systems."""
 
     def make_config(vocab_size: int) -> ArchitectureConfig:
-        return replace(TransformerConfig.tiny(vocab_size), **changes)
+        return replace(_transformer_tiny(vocab_size), **changes)
 
     return System(description, make_config, _settings("compared", learning_rate=2.5e-3))
 
@@ -109,7 +124,7 @@ def _without_smoothing(system: System) -> System:
 
 def _chat(description: str, **dialogues: bool) -> System:
     settings = _settings("chat", "language-model")
-    return System(description, CausalConfig.chat, settings, "language-model", SMALLTALK, **dialogues)
+    return System(description, _chat_transformer, settings, "language-model", SMALLTALK, **dialogues)
 
 
 # Systems that are compared with each other; their numbers of parameters differ by at most a tenth.
@@ -191,7 +206,7 @@ CHATS: Mapping[str, System] = {
     ),
 }
 SYSTEMS: Mapping[str, System] = {
-    "transformer": System("Transformer-Tiny (Wu et al. 2021)", TransformerConfig.tiny, _settings("transformer")),
+    "transformer": System("Transformer-Tiny (Wu et al. 2021)", _transformer_tiny, _settings("transformer")),
     "transformer-base": System("Transformer base (Vaswani et al. 2017)", TransformerConfig, _settings("transformer")),
     **COMPARED,
     **SHORT,

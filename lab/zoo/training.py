@@ -7,10 +7,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 from lab.zoo.data import corpus_folder, read_data
 from lab.zoo.diagnostics import DiagnosedTrainer
@@ -18,7 +18,7 @@ from lab.zoo.hard_attention import TRANSLATION
 from lab.zoo.recall import NUM_DIALOGUES, SEED, TURNS, recall_report
 from lab.zoo.systems import GROUPS, PLAN, SYSTEMS, System
 from sightline.base.errors import Interrupted, UsageError
-from sightline.model.config import ArchitectureConfig, with_fields
+from sightline.model.config import SPECIAL_IDS, ArchitectureConfig
 from sightline.model.data.corpus import open_held_out
 from sightline.model.data.records import TaskName
 from sightline.model.data.tokenizer_training import read_tokenizer
@@ -32,6 +32,7 @@ from sightline.model.training.task import Task
 from sightline.model.training.train_config import Precision, TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer
 
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # The losses of hard attention belong to the study.
 TASKS: Mapping[TaskName, Task[Any, Any]] = {**PRODUCT_TASKS, "translation": TRANSLATION}
 
@@ -102,6 +103,34 @@ def changed_system(name: str, path: Path | None = None, fields: Mapping[str, str
     except ValueError as error:
         raise UsageError(str(error)) from None
     return replace(system, make_config=make, settings=settings)
+
+
+def with_fields(config: ArchitectureConfig, changes: Mapping[str, str]) -> ArchitectureConfig:
+    """Return a configuration with some fields replaced by values given as text.
+
+    Raises:
+        ValueError: a field is unknown, or its value is not allowed.
+    """
+    # The tokenizer determines vocab_size and the special ids, and the data determines the labels.
+    fields = {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in ("vocab_size", "multi_label", *SPECIAL_IDS) and not isinstance(value, tuple | dict)
+    }
+    return replace(config, **{name: _read(name, text, fields) for name, text in changes.items()})
+
+
+def _read(name: str, text: str, fields: Mapping[str, Any]) -> Any:
+    """Convert text to the type that a field has now."""
+    if name not in fields:
+        raise ValueError(f"unknown field {name}; the fields of this model are {', '.join(fields)}")
+    kind = type(fields[name])
+    try:
+        return {"true": True, "false": False}[text] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"{name} must be {'true or false' if kind is bool else f'of type {kind.__name__}'}, got {text}"
+        ) from None
 
 
 def make_config(system: System, seed: int, precision: Precision = "float32") -> TrainConfig:

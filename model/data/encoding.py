@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from tokenizers import Tokenizer
 
+from sightline.base.text.tokenizer import without_first_space
 from sightline.model.data.chat_format import BETWEEN, IM_END, IM_START, exchanges, header, text_of
 from sightline.model.data.examples import Example
 from sightline.model.data.records import DialogueMessage, DialogueRecord, LabelledRecord, PairRecord, Record, TextRecord
@@ -98,7 +99,7 @@ class _Messages:
     """Encoder of messages, whose texts follow a special token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = _without_first_space(tokenizer)
+        self._tokenizer = without_first_space(tokenizer)
         self.start_id, self._end_id = special_id(tokenizer, IM_START), special_id(tokenizer, IM_END)
         self._between = self.ids(BETWEEN)
 
@@ -133,17 +134,3 @@ class _Messages:
     def _ended(self, ids: list[int], is_counted: list[int]) -> Tokens:
         end = len(ids) - len(self._between)
         return ids[:end], is_counted[:end]
-
-
-def _without_first_space(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer for texts after special tokens.
-
-    A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
-    the whole input.
-    """
-    first, never = (f'"prepend_scheme":"{scheme}"' for scheme in ("first", "never"))
-    if tokenizer.pre_tokenizer is None or first not in tokenizer.pre_tokenizer.__getstate__().decode():
-        return tokenizer
-    copied = Tokenizer.from_str(tokenizer.to_str().replace(first, never))
-    copied.encode_special_tokens = tokenizer.encode_special_tokens
-    return copied

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from sightline.base.errors import UsageError
+from sightline.base.text.tokenizer import byte_alphabet
 from sightline.model.data.corpus import Corpus, Split, check_number_of_labels, distinct, hash_texts
 from sightline.model.data.examples import DiskExamples, Example, ExampleWriter, TrainingData, flatten, lengths_of
 from sightline.model.data.formats import PAIR_TASKS, CorpusError
@@ -442,10 +443,8 @@ def _is_byte(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.bool_]:
     """Return True for each token that is one byte of a longer character, or the unknown token."""
     description = json.loads(tokenizer.to_str())
     unknown = {description["model"].get("unk_token"), description["model"].get("unk_id")}
-    # A byte-level tokenizer represents a byte by a character: printable ones of Latin-1 by their
-    # own, the others by those from U+0100, in their order.
     is_byte_level = "'ByteLevel'" in str([description["pre_tokenizer"], description["decoder"]])
-    beyond_ascii = {chr(code) for code in (*range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x122, 0x144))}
+    beyond_ascii = {character for character, byte in byte_alphabet().items() if byte >= 0x80}
     is_byte = np.zeros(vocab_size, bool)
     for token, index in tokenizer.get_vocab().items():
         is_byte[index] = (

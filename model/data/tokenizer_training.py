@@ -15,7 +15,7 @@ from sightline.base.errors import UsageError
 from sightline.model.config import SPECIAL_IDS, ArchitectureConfig, PretrainedConfig
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ModelConfig; in the order of SPECIAL_IDS
+SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ArchitectureConfig; in the order of SPECIAL_IDS
 
 # Training time grows with the square of the length of a word, so that one long line without spaces
 # could take hours.
@@ -142,7 +142,7 @@ def adapt_tokenizer(tokenizer: Tokenizer, task: str, special_tokens: Sequence[st
 
 
 def token_fields(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the fields of ModelConfig that a trained or adapted tokenizer determines."""
+    """Return the fields of ArchitectureConfig that a trained or adapted tokenizer determines."""
     ids = {name: special_id(tokenizer, token) for name, token in zip(SPECIAL_IDS, SPECIAL_TOKENS, strict=True)}
     return {"vocab_size": tokenizer.get_vocab_size(), **ids}
 

@@ -2,8 +2,8 @@
 
 They follow Hugging Face transformers: greedy decoding applies them to raw logits, beam search to
 log-probabilities. The biases and the penalties of presence and frequency are those of OpenAI's API.
-One rule is added: if the processors forbid every token, the end token is
-allowed. This is a slow reference implementation that processes one sequence at a time.
+One rule is added: if the processors forbid every token, the end token is allowed. This is a slow
+reference implementation that processes one sequence at a time.
 """
 
 from collections.abc import Sequence

@@ -135,12 +135,12 @@ def beam(
 
     Each step ranks all one-token extensions of the running beams by their sum of processed
     log-probabilities and considers the best 2 * num_beams, or (1 + n) * num_beams with n end tokens
-    if that is more. Extensions among the best num_beams that
-    end, with the end token or by `stop`, become finished hypotheses; lower-ranked extensions that
-    end are dropped. The best num_beams extensions that do not end are the running beams of the next
-    step. The num_beams finished hypotheses with the best penalised total
-    (`ReferenceHypothesis.penalised_total`) are kept. At `max_new_tokens`, the best num_beams
-    extensions become finished hypotheses even if they have not ended.
+    if that is more. Extensions among the best num_beams that end, with the end token or by `stop`,
+    become finished hypotheses; lower-ranked extensions that end are dropped. The best num_beams
+    extensions that do not end are the running beams of the next step. The num_beams finished
+    hypotheses with the best penalised total (`ReferenceHypothesis.penalised_total`) are kept. At
+    `max_new_tokens`, the best num_beams extensions become finished hypotheses even if they have not
+    ended.
 
     The search ends when num_beams hypotheses are finished and either `early_stopping` is True, or
     the best running beam cannot score higher than the worst finished one. The bound on a running

@@ -23,10 +23,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sightline.base.errors import UsageError
 from sightline.model.checkpoint import average, replace_text, save_checkpoint, save_tensors
 from sightline.model.config import ArchitectureConfig
-from sightline.model.parts import CONFIG, TOKENIZER
+from sightline.model.data.preparation import check_writable
+from sightline.model.parts import AVERAGED, BEST, CONFIG, TOKENIZER
 from sightline.model.training.curve import draw_curve
 
 # Folders that this process has locked. The lock belongs to the process, so that a part of a command
@@ -41,11 +41,10 @@ def locked(folder: Path) -> Iterator[None]:
     The operating system releases the lock when the process ends.
 
     Raises:
-        UsageError: the folder is a file.
+        UsageError: the folder is a file, or cannot be written.
         ValueError: another process holds the lock.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; choose a folder for the run")
+    check_writable(folder)
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     name = folder.resolve()
@@ -77,7 +76,7 @@ class RunFolder:
         self.path = path
         self.settings, self.config, self.tokenizer = path / "train.json", path / CONFIG, path / TOKENIZER
         self.state, self.epochs = path / "state.safetensors", path / "epochs"
-        self.averaged, self.best = path / "averaged", path / "best"
+        self.averaged, self.best = path / AVERAGED, path / BEST
         self.log, self.curve, self.record = path / "log.jsonl", path / "curve.svg", path / "record.json"
 
     def __str__(self) -> str:

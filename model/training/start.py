@@ -32,7 +32,7 @@ from sightline.model.data.pretrained import (
     read_pretrained,
     with_end_token,
 )
-from sightline.model.parts import CONFIG, load_parts, weights_file
+from sightline.model.parts import CONFIG, checkpoint_of, load_parts, weights_file
 
 PICKLE = "pytorch_model.bin"
 # Architectures of our own models by task. Another architecture may be trained for the same task.
@@ -118,7 +118,7 @@ def checkpoint_folder(path: Path) -> Path:
     """Return the averaged or else the best checkpoint of a run, or the folder itself."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder; --from needs a run folder, or the folder of a checkpoint")
-    return next((path / part for part in ("averaged", "best") if (path / part / CONFIG).is_file()), path)
+    return checkpoint_of(path)
 
 
 def _start_from_pretrained(

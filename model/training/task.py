@@ -48,8 +48,7 @@ class Task(Generic[BatchT, ModelT]):
     sizes: Callable[[NDArray[np.int32]], NDArray[np.int32]] = first_lengths
     # Sets weights of a new model that depend on the training examples.
     initialise: Callable[[ModelT, Examples], None] | None = None
-    other_validation_loss: Callable[[ModelT, BatchT, float], Tensor] | None = None
 
     def validation_loss(self, model: ModelT, batch: BatchT) -> Tensor:
         """Return the loss without label smoothing."""
-        return (self.other_validation_loss or self.training_loss)(model, batch, 0.0)
+        return self.training_loss(model, batch, 0.0)

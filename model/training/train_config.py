@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sightline.model.config_fields import (
     Count,
@@ -20,7 +20,6 @@ from sightline.model.config_fields import (
 )
 
 Precision = Literal["float32", "bfloat16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 # Settings that may change when a run is resumed: none of them changes what an update does. The
 # learning rate depends on the number of the update, not on the length of the run.
 CHANGEABLE = frozenset(

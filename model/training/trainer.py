@@ -1,8 +1,7 @@
 """Training loop with checkpoints; an interrupted run resumes to the same result.
 
 `sightline.model.training.folder` describes the folder of a run. Only one command can use the folder
-at a
-time: it holds a lock while it creates or resumes the run and while it trains.
+at a time: it holds a lock while it creates or resumes the run and while it trains.
 
 The order of the batches and the random numbers of an epoch depend only on the seed and the epoch. A
 checkpoint within an epoch has the position in this order and the state of the random numbers, so

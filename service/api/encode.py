@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 from sightline.service.api.endpoint import OUTPUT_ERRORS, Call, Endpoint
 from sightline.service.api.types import Inputs, ModelName, PromptName, Truncate
 from sightline.service.body_fields import RequestBody
-from sightline.service.inference.encode import EncodeResult, Pooling, encode
+from sightline.service.inference.encode import EncodeResult, Pooling, embed_texts
 from sightline.service.parameters import Encoding
 
 
@@ -43,7 +43,7 @@ async def encode_texts(call: Call, body: EncodeBody) -> EncodeResult:
     With pooling `none` an embedding has a row for each token, row-major, and `shapes` has the
     numbers of rows and columns.
     """
-    return await encode(
+    return await embed_texts(
         call,
         await call.model(body.model, "encode"),
         body.inputs,

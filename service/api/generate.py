@@ -22,7 +22,6 @@ from sightline.service.inference.streaming import Stream, StreamedSequence, Stre
 from sightline.service.parameters import NEUTRAL, GenerateParameters, given_parameters
 
 DONE = b"data: [DONE]\n\n"
-NO_WARNINGS: Mapping[int, GenerateWarning] = {}
 
 
 class GenerateBody(RequestBody):
@@ -103,7 +102,7 @@ class NativeEventEncoder:
     input, if there is one.
     """
 
-    def __init__(self, warnings: Mapping[int, GenerateWarning] = NO_WARNINGS) -> None:
+    def __init__(self, warnings: Mapping[int, GenerateWarning]) -> None:
         """Create an encoder; `warnings` are by the index of the input."""
         self._warnings = warnings
 

@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import Field
 
 from sightline.service.api.endpoint import UNAVAILABLE_ERRORS, Call, Endpoint, Raw
+from sightline.service.api.types import FailedModels
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,7 @@ class Readiness:
     """The state of a process that serves requests."""
 
     status: Annotated[Literal["ready"], Field(description="State of the process.")]
-    failed_models: Annotated[
-        list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
-    ]
+    failed_models: FailedModels
 
 
 async def live(call: Call) -> Health:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from sightline.base.bundle import AlignmentStep, LabelKind, LanguageCode, Manifest, MapKind, TrainingUnit, VectorPooling
 from sightline.service.api.endpoint import Call, Endpoint, PathModel
+from sightline.service.api.types import FailedModels
 from sightline.service.inference.maps import AttentionWindow, window_of
 from sightline.service.inference.service import ModelState
 from sightline.service.parameters import MODEL_DEFAULTS
@@ -144,9 +145,7 @@ class ModelList:
 
     object: Annotated[Literal["list"], Field(description="Always `list`.")]
     data: Annotated[list[ModelCard], Field(description="Served models, sorted by name.")]
-    failed_models: Annotated[
-        list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
-    ]
+    failed_models: FailedModels
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ class ModelDetails(ModelCard):
 async def list_models(call: Call) -> ModelList:
     """List the models."""
     service = call.service
-    cards = [card_of(manifest, service.state_of(manifest.name)) for manifest in service.all_manifests()]
+    cards = [card_of(manifest, service.state_of(manifest.name)) for manifest in service.require_manifests()]
     return ModelList("list", cards, service.failed_models)
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sightline import __version__
-from sightline.base.bundle import Manifest
 from sightline.service.api.endpoint import Call, Endpoint
 from sightline.service.api.models import STATES, tasks_of
+from sightline.service.api.types import FailedModels
 from sightline.service.inference.service import ModelState, Service
 
 
@@ -45,9 +45,7 @@ class Root:
         dict[str, str], Field(description="Model of requests that name none, by task; empty while the models load.")
     ]
     models: Annotated[list[ModelSummary], Field(description="Served models; empty while they load.")]
-    failed_models: Annotated[
-        list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
-    ]
+    failed_models: FailedModels
 
 
 async def show_root(call: Call) -> Root:
@@ -64,13 +62,12 @@ def root_of(service: Service) -> Root:
         openapi="/openapi.json",
         default_model=service.default_model or None,
         default_models=dict(sorted(service.default_models.items())),
-        models=[summary_of(model.manifest, model.state) for model in service.models.values()],
+        models=[
+            ModelSummary(model.manifest.name, model.manifest.description, tasks_of(model.manifest), model.state)
+            for model in service.models.values()
+        ],
         failed_models=service.failed_models,
     )
-
-
-def summary_of(manifest: Manifest, state: ModelState) -> ModelSummary:
-    return ModelSummary(manifest.name, manifest.description, tasks_of(manifest), state)
 
 
 ENDPOINTS = (Endpoint("GET", "/", show_root, Root, ignores_query=True),)

@@ -20,6 +20,9 @@ PromptName = Annotated[
         description="Name of the model's prompt that is put before each input; the model's default prompt if absent.",
     ),
 ]
+FailedModels = Annotated[
+    list[str], Field(description="Folders of the bundles that failed to load; the log has the reasons.")
+]
 Truncate = Annotated[bool, Field(description="Cut inputs that are too long instead of rejecting them.")]
 
 CandidateLabels = Annotated[

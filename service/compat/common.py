@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from sightline.base.bundle import Manifest, Task
 from sightline.service.api.endpoint import ErrorFormat
 from sightline.service.api_errors import ApiError, ErrorCode, ErrorType, complete_message
+from sightline.service.body_fields import MAX_ID
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.results import OutputToken
@@ -24,6 +25,9 @@ T = TypeVar("T")
 PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "model"})
 # A field that has no effect, whatever its value.
 Ignored = Annotated[T | None, Field(description="Accepted for compatibility; ignored.")]
+Dimensions = Annotated[
+    int | None, Field(ge=1, le=MAX_ID, description="Only the dimensions of the model are supported.")
+]
 # Finish reasons of OpenAI and Ollama, by the service's own.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -154,12 +158,12 @@ def blank_before(model: ServedModel, token: OutputToken, target_prefix: str = ""
     return " " if target_prefix or token.text.startswith(" ") else ""
 
 
-def check_dimensions(requested: int | None, dimensions: int) -> None:
+def check_dimensions(requested: int | None, model: ServedModel) -> None:
     """Reject embeddings of another size than the model's.
 
     Raises:
         ApiError: `unsupported_parameter`.
     """
-    if requested not in (None, dimensions):
-        message = f"It must be {dimensions}, the dimensions of the model's vectors, got {requested}."
+    if requested not in (None, model.embedding_size):
+        message = f"It must be {model.embedding_size}, the dimensions of the model's vectors, got {requested}."
         raise ApiError("unsupported_parameter", message, path="dimensions")

@@ -11,7 +11,7 @@ from sightline import __version__
 from sightline.base.bundle import Manifest, Task
 from sightline.service.api.endpoint import EVENTS, JSON, OUTPUT_ERRORS, Call, Endpoint, EventStream, ModelInQuery
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import described_as, paths_of, validate
+from sightline.service.body_fields import described_as, fields_of, paths_of, validate
 from sightline.service.compat.common import manifest_of_query, model_of_query
 from sightline.service.compat.huggingface_tasks import (
     Filled,
@@ -61,16 +61,12 @@ PIPELINE_TAGS: dict[Task, PipelineTag] = {
 }
 # Fields that only bodies of one task have.
 TASK_FIELDS: dict[Task, frozenset[str]] = {
-    "generate": frozenset(
-        {"stream", *(field.alias or name for name, field in TextGenerationParameters.model_fields.items())}
-        - {"truncate", "top_k"}
-    ),
+    "generate": frozenset({"stream", *fields_of(TextGenerationParameters)} - {"truncate", "top_k"}),
     "classify": frozenset({"function_to_apply", "raw_scores"}),
     "rerank": frozenset({"query", "texts"}),
     "tag": frozenset({"aggregation_strategy", "ignore_labels"}),
-    "answer": frozenset({"question", *(field.alias or name for name, field in QuestionParameters.model_fields.items())})
-    - {"top_k"},
-    "fill-mask": frozenset(FillMaskParameters.model_fields) - {"top_k"},
+    "answer": frozenset({"question", *fields_of(QuestionParameters)} - {"top_k"}),
+    "fill-mask": frozenset(fields_of(FillMaskParameters)) - {"top_k"},
     "encode": frozenset({"normalize", "prompt_name", "dimensions"}),
 }
 # TEI's name of each pooling.
@@ -171,7 +167,7 @@ def _default_manifest(call: Call, body: Mapping[str, Any]) -> Manifest:
     fields = {key for part in parts if isinstance(part, dict) for key in part}
     tasks = [task for task, names in TASK_FIELDS.items() if names & fields]
     if not tasks:
-        served = {_main_task(manifest): manifest.name for manifest in reversed(call.service.all_manifests())}
+        served = {_main_task(manifest): manifest.name for manifest in reversed(call.service.require_manifests())}
         if len(served) > 1:
             examples = ", ".join(f"{name} for {PIPELINE_TAGS[task]}" for task, name in sorted(served.items()))
             message = (

@@ -21,7 +21,7 @@ from sightline.service.api.endpoint import (
 )
 from sightline.service.api.messages import prompt_of
 from sightline.service.api_errors import ApiError
-from sightline.service.body_fields import Texts
+from sightline.service.body_fields import Texts, paths_of
 from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, check_dimensions, parameters_by_temperature
 from sightline.service.compat.ollama_schemas import (
     Capability,
@@ -40,7 +40,7 @@ from sightline.service.compat.ollama_schemas import (
     Tags,
     Version,
 )
-from sightline.service.inference.encode import encode
+from sightline.service.inference.encode import embed_texts
 from sightline.service.inference.generate import generate
 from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
 from sightline.service.inference.service import ServedModel
@@ -51,7 +51,7 @@ Content = Callable[[str], Mapping[str, Any]]  # fields of a text
 
 LATEST = ":latest"  # tag of the model names that clients show
 CAPABILITIES: tuple[tuple[Task, Capability], ...] = (("generate", "completion"), ("encode", "embedding"))
-OPTION_NAMES = {name: field.alias or name for name, field in DecodingOptions.model_fields.items()}
+OPTION_NAMES = paths_of(DecodingOptions)
 
 
 async def generate_text(call: Call, body: PromptBody) -> GeneratedPart | EventStream:
@@ -163,8 +163,8 @@ class OllamaResponse:
 async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
     """Encode each input to one vector of length 1, with the model's pooling and default prompt."""
     model = await call.model(name_of(call, body.model), "encode")
-    result = await encode(call, model, body.inputs, normalize=True, truncate=body.truncate is not False)
-    check_dimensions(body.dimensions, result.dimensions)
+    check_dimensions(body.dimensions, model)
+    result = await embed_texts(call, model, body.inputs, normalize=True, truncate=body.truncate is not False)
     return {
         "model": body.model,
         "embeddings": result.embeddings,
@@ -186,7 +186,7 @@ async def tags(call: Call) -> Tags:
                 "digest": manifest.digest,
                 "details": details_of(manifest),
             }
-            for manifest in call.service.all_manifests()
+            for manifest in call.service.require_manifests()
         ]
     }
 

@@ -6,8 +6,8 @@ from pydantic import ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from sightline.service.api.messages import Messages, check_dialogue
-from sightline.service.body_fields import MAX_ID, NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
-from sightline.service.compat.common import Ignored
+from sightline.service.body_fields import NOT_BLANK, RequestBody, TextsWithoutIds, field_error, must_equal
+from sightline.service.compat.common import Dimensions, Ignored
 from sightline.service.inference.results import Numbers
 from sightline.service.parameters import (
     MAX_TEMPERATURE,
@@ -158,9 +158,7 @@ class OllamaEmbedBody(RequestBody):
     truncate: bool | None = Field(
         default=None, description="Cut inputs that are too long instead of rejecting them; the default is true."
     )
-    dimensions: int | None = Field(
-        default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
-    )
+    dimensions: Dimensions = None
     options: Ignored[DecodingOptions] = None
     keep_alive: Ignored[float | str] = None
 

@@ -31,7 +31,7 @@ from sightline.service.compat.tei_schemas import (
     ZeroShotBody,
 )
 from sightline.service.inference.classify import ClassifyResult, classify, function_of
-from sightline.service.inference.encode import EncodeResult, encode
+from sightline.service.inference.encode import EncodeResult, embed_texts
 from sightline.service.inference.rerank import rerank
 from sightline.service.inference.service import models_by_task
 from sightline.service.inference.sparse import embed_sparse
@@ -49,14 +49,12 @@ ERRORS = typed_errors(
 async def embed(call: Call, body: EmbedBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector of length 1, with the model's pooling."""
     normalize = body.normalize is not False
-    result = await _encode(call, model, body.inputs, body, normalize=normalize)
-    check_dimensions(body.dimensions, result.dimensions)
-    return result.embeddings
+    return (await _embed_texts(call, model, body.inputs, body, body.dimensions, normalize=normalize)).embeddings
 
 
 async def embed_all(call: Call, body: EmbedAllBody, model: ModelInQuery) -> list[Any]:
     """Encode each input to one vector for each token."""
-    result = await _encode(call, model, body.inputs, body, pooling="none")
+    result = await _embed_texts(call, model, body.inputs, body, pooling="none")
     pairs = zip(result.embeddings, result.shapes or (), strict=True)
     return [rows.reshape(shape) for rows, shape in pairs]
 
@@ -90,15 +88,16 @@ async def similarity(call: Call, body: SimilarityBody, model: ModelInQuery) -> A
     }
     options = body.parameters or ReadingOptions()
     texts = Texts((body.inputs.source_sentence, *sentences))
-    source, *others = (await _encode(call, model, texts, options, normalize=True)).embeddings
+    source, *others = (await _embed_texts(call, model, texts, options, normalize=True)).embeddings
     return np.stack(others) @ source
 
 
-async def _encode(
-    call: Call, model: str | None, inputs: Texts, options: ReadingOptions, **vectors: Any
+async def _embed_texts(
+    call: Call, model: str | None, inputs: Texts, options: ReadingOptions, dimensions: int | None = None, **vectors: Any
 ) -> EncodeResult:
     served, truncate = await model_of_query(call, model, "encode"), bool(options.truncate)
-    return await encode(call, served, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors)
+    check_dimensions(dimensions, served)
+    return await embed_texts(call, served, inputs, truncate=truncate, prompt_name=options.prompt_name, **vectors)
 
 
 async def predict(call: Call, body: PredictBody, model: ModelInQuery) -> list[Prediction] | list[list[Prediction]]:

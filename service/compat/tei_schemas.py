@@ -25,6 +25,7 @@ from sightline.service.body_fields import (
     field_error,
     must_equal,
 )
+from sightline.service.compat.common import Dimensions
 from sightline.service.inference.tag import Aggregation
 from sightline.service.parameters import TokenId
 
@@ -63,9 +64,7 @@ ListsOfIds = Annotated[list[list[TokenId]], Field(min_length=1, max_length=MAX_I
 
 
 class ReadingOptions(RequestBody):
-    truncate: Annotated[
-        Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
-    ] = None
+    truncate: Truncate | None = None
     truncation_direction: TruncationDirection = None
     prompt_name: PromptName = None
 
@@ -78,9 +77,7 @@ class EmbedAllBody(ReadingOptions):
 
 class EmbedBody(EmbedAllBody):
     normalize: bool | None = Field(default=None, description="Give each vector length 1; true if absent.")
-    dimensions: int | None = Field(
-        default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
-    )
+    dimensions: Dimensions = None
     encoding_format: Annotated[Any, must_equal("float")] = None
 
     model_config = ConfigDict(
@@ -134,9 +131,7 @@ class PredictBody(RequestBody):
         PredictedInputs,
         Field(description="Text to classify, a list with a text or a pair of texts, or a list of such lists."),
     ]
-    truncate: Annotated[
-        Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
-    ] = None
+    truncate: Truncate | None = None
     truncation_direction: TruncationDirection = None
     raw_scores: bool | None = Field(
         default=None, description="Return logits instead of probabilities, if the model has logits."
@@ -186,9 +181,7 @@ class ZeroShotBody(RequestBody):
     """Body of Hugging Face's zero-shot classification."""
 
     inputs: Inputs
-    truncate: Annotated[
-        Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
-    ] = None
+    truncate: Truncate | None = None
     parameters: Annotated[ZeroShotParameters, Field(description="Labels and options.")]
 
     model_config = ConfigDict(
@@ -221,9 +214,7 @@ class TokenClassificationParameters(RequestBody):
 
 class TokenClassificationBody(RequestBody):
     inputs: Annotated[TextOrTexts, Field(description="Text to classify the tokens of, or a list of texts.")]
-    truncate: Annotated[
-        Truncate | None, Field(description="Cut inputs that are too long instead of rejecting them.")
-    ] = None
+    truncate: Truncate | None = None
     parameters: Annotated[TokenClassificationParameters | None, Field(description="Options.")] = None
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"inputs": "A dog runs in Berlin."}]})

@@ -51,10 +51,7 @@ class TextGenerationParameters(RequestBody):
         default=None, description="Return the prompt before the text; only for decoder-only models."
     )
     details: Annotated[bool | None, Field(description="Return the tokens with their log-probabilities.")] = None
-    top_logprobs: Annotated[
-        TopLogprobs | None,
-        Field(alias="top_n_tokens", description="Number of top alternatives returned for each token."),
-    ] = None
+    top_logprobs: TopLogprobs | None = Field(default=None, alias="top_n_tokens")
     best_of: Annotated[Any, must_equal(1)] = None
     decoder_input_details: Annotated[Any, must_equal(False)] = None
     watermark: Annotated[Any, must_equal(False)] = None

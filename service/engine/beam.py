@@ -252,8 +252,7 @@ class BeamGeneration(Generation):
             return False
         if parameters.early_stopping is True:
             return True
-        # As in Transformers, the search ends even though a longer continuation could still exceed
-        # this bound.
+        # As in Transformers, the search ends even if a longer continuation could exceed this bound.
         num_tokens = self._num_tokens + 1
         if parameters.early_stopping == "never" and parameters.length_penalty > 0:
             num_tokens = self._max_tokens

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.base.bundle import State
 from sightline.service.engine.generation import NonFiniteError
 from sightline.service.engine.scores import TOP_OUTPUTS
-from sightline.service.runtime.runner import Runner
+from sightline.service.runtime.runner import Array, Runner
 
-Array = NDArray[Any]
 GraphName = Literal["encoder", "prefill", "decoder"]  # "prefill": the decoder graph over a prompt
 
 TEST_INPUT_TOKENS = 16  # length of the test input, which consists of end tokens
@@ -73,7 +71,7 @@ def run_test_input(runner: Runner, graph: GraphName, row: int = 0) -> None:
     if not manifest.is_decoder_only:
         initial = {state.encoder_output for state in manifest.states}
         names = [name for name in manifest.encoder_graph.outputs if name == "hidden" or name in initial]
-        encoded |= runner.encode(np.array([source], np.int64), lengths, names)
+        encoded |= runner.run_encoder(np.array([source], np.int64), lengths, names)
         _check_finite([value for value in encoded.values() if isinstance(value, np.ndarray)])
     if graph == "encoder":
         return

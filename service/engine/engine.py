@@ -9,7 +9,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.base.bundle import LABEL_LOGITS, LABEL_OUTPUTS, PREFILL_TOKENS, TOKEN_LABEL_KINDS
 from sightline.service.engine.beam import BeamGeneration
@@ -53,9 +52,8 @@ from sightline.service.engine.scheduler import Scheduler, WaitingSequence, share
 from sightline.service.engine.scores import StepScores
 from sightline.service.engine.single import SingleGeneration
 from sightline.service.engine.throughput import Throughput
-from sightline.service.runtime.runner import Runner
+from sightline.service.runtime.runner import Array, Runner
 
-Array = NDArray[Any]
 ROWS_PER_RESERVED = 16  # one row in 16 is reserved for calls that have no row yet
 # Duration of decoder steps of a single row, after which the engine looks at deadlines and the
 # worker at its commands.
@@ -123,19 +121,16 @@ class Engine:
             self._max_batch_tokens = sys.maxsize  # prompts are read one at a time, not in a padded batch
         self._scheduler = Scheduler(self._max_batch_tokens, self._reserved_rows)
         # Requests that wait or are being encoded, by id. A request is added to the next container
-        # before it is removed from the previous one, so that counts read by other threads never
-        # miss a request.
+        # before it is removed from the previous one, so that no other thread misses it in a count.
         self._waiting: dict[int, ActiveRequest] = {}
         self._map_names: dict[str, Sequence[str]] = {maps.kind: maps.outputs for maps in self._manifest.attention}
         self._rows = Rows(runner)
         self._prefills = PrefillQueue()
         self._prefix_cache = PrefixCache(runner.num_prefix_blocks)
         self.throughput = Throughput()
-        # Request ids of the consecutive failed runs of each graph; all requests of a call share one
-        # id.
+        # Request ids of the consecutive failed runs of each graph; requests of a call share one.
         self._failures: dict[GraphName, set[str]] = {"encoder": set(), "prefill": set(), "decoder": set()}
-        # Other threads append to these queues. Append and popleft of a deque are atomic and need no
-        # lock.
+        # Other threads append to these queues without a lock: append and popleft are atomic.
         self._arrived: deque[ActiveRequest] = deque()
         self._cancelled: deque[ActiveRequest] = deque()
         self._is_terminated = False
@@ -187,8 +182,8 @@ class Engine:
     def step(self) -> None:
         """Run one iteration.
 
-        It drops finished requests, encodes one batch or reads chunks of prompts, and steps all
-        running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.
+        It drops cancelled and expired requests, encodes one batch or reads chunks of prompts, and
+        steps all running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.
 
         Raises:
             RuntimeFailedError: a graph fails even on the test input.
@@ -230,8 +225,7 @@ class Engine:
     # The queue
 
     def _accept_arrivals(self) -> None:
-        # Read cancellations first: the requests in them were submitted earlier, so they have
-        # arrived below.
+        # Read cancellations first: their requests were submitted earlier, so they arrive below.
         cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
         for _ in range(len(self._arrived)):
             active = self._arrived[0]
@@ -242,8 +236,7 @@ class Engine:
                 self._arrived.popleft()
                 self._finish(active, Failed("internal"))
                 continue
-            # A SimilarRequest does not use the encoder. It counts as a full batch, so that it runs
-            # alone.
+            # A SimilarRequest uses no encoder. It counts as a full batch, and so runs alone.
             tokens = self._max_batch_tokens if isinstance(request, SimilarRequest) else len(request.source_ids)
             self._scheduler.add(WaitingSequence(active.id, call_of(request), tokens, rows, request.deadline))
             self._waiting[active.id] = active
@@ -255,8 +248,7 @@ class Engine:
         """Return False for a request that would affect others: it would wait in front of them for
         rows that do not exist, or write beyond its own.
 
-        Use cases check the requests of clients; any other mistake raises, so that its request fails
-        alone.
+        Use cases check the requests of clients. Any other mistake raises, and fails one request.
         """
         if isinstance(request, SimilarRequest):
             return True
@@ -273,12 +265,11 @@ class Engine:
             return
         if self._scheduler.remove(active.id):
             del self._waiting[active.id]
+            self._finish(active, Cancelled())
         else:
             owner = self._rows.find(active)
             assert owner is not None, "an unfinished request must be waiting or running"
             self._end(owner, Cancelled())
-            return
-        self._finish(active, Cancelled())
 
     def _drop_expired(self, now: float) -> None:
         for id_ in self._scheduler.remove_expired(now):
@@ -298,7 +289,7 @@ class Engine:
             for active in batch:
                 self._admit_to_prefill(active)
         else:
-            self._encode(batch)
+            self._encode_batch(batch)
 
     def _compare(self, active: ActiveRequest, request: SimilarRequest) -> None:
         try:
@@ -312,21 +303,21 @@ class Engine:
         active.encode_ended = self._clock()
         self._finish(active, Compared(cosines, active.timings(active.encode_ended)))
 
-    def _encode(self, batch: Sequence[ActiveRequest]) -> None:
+    def _encode_batch(self, batch: Sequence[ActiveRequest]) -> None:
         """Encode a batch and admit its generations.
 
         If that fails, encode each request alone, so that one request cannot fail another.
         """
-        succeeded = self._encode_batch(batch)
+        succeeded = self._try_to_encode(batch)
         if not succeeded and len(batch) > 1:
-            alone = [self._encode_batch([active]) for active in batch]
+            alone = [self._try_to_encode([active]) for active in batch]
             succeeded = any(alone)
         if succeeded:
             self._failures["encoder"].clear()
         else:
             self._note_failure("encoder", batch[0])
 
-    def _encode_batch(self, batch: Sequence[ActiveRequest]) -> bool:
+    def _try_to_encode(self, batch: Sequence[ActiveRequest]) -> bool:
         """Encode a batch; return False on failure. A single request then fails."""
         try:
             encoded = self._run_encoder(batch)
@@ -356,7 +347,7 @@ class Engine:
         for row, active in enumerate(batch):
             ids[row, : lengths[row]] = active.source_request.source_ids
         started = self._clock()
-        encoded = self._runner.encode(ids, lengths, self._encoder_outputs(batch))
+        encoded = self._runner.run_encoder(ids, lengths, self._encoder_outputs(batch))
         self._notify(self._observer.on_encode, len(batch), int(lengths.sum()), ids.size, self._clock() - started)
         return encoded
 
@@ -424,8 +415,7 @@ class Engine:
     def _predict(self, request: EncodeRequest, hidden: Array) -> tuple[Array | None, Array | None]:
         """Return the logits (N, V) and the largest logits (V,) that a request needs.
 
-        The logits of a whole text would need much memory: only those of a few positions exist at a
-        time.
+        The logits of a whole text would need much memory: those of a few positions exist at once.
         """
         predictions: Array | None = None
         largest: Array | None = None
@@ -608,7 +598,7 @@ class Engine:
         if self._decode(range(len(self._rows))):
             self._failures["decoder"].clear()
             return
-        generations = self._rows.generations
+        generations = list(self._rows)
         for generation in generations:
             self._end(generation, Failed("internal"))
         self._note_failure("decoder", generations[0].active_request)
@@ -621,8 +611,7 @@ class Engine:
         callers that have one row, or if there are none, for calls that have one. Callers with one
         row get a time in proportion to that of the step over all rows (docs/adr/0035). Without
         callers, the total number of extra steps is proportional to the number of running rows. Both
-        are divided among the small calls. If an extra step fails, the next step over all rows
-        repeats it.
+        are divided among the small calls. The next step over all rows repeats one that fails.
 
         Args:
             seconds: duration of the step over all rows.
@@ -685,9 +674,8 @@ class Engine:
     def _take_best(self, outputs: Mapping[str, Array]) -> bool:
         """Take the most probable token of the only row if nothing else is to do.
 
-        This is a faster form of what `_decode` does after a step. It returns False, and has changed
-        nothing, if there are several rows, if requests wait, or if the generation needs more than
-        the token.
+        This is a faster form of what `_decode` does after a step. It returns False and changes
+        nothing if there are several rows, if requests wait, or if the generation needs more.
         """
         if self._rows.first_free > 1 or self._arrived or self._cancelled or self._waiting:
             return False
@@ -742,8 +730,8 @@ class Engine:
         if not targets:
             return None
         if generation.request.parameters.num_new_tokens:
-            num_forced = len(generation.request.target_prefix)
-            self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_forced)
+            num_prefix = len(generation.request.target_prefix)
+            self.throughput.on_generated(max(len(target.tokens) for target in targets) - num_prefix)
         return Generated(targets, active.timings(now), generation.num_cached_tokens)
 
     def _note_failure(self, graph: GraphName, active: ActiveRequest) -> None:

@@ -135,8 +135,7 @@ class Generation(RowOwner, ABC):
             self._max_tokens - len(self._prefix) if self._forces_end else None,
             manifest.generation.bad_words,
         )
-        # If only few tokens can be forbidden, the top tokens of a step are sufficient for the
-        # choice.
+        # If only few tokens can be forbidden, the top tokens of a step suffice for the choice.
         num_forbidden = len(self._suppressed_or_end if parameters.min_new_tokens else self._suppressed)
         num_top = min(TOP_TOKENS, manifest.limits.vocabulary)
         self._reads_logits = (

@@ -31,13 +31,7 @@ class Hypothesis:
         )
 
     def target(
-        self,
-        reason: FinishReason,
-        num_prefix: int,
-        length_penalty: float = 0.0,
-        num_forced: int = 0,
-        *,
-        has_forced_end: bool = False,
+        self, reason: FinishReason, num_prefix: int, length_penalty: float, num_forced: int, *, has_forced_end: bool
     ) -> Target:
         """Return the finished target.
 

@@ -5,7 +5,6 @@ by a limited time (docs/adr/0016). A prompt is always cut at the same positions.
 therefore have the same bits whatever else is running.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,9 +101,8 @@ class Prefill:
 class PrefillQueue:
     """The prompts that are being read.
 
-    Chunks alternate between the oldest prompt and the one with the fewest remaining tokens. Short
-    prompts therefore do not wait for the end of long ones, and long prompts make progress while
-    short ones arrive.
+    Chunks alternate between the oldest prompt and the one with the fewest remaining tokens, so that
+    short prompts do not wait for long ones, and long ones make progress while short ones arrive.
     """
 
     def __init__(self) -> None:
@@ -114,17 +112,13 @@ class PrefillQueue:
     def __len__(self) -> int:
         return len(self._prefills)
 
-    def __iter__(self) -> Iterator[Prefill]:
-        return iter(self._prefills)
-
-    def add(self, owner: RowOwner) -> Prefill:
-        """Add a request that has rows; return the prompt that it waits for."""
+    def add(self, owner: RowOwner) -> None:
+        """Add a request that has rows: it waits for a prompt that it shares, or for its own."""
         for prefill in self._prefills:
             if prefill.is_shared_with(owner):
                 prefill.owners.append(owner)
-                return prefill
+                return
         self._prefills.append(Prefill([owner]))
-        return self._prefills[-1]
 
     def next(self) -> Prefill:
         """Return the prompt whose next chunk is to be read."""

@@ -51,8 +51,7 @@ class RepetitionPenalty:
 class OccurrencePenalties:
     """Subtracts penalties from the scores of generated tokens, as OpenAI's API does.
 
-    The presence penalty counts once for each of these tokens, the frequency penalty as often as the
-    token was generated.
+    The presence penalty counts once for each of these tokens, the frequency penalty each time.
     """
 
     def __init__(self, presence: float, frequency: float) -> None:

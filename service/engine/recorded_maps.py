@@ -6,15 +6,14 @@ Each decoder step adds one row. A prefill adds the rows of the prompt if the req
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sightline.base.bundle import Manifest
 from sightline.service.engine.request import GenerateRequest, MapPart, SourceRequest
+from sightline.service.runtime.runner import Array
 
-Array = NDArray[Any]
 Maps = NDArray[np.float32]
 
 ENCODER_KINDS = ("encoder", "encoder_slots")
@@ -64,8 +63,7 @@ def prompt_block(names: Sequence[str], outputs: Mapping[str, Array], num_read: i
     Args:
         names: names of the graph outputs with decoder maps.
         outputs: outputs of the prefill of the chunk.
-        num_read: number of prompt tokens read so far, this chunk included, which is the number of
-            columns.
+        num_read: number of columns: prompt tokens read so far, this chunk included.
         part: layers and heads to return; all if None.
     """
     # The result is a copy, so that the outputs can be freed.
@@ -75,23 +73,6 @@ def prompt_block(names: Sequence[str], outputs: Mapping[str, Array], num_read: i
 def _select(maps: Maps, part: MapPart | None) -> Maps:
     """Return the heads and layers of a part from maps (H, L, ...)."""
     return maps if part is None else maps[np.ix_(part.heads, part.layers)]
-
-
-def reason_against_hiding(manifest: Manifest) -> str | None:
-    """Return the reason why a model's source tokens cannot be hidden; None if they can be.
-
-    The keys of hidden tokens are removed from the decoder's states when a row is initialized, so
-    that the keys after them move. Attention must therefore not depend on the index of a key.
-    """
-    if manifest.decoder is None:
-        return "it has no decoder"
-    if manifest.is_decoder_only:
-        return "it is a decoder-only model, without an encoder whose outputs could be hidden"
-    if not any("source" in state.shape for state in manifest.states):
-        return "its decoder does not attend to source tokens"
-    if any(maps.kind == "cross" and (maps.window is not None or maps.by_position) for maps in manifest.attention):
-        return "its attention depends on the positions of source tokens"
-    return None
 
 
 class MapRecorder:

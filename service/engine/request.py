@@ -46,8 +46,7 @@ class MapBudget:
     """
 
     remaining: int
-    # For one column of a row, by kind: the number of values in the response, and the bytes of
-    # memory.
+    # For one column of a row, by kind: the number of values in the response, and the memory.
     per_column: Mapping[str, int]
     bytes_per_column: Mapping[str, int]
     use: Callable[[int], bool]  # takes bytes from the memory for responses; False if the limit is reached
@@ -83,8 +82,7 @@ class GenerateRequest:
     seed: int | None = None  # overrides the seed of the parameters; 0 if both are None
     target_prefix: tuple[int, ...] = ()  # tokens at the start of every target
     num_forced: int = 0  # number of prefix tokens that the model is forced to generate, such as a language
-    # Indices of the source tokens that the decoder cannot attend to, ascending. The encoder reads
-    # them.
+    # Ascending indices of source tokens that the encoder reads, but the decoder cannot attend to.
     hidden_source_tokens: tuple[int, ...] = ()
     stop: StopCondition | None = None  # receives the generated tokens, without the prefix
     attention: frozenset[str] = frozenset()  # kinds of attention maps to record

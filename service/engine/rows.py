@@ -3,8 +3,7 @@
 A row is one position along the batch axis of the decoder graph: a slot for one hypothesis. Greedy
 decoding, sampling and scoring use one row for each generation, beam search uses one row for each
 beam. Row i of every input array and of every state tensor belongs to the same hypothesis. The
-running rows are always 0 to n - 1 without gaps: when a row becomes free, the last row is moved into
-it.
+running rows are always 0 to n - 1 without gaps: the last row is moved into one that becomes free.
 
 The rows after them belong to requests of decoder-only models whose prompts are still being read
 (prefill). They are not stepped.
@@ -15,16 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
 from sightline.service.engine.generation import ActiveRequest, BeamCopies, Generation, RowOwner
 from sightline.service.engine.request import EncodeRequest, GenerateRequest, Request
 from sightline.service.engine.scheduler import RowCounts
 from sightline.service.engine.scores import TOP_OUTPUTS
-from sightline.service.runtime.runner import Int32, Int64, Runner
+from sightline.service.runtime.runner import Array, Int32, Int64, Runner
 
-Array = NDArray[Any]
 logger = logging.getLogger(__name__)
 
 
@@ -55,10 +52,9 @@ class Rows:
         """Number of running rows."""
         return self._num_running
 
-    @property
-    def generations(self) -> list[Generation]:
-        """Running generations."""
-        return list(self._running)
+    def __iter__(self) -> Iterator[Generation]:
+        """Iterate over the running generations."""
+        return iter(self._running)
 
     @property
     def owners(self) -> list[RowOwner]:
@@ -101,8 +97,7 @@ class Rows:
             encoded: outputs of the encoder.
         """
         first = len(self._owners)
-        # The first step of a search may need one row only. Its other rows come last and are stepped
-        # from then on.
+        # The first step of a search may need one row only. Its other rows come last and join later.
         owners = [newcomer for newcomer in newcomers for _ in range(newcomer[0].num_first_rows)]
         num_first = len(owners)
         for newcomer in newcomers:
@@ -250,8 +245,7 @@ class Rows:
         """Run one decoder step for each row alone, after `step` has failed for all of them.
 
         Returns:
-            The outputs of all rows, as `step` returns them, with NaN for rows that fail. None if
-            every row fails.
+            The outputs of all rows as from `step`, with NaN for rows that fail; None if all fail.
         """
         by_index: dict[int, Mapping[str, Array]] = {}
         for index, row in enumerate(rows):
@@ -281,7 +275,7 @@ class Rows:
         self._token_ids[0] = token_id
         self._lengths[0] += 1
 
-    def advance(self, rows: range, token_ids: NDArray[np.int64], beam_copies: BeamCopies) -> None:
+    def advance(self, rows: range, token_ids: Int64, beam_copies: BeamCopies) -> None:
         """Set the next input tokens of the rows of the last step.
 
         Args:
@@ -302,9 +296,6 @@ class Rows:
         """Include rows that were to skip a step. A decoder-only model has none."""
         if not self._runner.manifest.is_decoder_only:
             self._num_running = len(self._owners)
-
-    def __iter__(self) -> Iterator[Generation]:
-        return iter(self._running)
 
 
 def _join(parts: Mapping[int, Array], count: int) -> Array:

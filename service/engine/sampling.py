@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sightline.service.parameters import GenerateParameters
-
-Array = NDArray[Any]
+from sightline.service.runtime.runner import Array
 
 BLOCK = 64  # tokens per block in searches that process whole blocks before single tokens
 
@@ -139,8 +138,7 @@ def _index_at(weights: NDArray[np.float64], share: float) -> int:
 
     The weight at this index is never 0.
     """
-    # Search in blocks first: a cumulative sum over the whole vocabulary would dominate the time of
-    # a draw.
+    # Search in blocks first: a cumulative sum over the vocabulary would take most of a draw's time.
     block_weights = np.add.reduceat(weights, np.arange(0, len(weights), BLOCK))
     block, rest = _locate(block_weights, share * block_weights.sum())
     start = block * BLOCK

@@ -229,8 +229,7 @@ class Scheduler:
             if sequence is first:
                 continue
             padded_tokens = max(longest, sequence.source_tokens) * (len(batch) + 1)
-            # At most half of a batch may be padding: a sequence of a very different length goes
-            # into another batch.
+            # At most half of a batch may be padding: very different lengths need several batches.
             if padded_tokens > min(self._max_batch_tokens, 2 * (real_tokens + sequence.source_tokens)):
                 continue
             batch.append(sequence)
@@ -252,8 +251,6 @@ class Scheduler:
     def _select_fitting(self, free_rows: int, held: RowCounts) -> tuple[list[WaitingSequence], list[WaitingSequence]]:
         """Return the sequences that fit the free rows, and those that fit the reserved rows."""
         in_turn: list[WaitingSequence] = []
-        if not (free_rows and len(self._decode_queue)):
-            return in_turn, []
         reserved = min(free_rows, self._reserved_rows - len(self._reserved_ids))
         free_rows -= reserved
         for sequence in self._decode_queue.fair_order(held) if free_rows else ():

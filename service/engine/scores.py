@@ -1,12 +1,10 @@
 """Scores of the next token of each row, the result of a decoder step."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from sightline.service.runtime.runner import Array, Int64
 
 TOP_OUTPUTS = frozenset({"top_ids", "top_logprobs"})  # decoder outputs that every row needs
 VOCABULARY_OUTPUTS = frozenset({"logits", "logprobs"})  # over the whole vocabulary; needed by few rows
@@ -48,7 +46,7 @@ class StepScores:
         """
         return self._best_ids[row - self._first], self._best_logprobs[row - self._first]
 
-    def top(self, rows: NDArray[np.int64], count: int) -> tuple[Array, Array]:
+    def top(self, rows: Int64, count: int) -> tuple[Array, Array]:
         """Return the top `count` token ids and log-probabilities of each row.
 
         Both are copies of the shape (*rows.shape, count).

@@ -41,5 +41,5 @@ class Throughput:
         self._saturated_since = now if is_saturated else None
 
     def on_generated(self, num_tokens: int) -> None:
-        """Record the number of generated tokens of a finished generation, without forced tokens."""
+        """Record the number of generated tokens of a finished generation, without its prefix."""
         self.mean_tokens += MEAN_TOKENS_SHARE * (num_tokens - self.mean_tokens)

@@ -212,8 +212,7 @@ class Worker:
             self._wake.notify()
         if self._thread is None:
             return
-        # `Thread.join` in a helper thread would delay the exit of the interpreter if the engine
-        # hangs.
+        # `Thread.join` in a helper thread would delay the interpreter's exit if the engine hangs.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._has_ended.wait()

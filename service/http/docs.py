@@ -84,12 +84,12 @@ def _pages_of(call: Call) -> Pages:
     return pages
 
 
-def render(openapi: dict[str, Any]) -> str:
+def render(document: dict[str, Any]) -> str:
     """Return the page as HTML. It loads nothing from other hosts; its script sends the forms."""
-    schemas = openapi["components"]["schemas"]
+    schemas = document["components"]["schemas"]
     operations = [
         (method, path, operation)
-        for path, by_method in openapi["paths"].items()
+        for path, by_method in document["paths"].items()
         for method, operation in by_method.items()
     ]
     contents = "".join(
@@ -98,11 +98,11 @@ def render(openapi: dict[str, Any]) -> str:
     )
     routes = "".join(_route(method, path, operation, schemas) for method, path, operation in operations)
     style, script = ((files("sightline.service.http") / name).read_text("utf-8") for name in ("docs.css", "docs.js"))
-    title, about = html.escape(openapi["info"]["title"]), html.escape(openapi["info"]["description"])
+    title, about = html.escape(document["info"]["title"]), html.escape(document["info"]["description"])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{title}</title><style>{style}</style>'
-        f"<h1>{title} {html.escape(openapi['info']['version'])}</h1><p>{about} The same reference for programs: "
+        f"<h1>{title} {html.escape(document['info']['version'])}</h1><p>{about} The same reference for programs: "
         f'<a href="openapi.json">openapi.json</a>.</p><nav><h2>Contents</h2><ul>{contents}</ul></nav>'
         f"{routes}<script>{script}</script></html>"
     )

@@ -120,11 +120,11 @@ class GuardedProtocol(HttpToolsProtocol):
       that sends nothing is closed without a response.
     - Body: its route applies the timeout (408). After the response, the rest of the body has the
       same timeout; then the connection is closed. If a body has invalid framing, or is rejected
-      because too many arrive at once, `receive` raises the error in its route.
+      because too many arrive at once, `receive_body` raises the error in its route.
     - Errors are sent after the responses to earlier requests; then the connection is closed.
     - Pipelining: at most `MAX_PIPELINED` requests are read. The connection is closed after their
       responses; the reset can overtake the last of them.
-    - Response: if the client reads nothing for `write_timeout_s`, the connection is aborted, even
+    - Response: if the client reads nothing for `client_timeout_s`, the connection is aborted, even
       if it was already closed. Clients acknowledge in steps of up to 200 kB, so a client that
       reads less than this within the timeout may be cut off too.
     """
@@ -437,7 +437,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self._settings.client_timeout_s / READER_CHECKS, self._check_reader)
 
     def _check_reader(self) -> None:
-        """Cut off a client that has read nothing for `write_timeout_s`."""
+        """Cut off a client that has read nothing for `client_timeout_s`."""
         self._write_timer = None
         unread = num_unread(self.transport)
         if unread < self._unread:

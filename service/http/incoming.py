@@ -23,9 +23,8 @@ class IncomingBodies:
         """`on_limit` is called for each rejected body."""
         self._max_bytes = max_bytes
         self._on_limit = on_limit
-        self._rejectable: OrderedDict[Exchange, None] = (
-            OrderedDict()
-        )  # sorted by the time of their last bytes, oldest first
+        # Sorted by the time of their last bytes, oldest first.
+        self._rejectable: OrderedDict[Exchange, None] = OrderedDict()
         self.num_bytes = 0
 
     def count(self, exchange: "Exchange") -> None:
@@ -72,7 +71,7 @@ class Exchange:
     num_received: int = 0  # bytes of the body
     num_counted: int = 0  # bytes of the body that `bodies` counts
     is_complete: bool = False  # the whole body has arrived
-    rejection: ApiError | None = None  # error of the body, which `HttpCall.receive` raises
+    rejection: ApiError | None = None  # error of the body, which `receive_body` raises
     lost_code: str | None = None  # reason if the connection was lost before the response was complete
     on_lost: Callable[[], None] | None = field(default=None, repr=False)  # called when that happens
 

@@ -80,27 +80,27 @@ def declared_errors(endpoint: Endpoint, operation_id: str) -> dict[str, Any]:
     if not endpoint.ignores_query:
         own = (*own, "invalid_parameter")
     by_status: dict[int, list[tuple[ErrorCode, ErrorFormat]]] = {}
-    formats = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, endpoint.error_format) for code in own))
-    for code, error_format in formats:
+    errors = (*((code, NATIVE_ERRORS) for code in HEAD_ERRORS), *((code, endpoint.error_format) for code in own))
+    for code, error_format in errors:
         by_status.setdefault(error_format.status(code), []).append((code, error_format))
     return {
         str(status): {
-            "description": ", ".join(dict.fromkeys(code for code, _ in formats)),
+            "description": ", ".join(dict.fromkeys(code for code, _ in of_status)),
             "headers": RESPONSE_HEADERS | ERROR_HEADERS | (RETRY_HEADERS if status in (429, 503) else {}),
             "content": {
                 JSON: {
-                    "schema": _schema_of_errors(formats, f"Response {status} {operation_id}"),
+                    "schema": _schema_of_errors(of_status, f"Response {status} {operation_id}"),
                     # A code with two formats is shown in the endpoint's own, which comes last.
-                    "examples": {code: _example(code, error_format) for code, error_format in formats},
+                    "examples": {code: _example(code, error_format) for code, error_format in of_status},
                 }
             },
         }
-        for status, formats in sorted(by_status.items())
+        for status, of_status in sorted(by_status.items())
     }
 
 
-def _schema_of_errors(formats: Iterable[tuple[ErrorCode, ErrorFormat]], title: str) -> dict[str, Any]:
-    names = dict.fromkeys(error_format.response.__name__ for _, error_format in formats)
+def _schema_of_errors(errors: Iterable[tuple[ErrorCode, ErrorFormat]], title: str) -> dict[str, Any]:
+    names = dict.fromkeys(error_format.response.__name__ for _, error_format in errors)
     references = [{"$ref": REFERENCE.format(model=name)} for name in names]
     return references[0] if len(names) == 1 else {"anyOf": references, "title": title.replace("_", " ").title()}
 

@@ -36,8 +36,7 @@ class AdmissionController:
             max_bytes: maximum size of their request bodies in bytes.
             max_tokens: maximum number of their source tokens.
             throughput: measured speed of the model's engine.
-            max_wait_s: maximum time that a new call is expected to wait for other calls, in
-                seconds.
+            max_wait_s: maximum expected wait of a new call for other calls, in seconds.
         """
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes

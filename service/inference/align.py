@@ -153,9 +153,10 @@ def _choose_heads(call: Call, model: ServedModel, layer: int | None, head: int |
     Raises:
         ApiError: the model has no cross-attention, or it has no such layer or head.
     """
-    cross = next((attention for attention in model.manifest.attention if attention.kind == "cross"), None)
+    cross = model.manifest.cross_attention
     if cross is None:
-        able = [one.name for one in call.service.all_manifests() if any(kind.kind == "cross" for kind in one.attention)]
+        manifests = call.service.require_manifests()
+        able = [manifest.name for manifest in manifests if manifest.cross_attention is not None]
         advice = f"models that can: {', '.join(able)}" if able else "no served model has any"
         message = f"{model.name} cannot align words, because it has no cross-attention; {advice}."
         raise ApiError("unsupported_task", message, field="model")

@@ -1,6 +1,6 @@
 """Extractive question answering: the parts of a text that answer a question."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from sightline.service.inference.call import Call, input_too_long
 from sightline.service.inference.classify import apply_function
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import run_encoder
+from sightline.service.inference.source_encoding import encode_sources
 from sightline.service.inference.tokens import BYTES_PER_SPAN
 
 EXCLUDED = -10000.0  # logit of tokens that no answer can begin or end at
@@ -89,7 +89,7 @@ async def answer(
         assert result.label_scores is not None
         return find_answers(windows[index], result.label_scores, context, options)
 
-    per_window, usage, timings = await run_encoder(
+    per_window, usage, timings = await encode_sources(
         call, model, [window.ids for window in windows], convert, return_labels=True
     )
     candidates = [candidate for answers, _ in per_window for candidate in answers]
@@ -168,5 +168,4 @@ def _best(candidates: Iterable[Answer], count: int) -> list[Answer]:
         by_text[candidate.answer.lower()] = (
             candidate if known is None else Answer(known.answer, known.score + candidate.score, known.start, known.end)
         )
-    ranked: Sequence[Answer] = sorted(by_text.values(), key=lambda candidate: -candidate.score)
-    return list(ranked[:count])
+    return sorted(by_text.values(), key=lambda candidate: -candidate.score)[:count]

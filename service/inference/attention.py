@@ -17,7 +17,7 @@ from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter, TargetAttention
 from sightline.service.inference.results import DecoderOutputs
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 from sightline.service.parameters import AttentionSelection, GenerateParameters
 
 # Generation parameters that can be combined with targets.
@@ -117,7 +117,7 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
             seed=None,
         )
 
-    return AttentionResult(model.name, *await run_encoder(call, model, sources, convert, maps=maps))
+    return AttentionResult(model.name, *await encode_sources(call, model, sources, convert, maps=maps))
 
 
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:

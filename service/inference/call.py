@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
 from sightline.base.text.chat_prompt import Prompt
-from sightline.base.text.pairs import encode_with_template
+from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts
@@ -30,8 +30,7 @@ T = TypeVar("T")
 # At most a quarter of the sequences that may wait for a model are those of one call, or 32 if that
 # is more.
 SLICES, LEAST_SLICE = 4, 32
-# Tokenizing this many characters takes about ten milliseconds. Longer texts are tokenized in a
-# thread.
+# Longer texts are tokenized in a thread. This many characters take about ten milliseconds.
 INLINE_CHARACTERS = 16_384
 
 
@@ -236,8 +235,7 @@ class Call:
     def timings(self, parts: Sequence[Timings]) -> TimingsMs:
         """Return the durations of the call's phases from those of its sequences.
 
-        The sequences of a call run concurrently, so each duration is the maximum over the
-        sequences.
+        Sequences run concurrently, so each duration is the maximum over them.
         """
         queue = encode = decode = 0.0
         for times in parts:
@@ -289,7 +287,7 @@ def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
     return ApiError("invalid_parameter", message, field=field)
 
 
-def encode_texts(
+def tokenize_texts(
     tokenizer: TextTokenizer,
     texts: Texts,
     field: str,
@@ -322,29 +320,24 @@ def encode_texts(
     second_texts = texts.second_texts or (None,) * len(texts.texts)
     encode_pair = tokenizer.encode_pair
     if pair_template is not None:
-        encode_pair = partial(encode_with_template, tokenizer, pair_template)
+        encode_pair = partial(tokenize_with_template, tokenizer, pair_template)
     sequences: list[Ids] = []
     for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
-        if truncate and second is not None and cuts_first:
+        parts = [part for part in (text, second) if part and len(part) >= LONG_TEXT]
+        if parts and not truncate:
+            _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
+        if truncate and second is None:
+            ids = tokenizer.encode_truncated(text, max_tokens)
+        elif truncate and second is not None and cuts_first:  # which has too many ids if the second text has
             ids = tokenizer.encode_pair_cutting_first(text, second, max_tokens)
-            if len(ids) > max_tokens:  # the second text alone is too long
-                raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
-            sequences.append(tuple(ids))
-            continue
-        if truncate and second is not None:
+        elif truncate and second is not None:
             try:
-                sequences.append(tuple(encode_pair(text, second, max_tokens)))
+                ids = encode_pair(text, second, max_tokens)
             except ValueError:  # the texts before the document leave no token for it
                 raise input_too_long(f"more than {max_tokens}", max_tokens, field, texts.index(index)) from None
-            continue
-        if truncate:
-            sequences.append(tuple(tokenizer.encode_truncated(text, max_tokens)))
-            continue
-        if parts := [part for part in (text, second) if part and len(part) >= LONG_TEXT]:
-            _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
-        if mask_id is not None:
+        elif mask_id is not None:
             ids = tokenizer.encode_masked(text, mask_id)
         elif second is None:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
@@ -356,7 +349,7 @@ def encode_texts(
     return sequences
 
 
-def encode_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> list[Ids]:
+def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> list[Ids]:
     """Tokenize the prompt of a chat; return its ids as the only item.
 
     Raises:

@@ -16,7 +16,7 @@ from sightline.service.inference.call import Call
 from sightline.service.inference.maps import AttentionMap, MapWriter
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 from sightline.service.parameters import AttentionSelection
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
@@ -82,13 +82,15 @@ async def classify(
 
     def convert(index: int, result: Encoded) -> ClassifyOutput:
         assert result.label_scores is not None
-        labels = rank_labels(model.manifest.labels, result.label_scores, function)
+        labels = rank_scores(model.manifest.labels, apply_function(result.label_scores, function))
         if maps is None:
             return ClassifyOutput(index, labels, None, None, None)
         attention = maps.write_encoded(index, result)
         return ClassifyOutput(index, labels, attention.source_tokens, attention.source_offsets, attention.maps)
 
-    return ClassifyResult(model.name, *await run_encoder(call, model, sources, convert, return_labels=True, maps=maps))
+    return ClassifyResult(
+        model.name, *await encode_sources(call, model, sources, convert, return_labels=True, maps=maps)
+    )
 
 
 def function_of(label_kind: str, raw_scores: bool) -> ScoreFunction:
@@ -118,13 +120,6 @@ def apply_function(values: NDArray[np.float32], function: ScoreFunction) -> NDAr
     scores = np.exp(wide - wide.max(axis=-1, keepdims=True))
     scores /= scores.sum(axis=-1, keepdims=True)  # rounding of the graph leaves a small difference from 1
     return scores
-
-
-def rank_labels(
-    labels: Sequence[str], values: NDArray[np.float32], function: ScoreFunction = "softmax"
-) -> list[LabelScore]:
-    """Return all labels by descending score; ties keep the order of `labels`."""
-    return rank_scores(labels, apply_function(values, function))
 
 
 def rank_scores(labels: Sequence[str], scores: NDArray[np.float64]) -> list[LabelScore]:

@@ -22,8 +22,7 @@ class DenseLayer:
 
     def apply(self, vector: Array) -> Array:
         """Return the output (outputs,) for a vector (inputs,)."""
-        # Unlike a product with BLAS, `einsum` starts no threads, which would take processors from
-        # the engine.
+        # `einsum` starts no threads, unlike BLAS, and so takes no processors from the engine.
         output: Array = np.einsum("oi,i->o", self.weight, vector)
         if self.bias is not None:
             output = output + self.bias
@@ -34,8 +33,7 @@ def read_dense(folder: Path, layer: Dense) -> DenseLayer:
     """Read the weights of a layer from a bundle.
 
     Raises:
-        BundleError: the file has another size than the manifest says, or a number that is not
-            finite.
+        BundleError: the file has not the size in the manifest, or has a number that is not finite.
     """
     path = folder / layer.file
     values = np.fromfile(path, "<f4").astype(np.float32, copy=False)

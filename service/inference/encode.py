@@ -16,7 +16,7 @@ from sightline.service.inference.call import Call
 from sightline.service.inference.dense import DenseLayer
 from sightline.service.inference.results import BYTES_PER_NUMBER, TimingsMs, Usage, check_size, numbers
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 from sightline.service.parameters import Encoding
 
 Pooling = Literal[VectorPooling, "none"]
@@ -47,7 +47,7 @@ class EncodeResult:
     timings_ms: Annotated[TimingsMs, Field(description="Time spent in each stage.")]
 
 
-async def encode(
+async def embed_texts(
     call: Call,
     model: ServedModel,
     inputs: Texts,
@@ -90,7 +90,7 @@ async def encode(
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         return pool(result.hidden, kind, normalize, model.dense)
 
-    vectors, usage, timings = await run_encoder(call, model, sources, convert)
+    vectors, usage, timings = await encode_sources(call, model, sources, convert)
     return EncodeResult(
         model.name,
         [numbers(vector, encoding) for vector in vectors],

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from sightline.base.bundle import MAX_BEAMS
+from sightline.base.bundle import MAX_BEAMS, Manifest
 from sightline.base.text.chat_prompt import Prompt
 from sightline.base.text.stream import StopStrings, TextStream
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import IdLists, OnEmpty, Texts
-from sightline.service.engine.recorded_maps import ENCODER_KINDS, reason_against_hiding
+from sightline.service.engine.recorded_maps import ENCODER_KINDS
 from sightline.service.engine.request import Generated, GenerateRequest, Target, Token
 from sightline.service.engine.throughput import Throughput
 from sightline.service.inference.call import (
@@ -26,12 +26,12 @@ from sightline.service.inference.call import (
     Call,
     Ids,
     check_ids,
-    encode_prompt,
-    encode_texts,
+    tokenize_prompt,
+    tokenize_texts,
     too_many_sequences,
 )
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
-from sightline.service.inference.maps import MapWriter, TargetAttention
+from sightline.service.inference.maps import MapWriter, TargetAttention, resolve_indices
 from sightline.service.inference.results import (
     BYTES_PER_TOKEN,
     CachedUsage,
@@ -363,10 +363,10 @@ class Decoding:
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         elif isinstance(inputs, Prompt):
-            sources = await call.tokenize(partial(encode_prompt, tokenizer, inputs, max_tokens), inputs.texts)
+            sources = await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)
-            work = partial(encode_texts, tokenizer, inputs, "inputs", limits, call.deadline)
+            work = partial(tokenize_texts, tokenizer, inputs, "inputs", limits, call.deadline)
             sources = await call.tokenize(work, inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
@@ -382,8 +382,8 @@ class Decoding:
             prefixes = await self._read_prefixes(self.parameters.target_prefix, sources)
         self.requests = self._make_requests(sources, prefixes, stream=stream)
         num_known = sum([len(request.target_prefix) for request in self.requests])
-        num_tokens, _ = expected_work(throughput, self.parameters)
-        call.reservation.units += self.parameters.num_beams * num_known
+        num_tokens, units = expected_work(throughput, self.parameters)  # without the tokens of a forced target
+        call.reservation.units = units * count + self.parameters.num_beams * num_known
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
         call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
@@ -401,7 +401,7 @@ class Decoding:
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
         limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
-        work = partial(encode_texts, tokenizer, targets, "targets", limits, call.deadline)
+        work = partial(tokenize_texts, tokenizer, targets, "targets", limits, call.deadline)
         return await call.tokenize(work, targets.texts)
 
     async def _read_prefixes(self, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
@@ -415,7 +415,7 @@ class Decoding:
             limits = [min(limits)]
         tokenizer, call = self.model.target_tokenizer, self.call
         work = partial(
-            encode_texts, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
+            tokenize_texts, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
         )
         prefixes = await call.tokenize(work, prefix.texts)
         return prefixes if prefix.is_list else prefixes * len(sources)
@@ -551,8 +551,7 @@ def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tup
     """Estimate the length and work of a generation from the mean length of earlier ones.
 
     Returns:
-        The expected number of generated tokens, and the work of the request in units of
-        `Throughput`.
+        The expected number of generated tokens, and the work in units of `Throughput`.
     """
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
     num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
@@ -576,22 +575,27 @@ def hidden_tokens(model: ServedModel, indices: Sequence[int], source_tokens: int
     if reason is not None:
         message = f"{{{field}}} is not supported by {model.name}: {reason}."
         raise ApiError("unsupported_parameter", message, field=field)
-    hidden: set[int] = set()
-    for position, index in enumerate(indices):
-        if not -source_tokens <= index < source_tokens:
-            message = (
-                f"It must be from {-source_tokens} to {source_tokens - 1} for an input of {source_tokens} tokens, "
-                f"got {index}."
-            )
-            raise ApiError("invalid_parameter", message, field=field, index=position)
-        if index % source_tokens in hidden:
-            message = (
-                f"It must not repeat a token: {index} is the same token as an earlier index of an input of "
-                f"{source_tokens} tokens."
-            )
-            raise ApiError("invalid_parameter", message, field=field, index=position)
-        hidden.add(index % source_tokens)
+    subject = f"an input of {source_tokens} tokens"
+    repetition = f"a token: {{index}} is the same token as an earlier index of {subject}"
+    hidden = resolve_indices(indices, source_tokens, field, subject, repetition)
     if len(hidden) == source_tokens:
         message = f"It must leave at least one of the {source_tokens} tokens of each input visible."
         raise ApiError("invalid_parameter", message, field=field)
     return tuple(sorted(hidden))
+
+
+def reason_against_hiding(manifest: Manifest) -> str | None:
+    """Return the reason why a model's source tokens cannot be hidden; None if they can be.
+
+    The keys of hidden tokens are removed from the decoder's states when a row is initialized, so
+    that the keys after them move. Attention must therefore not depend on the index of a key.
+    """
+    if manifest.decoder is None:
+        return "it has no decoder"
+    if manifest.is_decoder_only:
+        return "it is a decoder-only model, without an encoder whose outputs could be hidden"
+    if not any("source" in state.shape for state in manifest.states):
+        return "its decoder does not attend to source tokens"
+    if any(maps.kind == "cross" and (maps.window is not None or maps.by_position) for maps in manifest.attention):
+        return "its attention depends on the positions of source tokens"
+    return None

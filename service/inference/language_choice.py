@@ -64,8 +64,8 @@ def translators(call: Call) -> list[tuple[Languages, Manifest]]:
     Raises:
         ApiError: `loading`.
     """
-    manifests = sorted(call.service.all_manifests(), key=lambda one: (one.name != call.service.default_model, one.name))
-    return [(languages, manifest) for manifest in manifests if (languages := manifest.languages)]
+    pairs = [(manifest.languages, manifest) for manifest in call.service.require_manifests() if manifest.languages]
+    return sorted(pairs, key=lambda pair: pair[1].name != call.service.default_model)  # others stay sorted by name
 
 
 def fitting_translators(call: Call, source: str | None, target: str | None) -> list[tuple[Languages, Manifest]]:

@@ -43,11 +43,11 @@ async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds
         raise ApiError("loading", message) from None
     finally:
         lazy.admission.release(reservation)
-    model = service.models.get(name)
-    if model is None or model.loaded is None:
+    listed = service.models.get(name)
+    if listed is None or listed.loaded is None:
         _check_retry(name, lazy)
         raise ApiError("model_not_found", field="model")
-    return model.loaded.model
+    return listed.loaded.model
 
 
 async def reload(service: Service, name: str) -> bool:
@@ -61,6 +61,7 @@ async def reload(service: Service, name: str) -> bool:
             return True
         listed, controller = service.models[name], service.detach_model(name)
         service.list_lazy(listed.manifest, listed.max_rows)
+        del listed  # it has the engine, whose memory must be free before the bundle is loaded again
         await remove_engine(service, name, controller, "loading")
     lazy = service.models[name]
     if lazy.load is None:

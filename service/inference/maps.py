@@ -27,7 +27,7 @@ from sightline.service.inference.call import AnyInputs, Call, Ids
 from sightline.service.inference.results import BYTES_PER_NUMBER, FLOAT_BYTES, MAX_NUMBERS, Numbers, check_size, numbers
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.statistics import HeadStatistics, MapAxes, head_statistics
-from sightline.service.parameters import AttentionSelection, Encoding, Reduce, Units
+from sightline.service.parameters import AttentionSelection
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,7 @@ class Selection:
     attention: AttentionMaps
     layers: tuple[int, ...]
     heads: tuple[int, ...]
-    reduce: Reduce
-    prompt_rows: bool = False  # the decoder map starts with rows of the prompt
-    units: Units = "tokens"
-    statistics: bool = False
+    requested: AttentionSelection
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
         """Return the number of values in the response.
@@ -240,62 +237,58 @@ class Selection:
         """Return the numbers of rows and columns of one map; the arguments are those of `count`."""
         if self.attention.kind == "decoder":
             num_inputs = prompt_tokens - 1 + target_tokens
-            return (num_inputs if self.prompt_rows else target_tokens), num_inputs
+            return (num_inputs if self.requested.prompt_rows else target_tokens), num_inputs
         rows = source_tokens if self.attention.kind in ENCODER_KINDS else target_tokens
         return rows, self.attention.columns or source_tokens
 
-    def bytes_per_column(self, encoding: Encoding) -> int:
-        """Return the memory of one column of a row over all layers and heads.
+    @property
+    def response_bytes(self) -> int:
+        """Memory of one column of a row in the response, over the selected layers and heads."""
+        return BYTES_PER_NUMBER[self.requested.encoding] * self.num_maps
 
-        It consists of the recorded float32 values of all heads and the selected values in the
-        response.
-        """
-        recorded = FLOAT_BYTES * self.attention.layers * self.attention.heads
-        return recorded + BYTES_PER_NUMBER[encoding] * self.num_maps
+    @property
+    def bytes_per_column(self) -> int:
+        """Memory of one column of a row: the recorded values of all heads, and the response."""
+        return FLOAT_BYTES * self.attention.layers * self.attention.heads + self.response_bytes
 
-    def num_bytes(self, encoding: Encoding, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the memory of the maps; the further arguments are those of `count`.
+    def num_bytes(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
+        """Return the memory of the maps; the arguments are those of `count`.
 
         Only the selected layers and heads of a prompt's rows are recorded.
         """
         rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
-        num_prompt_rows = rows - target_tokens if self.prompt_rows else 0
-        selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + BYTES_PER_NUMBER[encoding] * self.num_maps
-        return columns * ((rows - num_prompt_rows) * self.bytes_per_column(encoding) + num_prompt_rows * selected)
+        num_prompt_rows = rows - target_tokens if self.requested.prompt_rows else 0
+        selected = FLOAT_BYTES * len(self.layers) * len(self.heads) + self.response_bytes
+        return columns * ((rows - num_prompt_rows) * self.bytes_per_column + num_prompt_rows * selected)
 
     @property
     def num_maps(self) -> int:
         """Number of maps in the response, over layers and heads."""
-        return len(self.layers) * (len(self.heads) if self.reduce == "none" else 1)
+        return len(self.layers) * (len(self.heads) if self.requested.reduce == "none" else 1)
 
     def map_of(
-        self,
-        maps: NDArray[np.float32],
-        encoding: Encoding,
-        layout: MapLayout | None = None,
-        alignment: NDArray[np.float32] | None = None,
+        self, maps: NDArray[np.float32], layout: MapLayout | None, alignment: NDArray[np.float32] | None
     ) -> AttentionMap:
         """Return the selected part of the maps of all layers and heads.
 
         Args:
             maps: (L, H, rows, columns); with rows of a prompt, only the selected layers and heads.
-            encoding: format of the values.
             layout: the tokens and words of the maps; not needed for maps of tokens without
                 statistics.
             alignment: weights (rows, columns) of the heads that align words, for the statistics of
                 cross-attention.
         """
-        kind = self.attention.kind
-        selected = maps if self.prompt_rows else maps[np.ix_(self.layers, self.heads)]
+        kind, requested = self.attention.kind, self.requested
+        selected = maps if requested.prompt_rows else maps[np.ix_(self.layers, self.heads)]
         chosen = selected
-        if self.units == "words":
+        if requested.units == "words":
             assert layout is not None, "maps of words need the words"
             chosen = merge_weights(chosen, *layout.groups(kind))
-        if self.reduce != "none":
-            reduction = np.mean if self.reduce == "mean" else np.max
+        if requested.reduce != "none":
+            reduction = np.mean if requested.reduce == "mean" else np.max
             chosen = reduction(chosen, axis=1, keepdims=True)
         statistics: list[HeadStatistics] | None = None
-        if self.statistics:
+        if requested.statistics:
             assert layout is not None, "statistics need the special tokens"
             statistics = head_statistics(selected, self.layers, self.heads, layout.axes(kind), alignment)
         return AttentionMap(
@@ -310,10 +303,10 @@ class Selection:
             # The maximum over several heads does not sum to 1, and neither do words without the
             # special tokens.
             normalized=self.attention.normalized
-            and (self.reduce != "max" or len(self.heads) == 1)
-            and (self.units == "tokens" or kind == "encoder_slots"),
+            and (requested.reduce != "max" or len(self.heads) == 1)
+            and (requested.units == "tokens" or kind == "encoder_slots"),
             statistics=statistics,
-            data=numbers(chosen, encoding),
+            data=numbers(chosen, requested.encoding),
         )
 
 
@@ -330,7 +323,6 @@ class MapWriter:
         if not model.manifest.attention:
             raise ApiError("unsupported_parameter", f"{model.name} has no attention maps.", field="return_attention")
         self._model = model
-        self._encoding = selection.encoding
         if selection.prompt_rows and not model.manifest.is_decoder_only:
             message = f"It is supported only by decoder-only models, and {model.name} is not one; leave it out."
             raise ApiError("unsupported_parameter", message, field="prompt_rows")
@@ -342,9 +334,7 @@ class MapWriter:
         self._requests: Sequence[SourceRequest] = ()  # see `check`
         self._count = 0  # number of values returned so far
         self._memory = call.response_memory
-        num_bytes: dict[str, int] = {
-            of_kind.attention.kind: of_kind.bytes_per_column(selection.encoding) for of_kind in self._selections
-        }
+        num_bytes: dict[str, int] = {of_kind.attention.kind: of_kind.bytes_per_column for of_kind in self._selections}
         per_column: dict[str, int] = {of_kind.attention.kind: of_kind.num_maps for of_kind in self._selections}
         self.budget = MapBudget(MAX_NUMBERS, per_column, num_bytes, self._memory.use)  # shared by the call's requests
 
@@ -526,12 +516,12 @@ class MapWriter:
         maps = []
         for selection in self._selections:
             recorded, alignment = attention[selection.attention.kind], None
-            if selection.statistics and selection.attention.kind == "cross":
+            if selection.requested.statistics and selection.attention.kind == "cross":
                 step, layer, heads = self._model.manifest.alignment_heads
                 alignment = recorded[layer, list(heads)].mean(axis=0)
                 if step == "reads":
                     alignment = rows_that_read(alignment)
-            maps.append(selection.map_of(recorded, self._encoding, layout, alignment))
+            maps.append(selection.map_of(recorded, layout, alignment))
         return maps
 
     def _count_of(self, request: SourceRequest, target_tokens: int) -> int:
@@ -540,7 +530,7 @@ class MapWriter:
 
     def _bytes_of(self, request: SourceRequest, target_tokens: int) -> int:
         sizes = len(request.source_ids), len(self._decoder_prompt_ids(request)), target_tokens
-        return sum(selection.num_bytes(self._encoding, *sizes) for selection in self._selections)
+        return sum(selection.num_bytes(*sizes) for selection in self._selections)
 
     def _min_target_tokens(self, request: GenerateRequest) -> int:
         """Return the minimum number of target tokens; a stop string may match after one."""
@@ -599,11 +589,7 @@ def _select(model: ServedModel, selection: AttentionSelection) -> list[Selection
         maps = available[kind]
         layers = _select_indices(selection.layers, maps.layers, "layers", kind)
         heads = _select_indices(selection.heads, maps.heads, "heads", kind)
-        selections.append(
-            Selection(
-                maps, layers, heads, selection.reduce, selection.prompt_rows, selection.units, selection.statistics
-            )
-        )
+        selections.append(Selection(maps, layers, heads, selection))
     return selections
 
 
@@ -615,22 +601,38 @@ def _within(offsets: tuple[int, int] | None, length: int) -> tuple[int, int] | N
 
 
 def _select_indices(indices: Sequence[int] | None, available: int, field: str, kind: str) -> tuple[int, ...]:
-    """Return non-negative indices; negative ones count from the end, as in Python.
+    """Return the indices of selected layers or heads as non-negative numbers; all if None.
 
     Raises:
-        ApiError: an index is out of range, or two select the same layer or head.
+        ApiError: see `resolve_indices`.
     """
     if indices is None:
         return tuple(range(available))
-    selected: list[int] = []
+    repetition = f"a {field[:-1]} of {kind} attention: {{earlier}} and {{index}} are the same"
+    return resolve_indices(indices, available, field, f"{kind} attention", repetition)
+
+
+def resolve_indices(indices: Sequence[int], size: int, field: str, subject: str, repetition: str) -> tuple[int, ...]:
+    """Return indices as non-negative numbers; negative ones count from the end, as in Python.
+
+    Args:
+        indices: the indices.
+        size: number of things that can be selected.
+        field: name of the field with the indices, for errors.
+        subject: name of what the things belong to, for errors.
+        repetition: describes the equal indices `{earlier}` and `{index}`, for errors.
+
+    Raises:
+        ApiError: `invalid_parameter` if an index is out of range, or two select the same thing.
+    """
+    resolved: dict[int, int] = {}  # each index by its non-negative number
     for position, index in enumerate(indices):
-        if not -available <= index < available:
-            message = f"It must be from {-available} to {available - 1} for {kind} attention, got {index}."
+        if not -size <= index < size:
+            message = f"It must be from {-size} to {size - 1} for {subject}, got {index}."
             raise ApiError("invalid_parameter", message, field=field, index=position)
-        resolved = index % available
-        if resolved in selected:
-            same = indices[selected.index(resolved)]
-            message = f"It must not repeat a {field[:-1]} of {kind} attention: {same} and {index} are the same."
+        number = index % size
+        if number in resolved:
+            message = f"It must not repeat {repetition.format(earlier=resolved[number], index=index)}."
             raise ApiError("invalid_parameter", message, field=field, index=position)
-        selected.append(resolved)
-    return tuple(selected)
+        resolved[number] = index
+    return tuple(resolved)

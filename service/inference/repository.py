@@ -34,7 +34,7 @@ async def list_repository(call: Call, *, only_ready: bool) -> list[RepositoryEnt
         ApiError: `loading`.
     """
     service = call.service
-    names = {manifest.name for manifest in call.service.all_manifests()}
+    names = {manifest.name for manifest in service.require_manifests()}
     if not only_ready and service.settings.model_control == "explicit":
         names |= (await run_in_daemon_thread(service.repository.find)).keys()
     entries = [_entry(service, name) for name in sorted(names)]

@@ -15,7 +15,7 @@ from sightline.service.inference.call import Call
 from sightline.service.inference.classify import apply_function, function_of
 from sightline.service.inference.results import TimingsMs, Usage
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ async def rerank(
         assert result.label_scores is not None
         return RankedDocument(index, float(apply_function(result.label_scores, function)[0]))
 
-    scored, usage, timings = await run_encoder(call, model, sources, convert, return_labels=True)
+    scored, usage, timings = await encode_sources(call, model, sources, convert, return_labels=True)
     return RerankResult(model.name, sorted(scored, key=lambda document: -document.score), usage, timings)
 
 

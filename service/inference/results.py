@@ -14,8 +14,7 @@ from sightline.service.parameters import Encoding
 
 MAX_NUMBERS = 1_000_000  # maximum of embedding or attention values in one response
 FLOAT_BYTES = 4  # size of a number in the engine's results
-# Memory of a response, measured and rounded up: the serialized text and the objects it is made
-# from.
+# Memory of a response, measured and rounded up: the objects, and the text made from them.
 BYTES_PER_NUMBER: dict[Encoding, int] = {"float": 16, "base64": 10}
 BYTES_PER_TOKEN = 512  # each alternative of a token counts as a token
 

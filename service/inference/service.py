@@ -277,7 +277,7 @@ class Service:
 
     @property
     def manifests(self) -> list[Manifest]:
-        """The manifests of all models, sorted by name."""
+        """The manifests of all models, sorted by name; lazy models are included."""
         return [model.manifest for model in self.models.values()]
 
     def detach_model(self, name: str) -> AdmissionController:
@@ -324,10 +324,8 @@ class Service:
         if code is not None:
             raise ApiError(code)
 
-    def all_manifests(self) -> list[Manifest]:
-        """Return the manifests of all models, also of those that are loaded on their first use.
-
-        They are sorted by name.
+    def require_manifests(self) -> list[Manifest]:
+        """Return `manifests`, which are complete as soon as the service has loaded its models.
 
         Raises:
             ApiError: `loading`.

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Compared, SimilarRequest
 from sightline.service.inference.call import Call
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.tokens import Side, tokenizer_of
+from sightline.service.inference.tokens import Side, only_id, tokenizer_of
 
 MIN_SQUARED_LENGTH = 1e-6  # avoids division by zero for an analogy whose vectors cancel
 ANALOGY = (-1, 1, 1)  # weights of a, b and c in a : b :: c : d
@@ -78,18 +77,11 @@ def _read_tokens(tokenizer: TextTokenizer, words: Texts) -> list[int]:
     Raises:
         ApiError: a word has several tokens.
     """
-    token_ids = []
-    for index, word in enumerate(words.texts):
-        ids = tokenizer.encode(word, add_special_tokens=False)
-        if len(ids) != 1:
-            message = (
-                f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens; "
-                "try a more frequent word or different capitalization."
-            )
-            field = "analogy" if words.is_list else "token"
-            raise ApiError("invalid_parameter", message, field=field, index=words.index(index))
-        token_ids.append(ids[0])
-    return token_ids
+    field, advice = "analogy" if words.is_list else "token", "; try a more frequent word or different capitalization"
+    return [
+        only_id(tokenizer.encode(word, add_special_tokens=False), field, words.index(index), advice)
+        for index, word in enumerate(words.texts)
+    ]
 
 
 def nearness(cosines: NDArray[np.float32], ids: Sequence[int]) -> NDArray[np.float32]:

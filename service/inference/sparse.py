@@ -9,7 +9,7 @@ from sightline.service.inference.call import Call
 from sightline.service.inference.encode import with_prompt
 from sightline.service.inference.results import FLOAT_BYTES
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 
 BYTES_PER_WEIGHT = 320  # of a response: an object, its numbers, and their JSON
 SparseVector = tuple[NDArray[np.int64], NDArray[np.float32]]  # ids of tokens in ascending order, and their weights
@@ -42,7 +42,7 @@ async def embed_sparse(
         assert result.largest is not None
         return sparse_vector(result.largest)
 
-    vectors, _, _ = await run_encoder(call, model, sources, convert, return_largest=True)
+    vectors, _, _ = await encode_sources(call, model, sources, convert, return_largest=True)
     call.response_memory.reserve(BYTES_PER_WEIGHT * sum(len(ids) for ids, _ in vectors))
     return vectors
 

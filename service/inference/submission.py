@@ -15,11 +15,9 @@ from sightline.service.inference.results import MAX_NUMBERS
 
 T = TypeVar("T")
 
-# The engine fails expired requests at its next step. If a step hangs, the call ends this much
-# later.
+# The engine fails expired requests at its next step. If it hangs, the call ends this much later.
 DEADLINE_SLACK_S = 0.5
-# Messages of the failures with which the engine stops a generation whose attention maps exceed a
-# limit.
+# Messages of failures with which the engine stops generations whose maps exceed a limit.
 MAP_ERRORS: Mapping[FailureCode, str] = {
     "overloaded": (
         "The responses in progress leave too little memory for the attention maps of this call "

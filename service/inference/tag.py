@@ -15,7 +15,7 @@ from sightline.service.inference.call import Call, Ids
 from sightline.service.inference.classify import apply_function
 from sightline.service.inference.results import Outputs
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 from sightline.service.inference.tokens import BYTES_PER_SPAN
 
 Aggregation = Literal["none", "simple"]
@@ -107,7 +107,7 @@ async def tag(
         entities = merge_tokens(texts[index], tokens, aggregation)
         return TagOutput(index, [entity for entity in entities if entity.label not in ignore_labels])
 
-    return TagResult(model.name, *await run_encoder(call, model, sources, convert, return_labels=True))
+    return TagResult(model.name, *await encode_sources(call, model, sources, convert, return_labels=True))
 
 
 def spans_of(tokenizer: TextTokenizer, text: str, ids: Ids) -> list[TokenSpan]:

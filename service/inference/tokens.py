@@ -129,5 +129,17 @@ def _check_ids(ids: Sequence[int], limit: int, field: str) -> None:
         )
 
 
+def only_id(ids: Sequence[int], field: str, index: int | None, advice: str = "") -> int:
+    """Return the id of a word that must be a single token.
+
+    Raises:
+        ApiError: `invalid_parameter`; `advice` is the end of the message.
+    """
+    if len(ids) != 1:
+        message = f"It is {len(ids)} tokens of this model, and must be one. POST /v1/tokenize shows the tokens{advice}."
+        raise ApiError("invalid_parameter", message, field=field, index=index)
+    return ids[0]
+
+
 def tokenizer_of(model: ServedModel, side: Side) -> TextTokenizer:
     return model.source_tokenizer if side == "source" else model.target_tokenizer

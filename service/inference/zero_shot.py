@@ -18,7 +18,7 @@ from sightline.service.engine.request import Encoded
 from sightline.service.inference.call import Call
 from sightline.service.inference.classify import ClassifyOutput, ClassifyResult, apply_function, rank_scores
 from sightline.service.inference.service import ServedModel
-from sightline.service.inference.source_encoding import read_sources, run_encoder
+from sightline.service.inference.source_encoding import encode_sources, read_sources
 
 DEFAULT_TEMPLATE = "This example is {}."
 
@@ -81,7 +81,7 @@ async def classify_zero_shot(
         assert result.label_scores is not None
         return result.label_scores
 
-    logits, usage, timings = await run_encoder(call, model, sources, convert, return_logits=True)
+    logits, usage, timings = await encode_sources(call, model, sources, convert, return_logits=True)
     outputs = [
         ClassifyOutput(
             index,

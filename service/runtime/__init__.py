@@ -2,7 +2,6 @@
 
 import os
 
-# Disable the telemetry of ONNX Runtime. It reads this variable when it is imported, so the variable
-# is set here, before any module of this package; `disable_telemetry_events` would take effect too
-# late.
+# Disable the telemetry of ONNX Runtime. It reads this variable when it is imported, so it is set
+# before any module of this package; `disable_telemetry_events` would take effect too late.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

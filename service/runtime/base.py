@@ -26,19 +26,13 @@ from sightline.service.runtime.thread_counts import (
     tune_threads,
 )
 
-# A binding takes about 30 kB, and as much time to create as a step of one row. Steps rarely need
-# more.
+# A binding takes 30 kB, and as much time to create as a step of one row. Steps rarely need more.
 MAX_BINDINGS = 128
 # Warm-up with more rows and positions would allocate all the memory that rows can ever use.
 WARM_UP_ROWS, WARM_UP_POSITIONS = 32, 16_384
 # Size of the runs that measure the number of threads: a typical batch of a service under load.
 SAMPLE_ROWS, SAMPLE_TOKENS = 16, 16
 ROW_INPUTS: Mapping[str, type[Any]] = {"token_ids": np.int64, "lengths": np.int32, "source_lengths": np.int32}
-
-
-def zeros(shape: Sequence[int], dtype: Any, device: Provider) -> Any:
-    """Allocate an OrtValue of zeros in device memory."""
-    return onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros(shape, dtype), device, 0)
 
 
 class StateGroup(ABC):
@@ -54,7 +48,7 @@ class StateGroup(ABC):
 
     def row_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """Return the shape of one row of a state for given sizes of the source and target axes."""
-        return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.states[0].shape)
+        return self.states[0].row_shape(sizes)
 
     @abstractmethod
     def bind(self, io: Any, first: int, count: int) -> None:
@@ -199,8 +193,8 @@ class SessionRunner(ABC):
         self.num_prefix_blocks = 0
         self.provider = provider
         options = session_options(num_threads)
-        # Without an encoder graph, `encode` may not be called. Without a decoder graph, only
-        # `encode` and `compare` may be called.
+        # Without an encoder graph, `run_encoder` may not be called. Without a decoder graph, only
+        # `run_encoder` and `compare` may be called.
         self._encoder = load_optional_session(folder, manifest.encoder, options, provider)
         self._decoder = load_optional_session(folder, manifest.decoder, options, provider)
         # A packed copy of the embeddings would need as much memory as their file. Kernels for
@@ -287,7 +281,7 @@ class SessionRunner(ABC):
         return self._encoder if graph == "encoder" else self._decoder
 
     @abstractmethod
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]: ...
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]: ...
 
     @property
     def hidden_size(self) -> int:
@@ -334,12 +328,12 @@ class SessionRunner(ABC):
         return kept
 
     def _to_host(self, value: Any) -> Array:
-        """Return an initial value of a state that `encode` returned as an array."""
+        """Return an initial value of a state that `run_encoder` returned as an array."""
         array: Array = value
         return array
 
     def _from_host(self, array: Array) -> Any:
-        """Return an array in the form that `encode` returns an initial value of a state."""
+        """Return an array in the form that `run_encoder` returns an initial value of a state."""
         return array
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
@@ -433,8 +427,8 @@ class SessionRunner(ABC):
         if self._encoder is not None:
             for batch, length in ((max(1, max_batch_tokens // longest), longest), (1, 1)):
                 ids, lengths = np.zeros((batch, length), np.int64), np.full(batch, length, np.int32)
-                self.encode(ids, lengths, ("hidden",))
-            encoded |= self.encode(ids, lengths, self.manifest.encoder_graph.outputs)
+                self.run_encoder(ids, lengths, ("hidden",))
+            encoded |= self.run_encoder(ids, lengths, self.manifest.encoder_graph.outputs)
         if self._decoder is not None:
             self.init_rows(0, encoded, [0])
             positions = self._sizes["target"]

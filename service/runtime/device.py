@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime
 
 from sightline.base.bundle import Manifest, State
-from sightline.service.runtime.base import SessionRunner, StateGroup, zeros
+from sightline.service.runtime.base import SessionRunner, StateGroup
 from sightline.service.runtime.provider import Provider, load_session, session_options
 from sightline.service.runtime.runner import Array, Int32, Int64, group_states
 from sightline.service.runtime.state_memory import PagedArray
@@ -71,12 +71,12 @@ class _DeviceGroup(StateGroup):
         self._max_rows = max_rows
         self._copier = copier
         self._device = device
-        # On the CPU, pages are allocated when rows are first written; a device allocates all of
-        # them now.
+        # On the CPU, pages are allocated when rows are first written; a device allocates all now.
         rows = PagedArray((len(states), max_rows, *self._shape), self._dtype).values
         rows = rows.reshape(len(states) * max_rows, *self._shape)
         self._tensor = onnxruntime.OrtValue.ortvalue_from_numpy(rows, device, 0)
-        self._empty_row = zeros((1, *self._shape), self._dtype, device)
+        empty_row = np.zeros((1, *self._shape), self._dtype)
+        self._empty_row = onnxruntime.OrtValue.ortvalue_from_numpy(empty_row, device, 0)
 
     def _view(self, index: int, first: int, count: int) -> _View:
         """Return rows `first` to `first + count - 1` of one state."""
@@ -139,8 +139,8 @@ class DeviceRunner(SessionRunner):
         ]
         self._initial_values = {state.encoder_output for state in manifest.states if state.encoder_output is not None}
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
-        """See `Runner.encode`. Initial values of states stay on the device."""
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+        """See `Runner.run_encoder`. Initial values of states stay on the device."""
         io = self._encoder.io_binding()
         io.bind_cpu_input("source_ids", source_ids)
         io.bind_cpu_input("source_lengths", source_lengths)

@@ -160,7 +160,7 @@ class OnnxRunner(SessionRunner):
     def _fixed_outputs(self, outputs: Sequence[str], count: int) -> Mapping[str, Array]:
         return {name: self._outputs[name].values[0, :count] for name in outputs if name in self._outputs}
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         feed = {"source_ids": self._with_even_width(source_ids), "source_lengths": source_lengths}
         return dict(zip(outputs, self._session("encoder").run(list(outputs), feed, self._options), strict=True))
 

@@ -92,8 +92,7 @@ def run_options() -> Any:
     """Return options for the runs of a session."""
     options = onnxruntime.RunOptions()
     # Without this entry, the Python part of ONNX Runtime raises and catches an exception for each
-    # run with an I/O binding, which takes 30 microseconds. The value is that of a run without CUDA
-    # graphs.
+    # run with an I/O binding, which takes 30 microseconds. The value stands for no CUDA graph.
     options.add_run_config_entry("gpu_graph_id", "-1")
     return options
 
@@ -111,8 +110,7 @@ def load_session(folder: Path, graph: Graph, options: Any, provider: Provider) -
     with _REGISTRATION:
         _register_shared_arena()
     path, providers = os.fspath(folder / graph.file), _PROVIDERS[provider]
-    # From 32 rows on, the fused node takes four times as long as the separate Add and
-    # LayerNormalization.
+    # From 32 rows on, the fused node takes four times as long as the separate ones.
     return onnxruntime.InferenceSession(path, options, providers, disabled_optimizers=["SkipLayerNormFusion"])
 
 

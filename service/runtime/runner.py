@@ -51,7 +51,7 @@ class Runner(Protocol):
         """
         ...
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         """Run the encoder.
 
         Args:
@@ -60,8 +60,7 @@ class Runner(Protocol):
             outputs: names from the outputs of the encoder graph.
 
         Returns:
-            The outputs by name. The caller may keep them. They may have one more position of
-            padding than `source_ids`.
+            The outputs by name, maybe with one more position of padding. The caller may keep them.
         """
         ...
 
@@ -98,7 +97,7 @@ class Runner(Protocol):
 
         Args:
             first: index of the first row.
-            encoded: result of `encode`; empty for a decoder-only model.
+            encoded: result of `run_encoder`; empty for a decoder-only model.
             examples: for each row, the index of its sequence in the encoder's batch.
             visible: indices of the source tokens that the states keep, in ascending order, by the
                 index of a sequence in the encoder's batch. The source of these rows is as long as
@@ -158,8 +157,7 @@ class Runner(Protocol):
     def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
         """Copy the states that steps change from rows `sources` to rows `targets`.
 
-        The rows of each pair must have the same source, and no row may be both a source and a
-        target.
+        Rows of a pair must have the same source, and no row may be both a source and a target.
 
         Args:
             sources: rows to copy from.
@@ -186,8 +184,7 @@ class Runner(Protocol):
 
         Returns:
             The outputs by name, each with the batch as its first axis; attention maps are (B, H, L,
-            columns). The caller may keep attention maps; the other outputs are valid until the next
-            call.
+            columns). The caller may keep attention maps; others are valid until the next call.
         """
         ...
 

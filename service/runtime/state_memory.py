@@ -31,8 +31,7 @@ class ModelMemory:
     """Memory of a loaded model in bytes.
 
     Decoder state uses memory only for the tokens that a sequence has. The numbers about state are
-    those of sequences with the maximum length. The prefix cache grows with the prompts that it
-    keeps.
+    those of sequences with the maximum length. The prefix cache grows with the prompts in it.
     """
 
     weights: int  # graphs and weights on disk
@@ -64,11 +63,7 @@ def prefix_block_bytes(manifest: Manifest) -> int:
 
 def _state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
     """Return the size of all states of one row for given sizes of the source and target axes."""
-    return sum(
-        math.prod(sizes[axis] if isinstance(axis, str) else axis for axis in state.shape)
-        * np.dtype(state.dtype).itemsize
-        for state in manifest.states
-    )
+    return sum(math.prod(state.row_shape(sizes)) * np.dtype(state.dtype).itemsize for state in manifest.states)
 
 
 def rows_within(num_bytes: int, sizes: Iterable[int], provider: "Provider") -> int:

@@ -13,13 +13,14 @@ import signal
 import socket
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 from prometheus_client.core import GaugeMetricFamily
 
 from sightline.base.bundle import BundleError, Manifest
+from sightline.base.errors import EXIT_CANNOT_SERVE, EXIT_FAILED, EXIT_USAGE
 from sightline.base.machine import available_memory, usable_threads
 from sightline.service.api_errors import ApiError
 from sightline.service.discovery import find_bundles
@@ -28,15 +29,7 @@ from sightline.service.keys import Quota
 from sightline.service.metrics import FAILED_WORKERS, PREFIX, SHARED_SETTINGS, Texts, merge, texts_of, without_gauges
 from sightline.service.quotas import Grant, QuotaStore
 from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
-from sightline.service.server import (
-    EXIT_CUT_SHORT,
-    RESPONSE_S,
-    bind,
-    has_terminal,
-    log_draining,
-    log_end,
-    log_listening,
-)
+from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import Channel, ChannelClosedError
 from sightline.service.workers.handover import connected_pair, ended_connections, send_connection
@@ -50,9 +43,7 @@ NO_DESCRIPTOR_S = 0.5  # pause of the listener if the process has no descriptor 
 REAP_S = 0.005
 END_S = 2.0  # time in which a worker must end after it has closed its channel
 MAX_FAILED_STARTS = 3
-EXIT_NO_WORKER = 1
-EXIT_CANNOT_LISTEN = 3
-FINAL_CODES = (2, 3)  # exit codes of a worker that no restart can change
+FINAL_CODES = (EXIT_USAGE, EXIT_CANNOT_SERVE)  # exit codes of a worker that no restart can change
 MIN_SHARE = {"max_waiting_sequences": 32, "max_waiting_tokens": 4096, "max_rows": 8}
 logger = logging.getLogger(__name__)
 
@@ -165,7 +156,7 @@ class Supervisor:
             self._listeners = await self._listen()
         except OSError as error:
             logger.error(error)
-            return EXIT_CANNOT_LISTEN
+            return EXIT_CANNOT_SERVE
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal, number)
         log_listening(self._settings.host, self._listeners[0].getsockname()[1])
@@ -333,7 +324,7 @@ class Supervisor:
         code = worker.exit_code
         assert code is not None
         if self._is_draining:
-            self._drain_code = max(self._drain_code, EXIT_CUT_SHORT if code < 0 else code)
+            self._drain_code = max(self._drain_code, EXIT_FAILED if code < 0 else code)
             if not self._workers:
                 self._finish(self._drain_code)
             return
@@ -353,7 +344,7 @@ class Supervisor:
                     reason,
                 )
                 if not self._workers:
-                    self._finish(code if code > 0 else EXIT_NO_WORKER)
+                    self._finish(code if code > 0 else EXIT_FAILED)
                 return
         logger.error("%s has ended (%s); a new one starts", worker.name, reason)
         self._spawn(self._start(worker.slot))
@@ -401,7 +392,7 @@ class Supervisor:
             self._spawn(self._replace_all())
             return
         if self._is_draining:
-            self._finish(EXIT_CUT_SHORT)
+            self._finish(EXIT_FAILED)
             return
         self._is_draining = True
         has_window = number == signal.SIGTERM and any(worker.state == "ready" for worker in self._workers)
@@ -411,7 +402,7 @@ class Supervisor:
             worker.channel.notify("drain", drain_s)
         loop = asyncio.get_running_loop()
         loop.call_later(drain_s, self._close_listeners)
-        loop.call_later(drain_s + self._settings.shutdown_timeout_s + RESPONSE_S + END_S, self._finish, EXIT_CUT_SHORT)
+        loop.call_later(drain_s + self._settings.shutdown_timeout_s + RESPONSE_S + END_S, self._finish, EXIT_FAILED)
         if not self._workers:
             self._finish(0)
 
@@ -582,7 +573,7 @@ def run_forked(
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(EXIT_NO_WORKER)
+        os._exit(EXIT_FAILED)
 
 
 def discard_descriptors(kept: set[int]) -> None:
@@ -592,16 +583,11 @@ def discard_descriptors(kept: set[int]) -> None:
     process still has, know their numbers.
     """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for descriptor in list(inherited_descriptors()):
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor not in kept and descriptor != null:
             with contextlib.suppress(OSError):  # the one that listed them
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)
-
-
-def inherited_descriptors() -> Iterator[int]:
-    for name in os.listdir("/proc/self/fd"):
-        yield int(name)
 
 
 def supervise(settings: Settings, num_workers: int) -> NoReturn:

@@ -9,11 +9,11 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from sightline.base.errors import EXIT_FAILED
 from sightline.service.app import create_app
 from sightline.service.inference.changes import ModelLoad, unload_here
 from sightline.service.inference.service import Service
@@ -28,7 +28,6 @@ from sightline.service.settings import Settings
 from sightline.service.workers.channel import Channel, ChannelClosedError
 from sightline.service.workers.handover import Handover
 
-EXIT_ORPHANED = 1
 RETIRE_CHECK_S = 0.05
 LAST_METRICS_S = 1.0  # time in which the supervisor must take the last metrics
 logger = logging.getLogger(__name__)
@@ -106,7 +105,7 @@ class WorkerServer(DrainingServer):
         )
         if not self.should_exit:
             logger.error("the supervisor has ended; the worker ends with it")
-            self.end(EXIT_ORPHANED)
+            self.end(EXIT_FAILED)
 
     def _accept(self, sock: socket.socket, on_end: Callable[[], None], elsewhere: tuple[int, int]) -> None:
         """Serve a connection.
@@ -146,9 +145,7 @@ class WorkerServer(DrainingServer):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ignore the signals that a terminal or a service manager sends to all processes."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        """Change nothing: the process ignores these signals from its start, see `run_forked`."""
         yield
 
     # Calls of the supervisor

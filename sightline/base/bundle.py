@@ -1,7 +1,6 @@
 """Schema and reader of bundles: folders with a manifest, ONNX graphs, weights and tokenizers.
 
-`export` writes bundles and `service` reads them; the two packages share nothing else. This module
-imports only `sightline.base.external_data` from the service.
+`export` writes bundles and `service` reads them.
 """
 
 import errno
@@ -9,7 +8,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -149,6 +148,10 @@ class State(_Part):
     @property
     def has_fixed_size(self) -> bool:
         return all(isinstance(axis, int) for axis in self.shape)
+
+    def row_shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape of one row for given sizes of the source and target axes."""
+        return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in self.shape)
 
 
 class Window(_Part):
@@ -607,7 +610,7 @@ class Manifest(_Part):
     def _check_alignment(self) -> "Manifest":
         if self.alignment is None:
             return self
-        cross = next((attention for attention in self.attention if attention.kind == "cross"), None)
+        cross = self.cross_attention
         if cross is None:
             raise ValueError("alignment must be null if there is no attention of the kind 'cross'")
         if self.alignment.layer >= cross.layers or max(self.alignment.heads) >= cross.heads:
@@ -616,6 +619,11 @@ class Manifest(_Part):
                 f"got layer {self.alignment.layer} and heads {list(self.alignment.heads)}"
             )
         return self
+
+    @property
+    def cross_attention(self) -> AttentionMaps | None:
+        """Description of the maps of cross-attention; None if the model has none."""
+        return next((maps for maps in self.attention if maps.kind == "cross"), None)
 
     @property
     def alignment_heads(self) -> tuple[AlignmentStep, int, tuple[int, ...]]:
@@ -710,10 +718,8 @@ class Manifest(_Part):
         Raises:
             KeyError: the model has no attention maps of that kind.
         """
-        for attention in self.attention:
-            if attention.kind == kind:
-                return attention
-        raise KeyError(kind)
+        by_kind: dict[str, AttentionMaps] = {maps.kind: maps for maps in self.attention}
+        return by_kind[kind]
 
 
 def sha256_of(path: Path) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 EXIT_FAILED = 1  # the work failed
 EXIT_USAGE = 2
-EXIT_CANNOT_SERVE = 3
+EXIT_CANNOT_SERVE = 3  # also uvicorn's status if the port is taken; a restart does not help
 EXIT_LAGGED = 4
 EXIT_WORSE = 5
 EXIT_SIGNAL = 128  # plus the number of the signal, as in shells

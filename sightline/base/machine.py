@@ -6,13 +6,16 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+# The files of the limit of a group and of the bytes that it uses, in cgroup versions 2 and 1.
+MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
-def usable_threads(cgroup: Path = CGROUP) -> int:
-    """Return the CPU quota, rounded up, but at most the number of cores available; at least 1."""
+def usable_threads(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
+    """Return the number of cores, or the smallest CPU quota, rounded up, of the control groups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
-    return cores if quota is None else max(1, min(cores, math.ceil(quota)))
+    folders = _own_folders("cpu", cgroup, own_cgroups)
+    quotas = [_quota_v2(folder / "cpu.max") or _quota_v1(folder) for folder in folders]
+    return max(1, min([cores, *(math.ceil(quota) for quota in quotas if quota is not None)]))
 
 
 def _quota_v2(path: Path) -> float | None:
@@ -41,42 +44,62 @@ def usable_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int
     machine.
     """
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [
-        limit
-        for folder in _own_folders(cgroup, own_cgroups)
-        for name in ("memory.max", "memory.limit_in_bytes")  # cgroup versions 2 and 1
-        if (limit := _read_limit(folder / name)) is not None
-    ]
-    return min([installed, *limits])
+    return min([installed, *(limit for limit, _ in _memory_limits(cgroup, own_cgroups))])
 
 
-def available_memory(cgroup: Path = CGROUP) -> int | None:
+def available_memory(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int | None:
     """Return the bytes of memory that this process can still use, or None if they are unknown.
 
-    They are the smaller one of the available memory of the machine and the rest of the limit of the
-    control group, such as that of a container.
+    They are the smallest one of the available memory of the machine and the rests of the limits of
+    the process's control groups, such as that of a container.
     """
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:  # another system than Linux
         return None
     bounds = [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    limit, used = (_read_limit(cgroup / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        bounds.append(limit - used)
+    bounds += [limit - used for limit, used in _memory_limits(cgroup, own_cgroups)]
     return max(0, min(bounds)) if bounds else None
 
 
-def _own_folders(cgroup: Path, own_cgroups: Path) -> list[Path]:
-    """Return the folders of the process's control groups and of their ancestors."""
-    folders = [cgroup, cgroup / "memory"]
+def _memory_limits(cgroup: Path, own_cgroups: Path) -> list[tuple[int, int]]:
+    """Return the limits of memory of the process's control groups, each with the bytes in use."""
+    return [
+        (limit, _used_bytes(folder, used_name))
+        for folder in _own_folders("memory", cgroup, own_cgroups)
+        for limit_name, used_name in MEMORY_FILES
+        if (limit := _read_limit(folder / limit_name)) is not None
+    ]
+
+
+def _used_bytes(folder: Path, name: str) -> int:
+    """Return the memory that a control group uses, without cached files, which the system drops."""
     try:
-        lines = own_cgroups.read_text(encoding="ascii").split()
+        pairs = (line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+        statistics = {key: int(value) for key, value in pairs}
     except (OSError, ValueError):
+        statistics = {}
+    prefix = "total_" if "total_cache" in statistics else ""  # version 1 counts groups below only in totals
+    cached = sum(statistics.get(f"{prefix}{state}_file", 0) for state in ("active", "inactive"))
+    return (_read_limit(folder / name) or 0) - cached
+
+
+def _own_folders(controller: str, cgroup: Path, own_cgroups: Path) -> list[Path]:
+    """Return the folders of the process's control groups and of their ancestors.
+
+    Args:
+        controller: what the groups limit: "cpu" or "memory".
+        cgroup: the folder of all control groups.
+        own_cgroups: the file that lists those of the process.
+    """
+    folders = [cgroup, cgroup / controller]
+    try:
+        lines = [os.fsdecode(line) for line in own_cgroups.read_bytes().splitlines()]
+    except OSError:
         lines = []
     for line in lines:  # "0::/path" in version 2, "9:memory:/path" in version 1
         _, controllers, path = line.split(":", 2)
-        if "memory" in (controllers or "memory").split(","):
+        if controller in (controllers or controller).split(","):
             own = (cgroup / controllers if controllers else cgroup) / path.lstrip("/")
             folders += [own, *(parent for parent in own.parents if parent.is_relative_to(cgroup))]
     return folders

@@ -30,7 +30,7 @@ class Listing:
     memory_bytes: int  # see `Manifest.loaded_bytes`
     parameters: int
     precision: str
-    languages: tuple[str, str] | None  # source and target, as ISO 639-1 codes
+    languages: tuple[str, str] | None  # source and target, as BCP 47 tags
     folder: str
     description: str
 

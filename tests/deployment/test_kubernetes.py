@@ -31,7 +31,7 @@ from sightline.service.discovery import find_bundles
 from sightline.service.metrics import Metrics
 from sightline.service.runtime.state_memory import row_bytes
 from sightline.service.server import END_S, RESPONSE_S
-from sightline.service.settings import Settings, read_settings
+from sightline.service.settings import Settings, make_settings
 from tests.deployment.custom_resources import (
     BEHAVIOR,
     MANIFESTS,
@@ -108,7 +108,7 @@ def containers_of(path: Path) -> list[dict[str, Any]]:
 
 
 def settings_of(values: Mapping[str, str]) -> Settings:
-    return read_settings([], values)
+    return make_settings({}, values)
 
 
 def metrics_in(expr: str) -> list[str]:

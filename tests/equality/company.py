@@ -85,7 +85,7 @@ def encode(runner: Runner, sequences: Sequences) -> Mapping[str, Array]:
     ids = np.full((len(sequences), lengths.max()), runner.manifest.tokens.pad_id, np.int64)
     for index, (source, _) in enumerate(sequences):
         ids[index, : len(source)] = source
-    return runner.encode(ids, lengths, runner.manifest.encoder_graph.outputs)
+    return runner.run_encoder(ids, lengths, runner.manifest.encoder_graph.outputs)
 
 
 def lengths_of(sequences: Sequences) -> NDArray[np.int32]:

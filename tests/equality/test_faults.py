@@ -101,8 +101,8 @@ class NanForOne:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def encode(self, *arguments: Any) -> Any:
-        encoded = dict(self.inner.encode(*arguments))
+    def run_encoder(self, *arguments: Any) -> Any:
+        encoded = dict(self.inner.run_encoder(*arguments))
         encoded[self.output] = encoded[self.output].copy()
         encoded[self.output][1].flat[0] = np.nan
         return encoded

@@ -16,7 +16,7 @@ from sightline.model.architectures.factory import TranslationModel
 from sightline.model.architectures.recurrent import RecurrentModel
 from sightline.model.decoding.reference import log_softmax
 from sightline.model.rounding import reference
-from sightline.service.engine.recorded_maps import reason_against_hiding
+from sightline.service.inference.generate import reason_against_hiding
 from sightline.service.parameters import FORCED, GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.running import make_request, run

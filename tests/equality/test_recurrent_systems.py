@@ -101,7 +101,7 @@ def test_a_step_reads_the_source_up_to_the_block_of_the_longest_in_the_batch(sys
         return
     lengths = np.array([3, 5], np.int32)
     ids = np.array([[*source[:2], 2, *source[:2]] for source in sources[:2]], np.int64)
-    runner.init_rows(0, runner.encode(ids, lengths, runner.manifest.encoder_graph.outputs), [0, 1])
+    runner.init_rows(0, runner.run_encoder(ids, lengths, runner.manifest.encoder_graph.outputs), [0, 1])
     given = runner.step(np.array([1, 1]), np.array([0, 0], np.int32), lengths, ["cross_attention"])
     assert given["cross_attention"].shape == (2, 1, 1, SOURCE_BLOCK)
     assert not given["cross_attention"][0, :, :, 3:].any() and not given["cross_attention"][1, :, :, 5:].any()

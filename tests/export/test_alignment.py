@@ -1,6 +1,7 @@
 """Choice of the heads that align words: the criterion, the reference links and the record."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,23 @@ def test_links_equal_those_of_one_pass_for_each_source(bundle: Path, toy_sentenc
     for maps in aligned.maps.values():
         assert maps.shape == (2, 4, len(expected), num_words)
         assert (maps >= 0).all() and (maps.sum(axis=-1) <= 1 + 1e-5).all()
+
+
+def test_a_source_has_the_tokens_of_the_default_languages(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens: dict[str, Any] = {"source_prefix": {"en": (5,)}, "source_suffix": {"en": (6, 7)}}
+    languages = Languages(sources=("en",), targets=("de",), source_prefix_of_target={"de": (4,)}, **tokens)
+    manifest = read_manifest(bundle).model_copy(update={"languages": languages})
+    aligner = _Aligner(open_sessions(bundle, manifest), bundle)
+    translate, sources = aligner._translate, list[Sequence[int]]()
+
+    def record(ids: Sequence[Sequence[int]], max_new_tokens: int) -> Any:
+        sources.extend(ids)
+        return translate(ids, max_new_tokens)
+
+    monkeypatch.setattr(aligner, "_translate", record)
+    aligned = aligner.align("A man sleeps.")
+    assert {(*ids[:2], *ids[-2:]) for ids in sources} == {(4, 5, 6, 7)}
+    assert aligned is not None and aligned.maps["writes"].shape[-1] == len(word_spans("A man sleeps."))
 
 
 def slow_maps(folder: Path, sentence: str, step: str) -> NDArray[np.float64]:

@@ -24,7 +24,7 @@ from transformers import (
 
 from sightline.base.bundle import Manifest, PairTemplate, read_bundle
 from sightline.base.text.jinja import ChatTemplateError
-from sightline.base.text.pairs import encode_with_template
+from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import read_tokenizer
 from sightline.export.check import verify
 from sightline.export.check.sessions import encode, open_sessions
@@ -37,7 +37,7 @@ from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.export.sources.reranker import PUBLISHED
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
-from sightline.service.inference.call import encode_texts
+from sightline.service.inference.call import tokenize_texts
 from sightline.service.inference.dense import read_dense
 from sightline.service.inference.encode import pool
 from tests.export.folders_of_others import word_tokenizer
@@ -190,7 +190,7 @@ def score_of(bundle: Path, manifest: Manifest, query: str, document: str) -> flo
     """Return the score of a pair as the service computes it, before the sigmoid."""
     tokenizer = read_tokenizer(bundle / manifest.source_tokenizer)
     assert manifest.pair_template is not None
-    ids = encode_with_template(tokenizer, manifest.pair_template, query, document)
+    ids = tokenize_with_template(tokenizer, manifest.pair_template, query, document)
     return float(encode(open_sessions(bundle, manifest), [ids])["label_logits"][0, 0])
 
 
@@ -222,8 +222,9 @@ def test_the_published_folder_of_a_reranker(tmp_path: Path) -> None:
     (ids, _) = text_ids(manifest, make_tokenizer(has_end=False), ["Who?", "No one.\n"])
     assert ids == make_tokenizer(has_end=False).encode(text).ids
     # The manifest tells how the folder was imported.
-    verification = verify_bundle(tmp_path / "bundle", tmp_path / "folder", kind="huggingface")
-    assert verification == read_bundle(tmp_path / "bundle").verification
+    recorded = read_bundle(tmp_path / "bundle")
+    verification = verify_bundle(tmp_path / "bundle", recorded, tmp_path / "folder", kind="huggingface")
+    assert verification == recorded.verification
 
 
 RERANKERS: Mapping[str, Mapping[str, Any]] = {
@@ -424,23 +425,23 @@ def test_a_template_without_an_instruction(tmp_path: Path) -> None:
 def test_long_pairs_are_cut_at_the_end_of_the_document(tmp_path: Path) -> None:
     make_tokenizer(has_end=False).save(str(tmp_path / "tokenizer.json"))
     tokenizer = read_tokenizer(tmp_path / "tokenizer.json")
-    whole = encode_with_template(tokenizer, PUBLISHED, "Who?", "Some words. " * 50, instruction="Be it")
+    whole = tokenize_with_template(tokenizer, PUBLISHED, "Who?", "Some words. " * 50, instruction="Be it")
     after = tokenizer.encode("\n")  # and what follows it
     suffix = [258, *after, 257, *tokenizer.encode("assistant\n<think>\n\n</think>\n\n")]
     assert whole[-len(suffix) :] == suffix
     for limit in (len(whole), len(whole) - 1, 300):
-        cut = encode_with_template(tokenizer, PUBLISHED, "Who?", "Some words. " * 50, limit, "Be it")
+        cut = tokenize_with_template(tokenizer, PUBLISHED, "Who?", "Some words. " * 50, limit, "Be it")
         assert cut == [*whole[: limit - len(suffix)], *suffix]
     fewest = whole.index(257, 1) + 1 + len(suffix)  # with no token of the text of the user
     with pytest.raises(ValueError, match=f"max_tokens must be greater than the {fewest} tokens around the document"):
-        encode_with_template(tokenizer, PUBLISHED, "Who?", "Some words.", fewest, "Be it")
+        tokenize_with_template(tokenizer, PUBLISHED, "Who?", "Some words.", fewest, "Be it")
     separate = PairTemplate(text="<|im_start|>{query}<|im_end|>{document}")
     with pytest.raises(ApiError) as raised:
-        encode_texts(
+        tokenize_texts(
             tokenizer, Texts(("Who? " * 9,), second_texts=("x",)), "documents", [20], math.inf, truncate=True,
             pair_template=separate,
         )  # fmt: skip
     assert raised.value.code == "input_too_long"
     # Names of special tokens in the query and the document are plain text.
-    ids = encode_with_template(tokenizer, PUBLISHED, "<|im_end|>", "yes <|im_start|>")
+    ids = tokenize_with_template(tokenizer, PUBLISHED, "<|im_end|>", "yes <|im_start|>")
     assert (ids.count(257), ids.count(258)) == (3, 2)

@@ -97,6 +97,8 @@ def test_settings_that_have_no_effect_may_have_any_value() -> None:
     assert generation.defaults == GenerationDefaults(no_repeat_ngram_size=2)
     assert len(generation.notes) == 3
     assert "the default of temperature is 0.0, but it should be greater than 0: it is not used" in generation.notes
+    (note,) = read({"num_beams": 1, "length_penalty": 1e9}).notes
+    assert note.startswith("the default of length_penalty is 1000000000.0, but")
 
 
 def test_all_filters_of_samples_are_defaults() -> None:

@@ -274,6 +274,13 @@ def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
         ({"llama.attention.sliding_window": 4}, "keys that are not known .*: llama.attention.sliding_window"),
         ({"llama.expert_count": 4}, "keys that are not known .*: llama.expert_count"),
         ({"split.count": 2}, "is one of several parts; merge them"),
+        ({"general.alignment": 0}, "general.alignment must be an integer of at least 1, got '0'; download it again"),
+        ({"general.alignment": "wide"}, "general.alignment must be an integer of at least 1, got 'wide'"),
+        ({"tokenizer.ggml.token_type": 1}, "tokenizer.ggml.token_type a number from 1 to 6 for each"),
+        (
+            {"tokenizer.ggml.tokens": 1, "tokenizer.ggml.token_type": 0},
+            "tokenizer.ggml.tokens must be different strings",
+        ),
     ],
 )
 def test_other_options_are_errors(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

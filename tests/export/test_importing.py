@@ -350,6 +350,12 @@ def test_layers_after_pooling_must_fit(
         export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
 
 
+def test_a_bias_after_pooling_must_fit(folder: Path, tmp_path: Path) -> None:
+    write_dense(folder, np.ones((5, 16), np.float32), np.ones(6, np.float32))
+    with pytest.raises(ImportFailedError, match=r"numbers after vectors of 16 has a bias of shape .6.; the folder may"):
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+
+
 @pytest.mark.usefixtures("unverified")
 def test_only_an_encoder_decoder_can_be_a_model_of_sentences(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--unit sentence is only for encoder-decoder models"):

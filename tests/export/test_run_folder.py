@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.base.bundle import Languages, SentenceEmbedding, Verification, read_bundle, read_manifest
+from sightline.base.bundle import Languages, Manifest, SentenceEmbedding, Verification, read_bundle, read_manifest
 from sightline.export import commands
 from sightline.export.card import CARD, MARK
 from sightline.export.describe import described
@@ -193,7 +193,7 @@ def test_a_license_without_an_identifier_is_named_in_the_card(license_: str, run
 
 
 def test_a_record_may_lack_everything(run: Path, tmp_path: Path) -> None:
-    write_record(run, {"future": [1]})
+    write_record(run, {"future": [1], "starts": [{"versions": "unknown"}]})
     (run / "train.json").unlink()
     assert main([str(run), "--out", str(tmp_path / "toy")]) == 0
     manifest = read_bundle(tmp_path / "toy")
@@ -273,8 +273,8 @@ def test_verify_accepts_the_folder_of_a_run(
 ) -> None:
     verified = list[Path]()
 
-    def verify(bundle: Path, checkpoint: Path, *_: object, **__: object) -> Verification:
-        assert (checkpoint / WEIGHTS).is_file()
+    def verify(bundle: Path, manifest: Manifest, checkpoint: Path, *_: object, **__: object) -> Verification:
+        assert (checkpoint / WEIGHTS).is_file() and manifest == read_manifest(bundle)
         verified.append(checkpoint)
         return UNCHECKED
 

@@ -13,14 +13,14 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from sightline.service.ray_app import application
-from sightline.service.settings import read_settings
+from sightline.service.settings import make_settings, read_flags, service_parser
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--metrics-targets", type=Path)
     options, words = parser.parse_known_args()
-    settings = read_settings(words)
+    settings = make_settings(read_flags(service_parser(), words))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     node = cluster.add_node(num_cpus=1)
     ray.init(cluster.address)

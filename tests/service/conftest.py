@@ -42,6 +42,13 @@ EXAMPLE_MERGES = [("Ġ", "b"), ("o", "y"), ("Ġb", "oy"), ("Ġboy", "s")]
 
 
 MASK = "[MASK]"  # of the examples in the documentation
+MANY = Languages(
+    sources=("en", "de", "zh-Hant"),
+    targets=("de", "en", "zh-Hant"),
+    source_prefix={"en": (10,), "de": (11,), "zh-Hant": (12,)},
+    source_prefix_of_target={"en": (20,), "zh-Hant": (21, 22)},
+    target_prefix={"de": (30,), "en": (31, 32), "zh-Hant": (33,)},
+)
 TEMPLATE = ChatTemplate(user="U: {}\n", assistant="B: {}\n", reply="B:", single_line=True)
 
 
@@ -183,6 +190,40 @@ def reading_examples(backend: FakeBackend) -> FakeBackend:
         )
         for one in backend.manifests
     )
+    return backend
+
+
+def changed(backend: FakeBackend, **fields: Any) -> FakeBackend:
+    """Return the backend with other values of these fields of all its manifests."""
+    backend.manifests = tuple(manifest.model_copy(update=fields) for manifest in backend.manifests)
+    return backend
+
+
+def with_heads(backend: FakeBackend, heads: int) -> FakeBackend:
+    """Return the backend with so many heads in all its attention maps."""
+    manifests = []
+    for manifest in backend.manifests:
+        maps = tuple(kind.model_copy(update={"heads": heads}) for kind in manifest.attention)
+        manifests.append(manifest.model_copy(update={"attention": maps}))
+    backend.manifests = tuple(manifests)
+    return backend
+
+
+def with_languages(backend: FakeBackend, **pairs: str) -> FakeBackend:
+    """Return the backend whose models have these languages, such as `fake="en-de"`, or none."""
+    languages = {name: Languages(sources=(pair[:2],), targets=(pair[3:],)) for name, pair in pairs.items()}
+    backend.manifests = tuple(
+        manifest.model_copy(update={"languages": languages.get(manifest.name)}) for manifest in backend.manifests
+    )
+    return backend
+
+
+def multilingual_backend(make_backend: MakeBackend) -> FakeBackend:
+    """Return a multilingual model, two models of one pair, and one that does not translate."""
+    pairs = {"a-en-fr": "en-fr", "b-en-de": "en-de"}
+    backend = with_languages(make_backend("many", *pairs, "plain"), **pairs)
+    many, *others = backend.manifests
+    backend.manifests = (many.model_copy(update={"languages": MANY}), *others)
     return backend
 
 

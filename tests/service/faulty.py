@@ -83,14 +83,14 @@ class FaultyRunner:
     def terminate(self) -> None:
         """Do nothing: the call that hangs is no graph of ONNX Runtime."""
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         sources = [ids[:length].tolist() for ids, length in zip(source_ids, source_lengths, strict=True)]
         is_due = self._is_due("encoder")
         if is_due and self._fault.kind == "poison":
             self._poisoned_source = sources[self._fault.row]
         if self._poisoned_source in sources:
             raise FaultError("encoder")
-        given = self._inner.encode(source_ids, source_lengths, outputs)
+        given = self._inner.run_encoder(source_ids, source_lengths, outputs)
         return _poisoned(given, self._fault.row) if is_due else given
 
     def compare(self, token_ids: Int64) -> Array:

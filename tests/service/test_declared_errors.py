@@ -183,15 +183,15 @@ async def full(running: Running) -> AsyncIterator[None]:
 async def busy(running: Running) -> AsyncIterator[None]:
     """Keep the engine busy."""
     runner, may_end = running.backend.runners[0], threading.Event()
-    encode, begun = runner.encode, threading.Event()
+    run_encoder, begun = runner.run_encoder, threading.Event()
 
     def wait_and_encode(*arguments: Any) -> Any:
         begun.set()
         may_end.wait()
-        return encode(*arguments)
+        return run_encoder(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "encode", wait_and_encode)
+        patch.setattr(runner, "run_encoder", wait_and_encode)
         patch.setattr(submission, "DEADLINE_SLACK_S", 0.0)  # otherwise each call waits for the engine that long
         work = asyncio.ensure_future(running.post("/v1/encode", {"model": "fake", "inputs": "x"}))
         await until(begun.is_set)

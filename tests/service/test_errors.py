@@ -12,7 +12,7 @@ import pytest
 
 from sightline.service.api.endpoint import NATIVE_ERRORS, Call, Endpoint
 from sightline.service.api_errors import ERRORS, ApiError, ErrorCode
-from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, until
+from tests.service.conftest import MakeBackend, Running, Start, add_endpoint, changed, until, with_heads
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -100,18 +100,12 @@ async def test_client_too_slow(start: Start) -> None:
 
 
 async def test_unsupported_task(start: Start, make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    only_generates = backend.manifests[0].model_copy(update={"tasks": ("generate",)})
-    backend.manifests = (only_generates,)
-    async with start(backend) as running:
+    async with start(changed(make_backend(), tasks=("generate",))) as running:
         check(await running.post("/v1/encode", {"inputs": "x"}), "unsupported_task")
 
 
 async def test_response_too_large(start: Start, make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    manifest = backend.manifests[0]
-    maps = tuple(one.model_copy(update={"heads": 200}) for one in manifest.attention)
-    backend.manifests = (manifest.model_copy(update={"attention": maps}),)
+    backend = with_heads(make_backend(), 200)
     async with start(backend) as running:
         response = await running.post("/v1/attention", TOO_MANY_NUMBERS)
         check(response, "response_too_large")

@@ -32,11 +32,11 @@ class Logged:
 
 
 @contextlib.contextmanager
-def logging_to(stream: Any, **options: Any) -> Iterator[QueuedHandler]:
+def logging_to(stream: Any) -> Iterator[QueuedHandler]:
     names = ("", "uvicorn", "asyncio")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     handlers = logging.getLogger().handlers[:]
-    handler = configure_logging("info", stream, **options)
+    handler = configure_logging("info", stream)
     try:
         yield handler
     finally:
@@ -78,10 +78,10 @@ class Terminal(io.BytesIO):
         return True
 
 
-def logged_text(stream: io.BytesIO, **options: Any) -> str:
+def logged_text(stream: io.BytesIO) -> str:
     """Return the text of some log lines, with TIME for the time of day."""
     logger = logging.getLogger("one")
-    with logging_to(stream, **options) as handler:
+    with logging_to(stream) as handler:
         logger.info("said %s", "this", extra={"fields": {"count": 3, "names": ["a", "b"], "word": "so", "none": None}})
         logger.info("terse", extra={"fields": {"count": 3}, "text": "a sentence"})
         logger.warning("two\nlines\x1b[2J\u2028\x9b", extra={"fields": {"value": "a b\n\x1b"}})
@@ -98,8 +98,11 @@ def logged_text(stream: io.BytesIO, **options: Any) -> str:
     return re.sub(r"(?m)^(\x1b\[2m)?\d\d:\d\d:\d\d\.\d{3}", r"\1TIME", text)
 
 
-def test_lines_on_a_terminal_are_readable_text_in_color_without_control_characters_of_values() -> None:
-    lines = logged_text(Terminal(), environment={}).splitlines()
+def test_lines_on_a_terminal_are_readable_text_in_color_without_control_characters_of_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    lines = logged_text(Terminal()).splitlines()
     assert lines[:4] == [
         '\x1b[2mTIME\x1b[0m \x1b[32minfo   \x1b[0m said this  \x1b[2mcount=3 names=["a","b"] word=so\x1b[0m',
         "\x1b[2mTIME\x1b[0m \x1b[32minfo   \x1b[0m a sentence",
@@ -112,30 +115,24 @@ def test_lines_on_a_terminal_are_readable_text_in_color_without_control_characte
     assert lines[-1] == "\x1b[2mTIME\x1b[0m \x1b[32minfo   \x1b[0m GET /docs 503 draining 1.5 ms"
 
 
-@pytest.mark.parametrize(
-    ("stream", "options"),
-    [(Terminal(), {"environment": {"NO_COLOR": "1"}}), (io.BytesIO(), {"log_format": "text", "environment": {}})],
-)
-def test_text_has_no_colors_with_no_color_or_without_a_terminal(stream: io.BytesIO, options: dict[str, Any]) -> None:
-    text = logged_text(stream, **options)
+def test_text_has_no_colors_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = logged_text(Terminal())
     assert text.startswith('TIME info    said this  count=3 names=["a","b"] word=so\nTIME info    a sentence\n')
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize(("stream", "options"), [(io.BytesIO(), {}), (Terminal(), {"log_format": "json"})])
-def test_lines_are_json_without_a_terminal_or_on_request(stream: io.BytesIO, options: dict[str, Any]) -> None:
-    lines = [json.loads(line) for line in logged_text(stream, **options).split("\n")[:-1]]
+def test_lines_are_json_without_a_terminal() -> None:
+    lines = [json.loads(line) for line in logged_text(io.BytesIO()).split("\n")[:-1]]
     assert [line["message"] for line in lines][:2] == ["said this", "terse"]
     assert lines[1]["count"] == 3 and "text" not in lines[1]
 
 
-@pytest.mark.parametrize("options", [{"log_format": "text"}, {"log_format": "json"}])
-def test_a_line_that_cannot_be_formatted_is_counted_and_invalid_utf_8_is_escaped(
-    options: dict[str, Any],
-) -> None:
-    stream = io.BytesIO()
+@pytest.mark.parametrize("kind", [Terminal, io.BytesIO])
+def test_a_line_that_cannot_be_formatted_is_counted_and_invalid_utf_8_is_escaped(kind: type[io.BytesIO]) -> None:
+    stream = kind()
     logger = logging.getLogger("one")
-    with logging_to(stream, **options) as handler:
+    with logging_to(stream) as handler:
         logger.info("%d", "no number")
         logger.info("file \udcff", extra={"fields": {"name": "a \udcfe"}})
         logger.info("after")

@@ -1,10 +1,24 @@
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from sightline.base.options import flag_name
-from sightline.service.settings import REPLACED, SETTINGS, Settings, SettingsError, env_name, read_settings
+from sightline.service.settings import (
+    REPLACED,
+    SETTINGS,
+    Settings,
+    SettingsError,
+    env_name,
+    make_settings,
+    read_flags,
+    service_parser,
+)
+
+
+def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    return make_settings(read_flags(service_parser(), arguments), environment)
 
 
 def test_the_defaults_serve_the_folder_bundles_on_the_loopback() -> None:

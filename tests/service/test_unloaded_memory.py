@@ -17,6 +17,7 @@ from sightline.service.engine.engine import Engine
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.call import Call
 from sightline.service.inference.changes import NoPeers
+from sightline.service.inference.lazy import reload
 from sightline.service.inference.repository import load_model, unload_model
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
@@ -163,6 +164,24 @@ async def test_one_reference_to_an_unloaded_engine_keeps_its_weights(service: Se
     assert resident_bytes() - before > LOADED
     del kept
     assert resident_bytes() - before < UNLOADED
+    await service.stop()
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("no_garbage_collection")
+async def test_a_model_that_is_loaded_again_is_unloaded_before(service: Service) -> None:
+    runner_before_load: list[OnnxRunner | None] = []
+
+    class Peers(NoPeers):
+        async def load(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
+            runner_before_load.append(runner())
+            await super().load(service, name, only_if_lazy=only_if_lazy)
+
+    await Call(service, "r").model("toy")
+    runner = weakref.ref(runner_of(service, "toy"))
+    service.peers = Peers()
+    assert await reload(service, "toy")
+    assert runner_before_load == [None]
     await service.stop()
 
 

@@ -203,10 +203,10 @@ def fake_table(vocabulary: int) -> NDArray[np.float32]:
 class Faults:
     """Injected faults; none by default. Calls are counted from 1."""
 
-    encode_calls: frozenset[int] = frozenset()  # calls of `encode` that raise
+    encode_calls: frozenset[int] = frozenset()  # calls of `run_encoder` that raise
     step_calls: frozenset[int] = frozenset()  # calls of `step` that raise
     prefill_calls: frozenset[int] = frozenset()  # calls of `prefill` that raise
-    raising_id: int | None = None  # `encode`, `prefill` and `compare` raise for inputs with this token
+    raising_id: int | None = None  # `run_encoder`, `prefill` and `compare` raise for inputs with this token
     nan_id: int | None = None  # all results for inputs with this token are NaN
     hang: threading.Event | None = None  # `step` waits for it
 
@@ -261,7 +261,7 @@ class FakeRunner:
     def num_prefix_blocks(self) -> int:
         return len(self._blocks)
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         self.num_encodes += 1
         if self._encode_s:
             time.sleep(self._encode_s)

@@ -15,7 +15,7 @@ def encode(runner: FakeRunner, *sources: tuple[int, ...]) -> dict[str, np.ndarra
     ids = np.zeros((len(sources), lengths.max()), np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    return dict(runner.encode(ids, lengths, runner.manifest.encoder_graph.outputs))
+    return dict(runner.run_encoder(ids, lengths, runner.manifest.encoder_graph.outputs))
 
 
 def step(runner: FakeRunner, tokens: list[int], length: int, sources: list[tuple[int, ...]]) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from sightline.base.bundle import Manifest, Verification
+from sightline.base.bundle import Manifest, Verification, read_bundle
 from sightline.export import pipeline
 from sightline.export.options import BundleMetadata, ExportOptions
 
@@ -48,4 +48,5 @@ def export_bundle(
 
 
 def verify_bundle(bundle: Path, checkpoint: Path, sentences: Sequence[str]) -> Verification:
-    return pipeline.verify_bundle(bundle, checkpoint, ExportOptions(sentences=tuple(sentences)), kind="training")
+    checks = ExportOptions(sentences=tuple(sentences))
+    return pipeline.verify_bundle(bundle, read_bundle(bundle), checkpoint, checks, kind="training")

@@ -29,7 +29,7 @@ from sightline.export.import_errors import ImportFailedError
 
 FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101  # type numbers
 VERSION = 1
-CONFIG = "special:model.yml"
+CONFIG = "special:model.yml"  # tensor with the configuration
 MAX_TENSORS = 10_000
 MAX_AXES = 8
 MAX_UNPACKED_BYTES = 1 << 30  # of a .gz file

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lab.bench.load import GENERATE, with_client
+from lab.bench.load import GENERATE, post, with_client
 from lab.bench.options import Options
 from lab.bench.record import Figure, Result
 from lab.bench.server import serving
@@ -109,9 +109,7 @@ async def send_all(client: Client, calls: Sequence[Call]) -> None:
 
     async def one_after_another() -> None:
         for path, body in turns:
-            response = await client.post(path, body)
-            if response.status != 200:
-                raise RuntimeError(f"{path} failed with status {response.status}: {response.body[:300]!r}")
+            await post(client, path, body)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, pairwise
 from typing import Any
 
-from lab.bench.load import GENERATE, with_client
+from lab.bench.load import GENERATE, post, with_client
 from lab.bench.models import Subject
 from lab.bench.options import Options
 from lab.bench.record import Figure, Result
@@ -55,7 +55,7 @@ def run(options: Options) -> Result:
         await _stream(client, streams, options.seconds / 2, _Times())  # warm-up
         for _ in range(options.rounds):
             started = time.perf_counter()
-            await _post(client, ENCODE, encode)
+            await post(client, ENCODE, encode)
             encode_s.append(time.perf_counter() - started)
             await _stream(client, streams, options.seconds, alone)
             async with _background_load(client, busy):
@@ -86,7 +86,7 @@ async def _background_load(client: Client, bodies: Mapping[str, bytes]) -> Async
 
     async def repeat(path: str, body: bytes) -> None:
         while True:
-            await _post(client, path, body)
+            await post(client, path, body)
 
     tasks = [asyncio.create_task(repeat(path, body)) for path, body in bodies.items()]
     try:
@@ -117,12 +117,6 @@ async def _stream(client: Client, bodies: Sequence[bytes], seconds: float, times
     async with asyncio.TaskGroup() as group:
         for _ in range(STREAMS):
             group.create_task(one_after_another())
-
-
-async def _post(client: Client, path: str, body: bytes) -> None:
-    response = await client.post(path, body)
-    if response.status != 200:
-        raise RuntimeError(f"{path} failed with status {response.status}: {response.body[:300]!r}")
 
 
 def _row(times: _Times) -> dict[str, Any]:

@@ -178,4 +178,4 @@ def _fastest(measured: Measured, library: str, is_float32: bool) -> Sequence[Tas
 
 
 def _ratio(ours: Sequence[TaskResult], theirs: Sequence[TaskResult]) -> Figure:
-    return Figure.of([result.tokens_per_s / other.tokens_per_s for result, other in zip(ours, theirs, strict=True)])
+    return Figure.of_ratios(*([result.tokens_per_s for result in results] for results in (ours, theirs)))

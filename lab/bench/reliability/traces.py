@@ -37,11 +37,7 @@ def run(options: Options) -> Result:
                     before = server.process.cpu_seconds()
                     summary = measure_load(server.url, load)
                     cpu_ms[name].append(1000 * (server.process.cpu_seconds() - before) / summary.succeeded)
-    figures = {
-        f"traces.{name}": Figure.of([traced / off for traced, off in zip(cpu_ms[name], cpu_ms["none"], strict=True)])
-        for name in SAMPLING
-        if name != "none"
-    }
+    figures = {f"traces.{name}": Figure.of_ratios(cpu_ms[name], cpu_ms["none"]) for name in SAMPLING if name != "none"}
     rows = [{"traced": name, "CPU ms a call": Figure.of(values).value} for name, values in cpu_ms.items()]
     return Result(figures, rows)
 

@@ -25,11 +25,14 @@ from sightline.service.compat.open_inference.tensors import LENGTH_HEADER
 MODEL, VERSIONED = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{model_version}"
 BINARY = "application/octet-stream"
 TENSORS = BodyFormat((*UNTYPED_JSON.media_types, BINARY), length_header=LENGTH_HEADER)
-_OF_MODEL: tuple[ErrorCode, ...] = ("model_not_found", "loading")
+_MODEL_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "loading")
 # No `unsupported_task`: a model only has the tensors of its own tasks.
-_INFERRING: tuple[ErrorCode, ...] = (
-    *("model_not_found", "input_too_long", *ENGINE_ERRORS),
-    *("unsupported_parameter", "response_too_large"),
+_INFER_ERRORS: tuple[ErrorCode, ...] = (
+    "model_not_found",
+    "input_too_long",
+    *ENGINE_ERRORS,
+    "unsupported_parameter",
+    "response_too_large",
 )
 
 
@@ -62,12 +65,14 @@ def _post(path: str, handler: Handler, response: Any, errors: Sequence[ErrorCode
     )
 
 
-OF_MODEL = (
-    _get(MODEL, models.model_metadata, schemas.ModelMetadata, _OF_MODEL),
+MODEL_ENDPOINTS = (
+    _get(MODEL, models.model_metadata, schemas.ModelMetadata, _MODEL_ERRORS),
     _get(f"{MODEL}/ready", models.model_ready, schemas.ModelReady, ("model_not_found", *UNAVAILABLE_ERRORS)),
-    _get(f"{MODEL}/config", models.model_config, schemas.ModelConfig, _OF_MODEL),
-    _get(f"{MODEL}/stats", models.model_statistics, schemas.ModelStatistics, _OF_MODEL),
-    _post(f"{MODEL}/infer", infer, schemas.InferResponse, _INFERRING, body_format=TENSORS, media_types=(JSON, BINARY)),
+    _get(f"{MODEL}/config", models.model_config, schemas.ModelConfig, _MODEL_ERRORS),
+    _get(f"{MODEL}/stats", models.model_statistics, schemas.ModelStatistics, _MODEL_ERRORS),
+    _post(
+        f"{MODEL}/infer", infer, schemas.InferResponse, _INFER_ERRORS, body_format=TENSORS, media_types=(JSON, BINARY)
+    ),
     _post(f"{MODEL}/generate", generate, schemas.GenerateTextResponse, PARAMETER_ERRORS),
     _post(
         f"{MODEL}/generate_stream",
@@ -95,8 +100,8 @@ ENDPOINTS = (
     _get("/v2/health/live", models.server_live, schemas.ServerLive),
     _get("/v2/health/ready", models.server_ready, schemas.ServerReady, UNAVAILABLE_ERRORS),
     _get("/v2/models/stats", models.all_statistics, schemas.ModelStatistics, ("loading",)),
-    *OF_MODEL,
-    *map(at_version, OF_MODEL),
+    *MODEL_ENDPOINTS,
+    *map(at_version, MODEL_ENDPOINTS),
     _post(
         "/v2/repository/index",
         models.repository_index,

@@ -27,7 +27,7 @@ from sightline.service.compat.open_inference.schemas import (
 )
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from sightline.service.inference.classify import classify
-from sightline.service.inference.encode import encode
+from sightline.service.inference.encode import embed_texts
 from sightline.service.inference.generate import generate as generate_texts
 from sightline.service.inference.generate import parameters_for
 from sightline.service.inference.service import ServedModel
@@ -44,8 +44,8 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
     model = await call.model(model_name)
     call.field_names = {**call.field_names, "inputs": "text_input"}
     available = outputs_of(model.manifest)
-    is_binary = _is_binary(body, model.name, available)
-    outputs, parameters = {name: available[name] for name in is_binary}, body.parameters
+    requested = _requested_outputs(body, model.name, available)
+    outputs, parameters = {name: available[name] for name in requested}, body.parameters
     check_effects(parameters, outputs.values())
     tasks = dict.fromkeys(output.task for output in outputs.values())
     inputs = read_inputs(body.inputs, tail)
@@ -64,11 +64,11 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
             case "tag":
                 results[task] = await tag(call, model, texts, **options)
             case "encode":
-                results[task] = await encode(call, model, texts, **options)
+                results[task] = await embed_texts(call, model, texts, **options)
     return tensor_response(
         _head(body.id, model.name),
         [
-            Tensor(name, output.datatype, output.read(result), is_binary[name], output.parameters(result))
+            Tensor(name, output.datatype, output.read(result), requested[name], output.parameters(result))
             for name, output in outputs.items()
             for result in [results[output.task]]
         ],
@@ -98,19 +98,19 @@ def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Te
     return texts, Texts(repeated, second_texts=texts.texts)
 
 
-def _is_binary(body: InferBody, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
+def _requested_outputs(body: InferBody, model_name: str, available: Mapping[str, Output]) -> dict[str, bool]:
     """Return the requested outputs: True for those that the client wants as binary data."""
     default = body.parameters.binary_data_output
     if not body.outputs:
         return dict.fromkeys(main_outputs(available), default)
     requested: dict[str, bool] = {}
     for index, output in enumerate(body.outputs):
-        if output.name not in available or output.name in requested:
-            is_duplicate = output.name in requested
-            message = "It must not repeat another output."
-            if not is_duplicate:
-                message = f"It must be an output of {model_name}: {', '.join(available)}."
-            raise ApiError("invalid_parameter", message, path=f"outputs[{index}].name")
+        path = f"outputs[{index}].name"
+        if output.name in requested:
+            raise ApiError("invalid_parameter", "It must not repeat another output.", path=path)
+        if output.name not in available:
+            message = f"It must be an output of {model_name}: {', '.join(available)}."
+            raise ApiError("invalid_parameter", message, path=path)
         is_binary = output.parameters.binary_data
         requested[output.name] = default if is_binary is None else is_binary
     return requested

@@ -91,7 +91,7 @@ async def model_statistics(call: Call, model_name: PathModel) -> schemas.ModelSt
 
 async def all_statistics(call: Call) -> schemas.ModelStatistics:
     """Return the statistics of all models."""
-    names = [manifest.name for manifest in call.service.all_manifests()]
+    names = [manifest.name for manifest in call.service.require_manifests()]
     metric_sums = await _sums(call)
     return {"model_stats": [_stats(metric_sums, name) for name in names]}
 

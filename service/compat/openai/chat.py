@@ -29,7 +29,7 @@ async def chat_completions(call: Call, body: ChatBody) -> ChatCompletion | Event
     parameters = decoding_parameters(call, body, model)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     response = TextResponse(call, model, body, partial(ChatChoiceWriter, model, body), kind, "chatcmpl")
-    return cast(ChatCompletion | EventStream, await response.of(call, prompt, parameters))
+    return cast(ChatCompletion | EventStream, await response.of(prompt, parameters))
 
 
 class ChatChoiceWriter:

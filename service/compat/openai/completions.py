@@ -35,7 +35,7 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
         check_continues_prompt(model, "echo")
     parameters = decoding_parameters(call, body, model)
     response = TextResponse(call, model, body, partial(CompletionWriter, model, body), "text_completion", "cmpl")
-    return cast(Completion | EventStream, await response.of(call, body.inputs, parameters))
+    return cast(Completion | EventStream, await response.of(body.inputs, parameters))
 
 
 class CompletionWriter:
@@ -82,9 +82,8 @@ class CompletionWriter:
         """Return the space before the text, if it needs one; token positions include it."""
         blank = blank_before(self._model, token, self._prefix)
         self._num_read = len(blank)
-        self._offset = (
-            len(blank + self._prefix) if self._prefix else 0
-        )  # without a prefix the space belongs to the token
+        # Without a prefix the space belongs to the token.
+        self._offset = len(blank + self._prefix) if self._prefix else 0
         return blank
 
     def _logprobs(self, tokens: Sequence[OutputToken]) -> CompletionLogprobs:

@@ -11,7 +11,6 @@ from typing_extensions import TypedDict
 from sightline.service.api.types import ModelName
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import (
-    MAX_ID,
     MAX_INPUTS,
     RequestBody,
     TextOrTexts,
@@ -20,7 +19,7 @@ from sightline.service.body_fields import (
     field_error,
     must_equal,
 )
-from sightline.service.compat.common import Ignored, parameters_by_temperature
+from sightline.service.compat.common import Dimensions, Ignored, parameters_by_temperature
 from sightline.service.inference.call import Call
 from sightline.service.inference.generate import GenerateWarning
 from sightline.service.inference.results import Numbers
@@ -30,7 +29,6 @@ from sightline.service.parameters import (
     MAX_TEMPERATURE,
     MAX_TOP_K,
     NEUTRAL,
-    STOP_STRINGS,
     EarlyStopping,
     Encoding,
     FrequencyPenalty,
@@ -64,9 +62,7 @@ class DecodingBody(RequestBody):
 
     model: ModelName = None
     max_new_tokens: NumNewTokens | None = Field(
-        default=None,
-        alias="max_tokens",
-        description=f"Maximum number of generated tokens. {DEFAULT_LENGTH}",
+        default=None, alias="max_tokens", description=f"Maximum number of generated tokens. {DEFAULT_LENGTH}"
     )
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = Field(
         default=None,
@@ -81,7 +77,7 @@ class DecodingBody(RequestBody):
     num_return_sequences: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, alias="n", description="Number of texts for each prompt: samples, or the best of a beam search."
     )
-    stop: Annotated[Stop | None, Field(description=STOP_STRINGS)] = None
+    stop: Stop | None = None
     stream: Annotated[bool | None, Field(description="Send server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, Field(description="Options of a stream.")] = None
     user: Ignored[str] = None
@@ -98,10 +94,6 @@ class DecodingBody(RequestBody):
     no_repeat_ngram_size: NgramSize | None = None
 
     @property
-    def is_sampled(self) -> bool:
-        return bool(self.temperature)
-
-    @property
     def num_choices(self) -> int:
         """Texts for each prompt."""
         return self.num_return_sequences or 1
@@ -114,7 +106,7 @@ class DecodingBody(RequestBody):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         has_beams = (self.num_beams or 1) > 1
-        if self.is_sampled and has_beams:
+        if self.temperature and has_beams:
             raise field_error("invalid_parameter", "num_beams above 1 needs a temperature of 0.", "num_beams")
         for name in ("top_p", "top_k") if has_beams and self.temperature is None else ():
             if (getattr(self, name) or getattr(NEUTRAL, name)) != getattr(NEUTRAL, name):
@@ -132,9 +124,7 @@ class CompletionBody(DecodingBody):
     best_of: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = Field(
         default=None, description="Only the value of `n` is supported."
     )
-    top_logprobs: Annotated[
-        TopLogprobs | None, Field(alias="logprobs", description="Number of top alternatives returned for each token.")
-    ] = None
+    top_logprobs: TopLogprobs | None = Field(default=None, alias="logprobs")
     echo: bool | None = Field(
         default=None, description="Return the prompt before the text; only for decoder-only models."
     )
@@ -175,9 +165,7 @@ class EmbeddingBody(RequestBody):
     encoding_format: Annotated[
         Encoding | None, Field(description="Encoding of the vectors: numbers, or base64 of little-endian float32.")
     ] = None
-    dimensions: int | None = Field(
-        default=None, ge=1, le=MAX_ID, description="Only the dimensions of the model are supported."
-    )
+    dimensions: Dimensions = None
     user: Ignored[str] = None
 
     model_config = ConfigDict(

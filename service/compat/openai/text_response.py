@@ -39,16 +39,11 @@ class TextResponse(DataEventEncoder):
         kind: str,
         prefix: str,
     ) -> None:
-        """Prepare a response.
+        """Prepare a response with `kind` as its field `object`; `prefix` is that of its id.
 
-        Args:
-            call: the call.
-            model: the model.
-            body: the body of the request.
-            make_choice: creates the choice of an index. Called after the request is checked.
-            kind: value of the field `object`.
-            prefix: prefix of the id.
+        `make_choice` creates the choice of an index. It is called after the request is checked.
         """
+        self._call = call
         self._model = model
         self._options = body.stream_options
         self._is_streamed = bool(body.stream)
@@ -62,8 +57,9 @@ class TextResponse(DataEventEncoder):
             "model": model.name,
         }
 
-    async def of(self, call: Call, inputs: AnyInputs, parameters: GenerateParameters) -> Any:
+    async def of(self, inputs: AnyInputs, parameters: GenerateParameters) -> Any:
         """Generate from the inputs and return the response."""
+        call = self._call
         if self._is_streamed:
             events = await stream(call, self._model, inputs, parameters)
             self._choices = [self._make_choice(sequence.number) for sequence in events.sequences]

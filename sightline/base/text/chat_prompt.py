@@ -55,8 +55,8 @@ def apply_chat_template(
     message, like the instruction in Llama 2's Ghost Attention (Touvron et al. 2023, section 3.3).
     If it has `single_line`, line breaks would end a message, so they are replaced by spaces.
 
-    The prompt ends with the begin of the model's reply, or with the text of the last message if it
-    is the assistant's: the model continues it.
+    The prompt ends with the beginning of the model's reply, or with the text of the last message if
+    it is the assistant's: the model continues it.
 
     Args:
         template: chat template of the model.

@@ -9,7 +9,7 @@ from sightline.base.text.tokenizer import TextTokenizer
 _SLOT = re.compile(r"\{(instruction|query|document)\}")
 
 
-def encode_with_template(
+def tokenize_with_template(
     tokenizer: TextTokenizer,
     template: PairTemplate,
     query: str,

@@ -87,7 +87,7 @@ class TextTokenizer:
         special_ids = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         _split_special_tokens(tokenizer, special_ids)
         self._tokenizer = tokenizer
-        self._continuing = _without_first_space(tokenizer)
+        self._continuing = without_first_space(tokenizer)
         self._with_mask: dict[int, Tokenizer] = {}  # made when they are needed, see `encode_masked`
         self._special_ids = frozenset(special_ids)
         special = {id_: added for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
@@ -99,7 +99,7 @@ class TextTokenizer:
         kinds = [step["type"] for step in _steps(decoder)]
         self._is_byte_level = kinds == ["ByteLevel"]
         self._has_byte_tokens = "ByteFallback" in kinds
-        byte_of = _byte_alphabet() if self._is_byte_level else {}
+        byte_of = byte_alphabet() if self._is_byte_level else {}
         size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         self._bytes: list[bytes] = []  # by id, as after other tokens; empty for ids without a token
         unused: set[int] = set()
@@ -700,7 +700,7 @@ def _split_special_tokens(tokenizer: Tokenizer, special_ids: set[int]) -> None:
     tokenizer.pre_tokenizer = split if existing is None else pre_tokenizers.Sequence([existing, split])
 
 
-def _without_first_space(tokenizer: Tokenizer) -> Tokenizer:
+def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer for texts after special tokens.
 
     A pre-tokenizer Metaspace with the `prepend_scheme` "first" inserts a space only at the start of
@@ -717,7 +717,7 @@ def _without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     return copied
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the byte for each character of the byte-level BPE alphabet of GPT-2.
 
     See Radford et al. 2019, section 2.2. Printable bytes are represented by their own character,

@@ -18,7 +18,8 @@ def masked(make: Callable[[], Tokenizer]) -> Tokenizer:
 @pytest.mark.parametrize("make", [byte_level, metaspace, word_piece])
 @pytest.mark.parametrize("text", ["the <mask> a", "<mask> the", "a <mask><mask> b", "a  <mask>", "a<mask>b <mask> "])
 def test_a_mask_is_one_token_and_takes_the_space_that_belongs_to_it(make: Callable[[], Tokenizer], text: str) -> None:
-    expected, tokenizer = masked(make), TextTokenizer(masked(make))
+    expected = masked(make)  # learning a vocabulary twice may give two
+    tokenizer = TextTokenizer(Tokenizer.from_str(expected.to_str()))
     mask_id = expected.token_to_id("<mask>")
     ids = expected.encode(text).ids
     assert mask_id is not None and tokenizer.encode_masked(text, mask_id) == ids

@@ -2,7 +2,13 @@
 
 import pytest
 
-from lab.study.check_limits import FAMILIES, ODD_T5, check_model, random_options
+from lab.study.check_limits import FAMILIES, Options, check_model, random_options
+
+# Rejected by limits that were derived from errors of the weights, with weights of scale 1.
+ODD_T5: Options = {
+    "d_model": 80, "d_kv": 24, "d_ff": 144, "num_layers": 2, "num_decoder_layers": 3, "vocab_size": 701,
+    "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", [0, 2])

@@ -24,7 +24,7 @@ GATT = bundle_name("chat-gatt")
 
 
 def test_figures_are_means_over_the_responses_tokens() -> None:
-    weights = np.zeros((2, 2, 2, 5), np.float32)  # two layers, two heads; two tokens, which run_dialogues four and five
+    weights = np.zeros((2, 2, 2, 5))  # two layers, two heads; two tokens, which run_dialogues four and five
     weights[0, 0, 0, 1:3] = [0.5, 0.1]
     weights[1, 1, 0, 2] = 0.2
     weights[1, 0, 1, 1] = 0.4

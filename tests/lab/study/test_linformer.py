@@ -89,8 +89,8 @@ def test_memory_is_measured_in_a_separate_process(tmp_path: Path) -> None:
         ]
     finally:
         process.end()
-    scores_mb = 4 * 1024 * 1024 * 4 / 2**20
-    assert results[1]["peak_mb"] - results[0]["peak_mb"] > scores_mb
+    scores_mib = 4 * 1024 * 1024 * 4 / 2**20
+    assert results[1]["peak_mib"] - results[0]["peak_mib"] > scores_mib
     assert results[1]["seconds"] > results[0]["seconds"] > 0
 
 
@@ -111,15 +111,15 @@ def test_faster_means_in_all_rounds_but_one() -> None:
     assert is_faster(one, other) and not is_faster(other, one)
 
 
-def test_smaller_means_by_at_least_a_megabyte() -> None:
+def test_smaller_means_by_at_least_one_mib() -> None:
     theirs = row(128, "operator", None, [1.0], 16.2)
     assert is_smaller(row(128, "linformer", 32, [1.0], 15.2), theirs)
     assert not is_smaller(row(128, "linformer", 32, [1.0], 15.3), theirs)
 
 
 def row(
-    tokens: int, attention: str, slots: int | None, ms: list[float], peak_mb: float, maps: bool = False
+    tokens: int, attention: str, slots: int | None, ms: list[float], peak_mib: float, maps: bool = False
 ) -> dict[str, Any]:
     short = {} if maps or attention == "plain" else {"short_ms": [0.1], "padded_ms": ms}
     kind = {"rows": 1, "tokens": tokens, "attention": attention, "slots": slots, "maps": maps}
-    return {**kind, "ms": ms, "peak_mb": peak_mb, **short}
+    return {**kind, "ms": ms, "peak_mib": peak_mib, **short}

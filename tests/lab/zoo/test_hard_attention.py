@@ -11,6 +11,7 @@ from lab.zoo.hard_attention import (
     ENTROPY_WEIGHT,
     EXPECTED_PROBABILITY,
     REWARD_WEIGHT,
+    TRANSLATION,
     marginal_loss,
     reinforce_loss,
     training_loss,
@@ -85,6 +86,7 @@ def test_the_marginal_is_the_sum_over_every_path(batch: Batch) -> None:
         expected = expected - torch.stack(likelihoods).logsumexp(0)
     torch.testing.assert_close(marginal_loss(model, batch, 0.0), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(training_loss(model, batch, 0.1), marginal_loss(model, batch, 0.1))
+    assert torch.equal(TRANSLATION.validation_loss(model, batch), cross_entropy(model, batch, 0.0))
     assert marginal_loss(model, batch, 0.1) != marginal_loss(model, batch, 0.0)
 
 

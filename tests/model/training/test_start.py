@@ -26,7 +26,6 @@ from sightline.model.config import (
     PretrainedConfig,
     model_config_to_json,
     read_model_config,
-    with_fields,
 )
 from sightline.model.data.chat_template import read_chat_template
 from sightline.model.data.pretrained import GENERATION, checkpoint_texts
@@ -155,7 +154,7 @@ def test_the_configuration_of_a_run_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(model_config_to_json(start.config), encoding="utf-8")
     assert read_model_config(tmp_path / "config.json") == start.config
     check_tokenizer(start.tokenizer, start.config)
-    changed = with_fields(start.config, {"dropout": "0.2"})
+    changed = dataclasses.replace(start.config, dropout=0.2)
     assert isinstance(changed, PretrainedConfig)
     assert json.loads(checkpoint_texts(changed)["config.json"])["attention_dropout"] == 0.2
 

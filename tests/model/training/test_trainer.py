@@ -170,7 +170,9 @@ def test_another_model_for_an_existing_run_is_rejected(tmp_path: Path, corpus: P
     """A different size must not be ignored in favour of the existing run."""
     make_trainer(tmp_path / "run", corpus, toy_config, TOY)
     with pytest.raises(ValueError, match="contains a run of another model; choose"):
-        make_trainer(tmp_path / "run", corpus, TransformerConfig.tiny, TOY)
+        make_trainer(
+            tmp_path / "run", corpus, lambda vocab_size: TransformerConfig(vocab_size, d_model=16, num_heads=2), TOY
+        )
 
 
 def test_the_loss_of_a_batch_counts_each_real_token_once_with_any_padding(

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from sightline.base.bundle import Alignment, AlignmentStep, Languages
-from sightline.base.text.tokenizer import TextTokenizer
 from sightline.base.text.words import words_of
 from sightline.service.inference.align import strongest_links
-from tests.service.conftest import MakeBackend, Running, Start, classifying
-from tests.support.fake_runner import fake_manifest
+from tests.service.conftest import MakeBackend, Running, Start
 
 pytestmark = pytest.mark.anyio
 SOURCE, TARGET = "Hund x.", "a dogHund"
@@ -21,12 +19,6 @@ async def respond(running: Running, **body: Any) -> Any:
 async def aligned(running: Running, **body: Any) -> Any:
     (output,) = (await respond(running, **body))["outputs"]
     return output
-
-
-async def error_of(running: Running, **body: Any) -> tuple[int, str, str | None, str]:
-    response = await running.post("/v1/align", {"inputs": SOURCE, **body})
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"], error["message"]
 
 
 async def test_a_forced_target_is_linked_to_the_source_word_with_the_largest_weight(running: Running) -> None:
@@ -222,25 +214,6 @@ async def test_languages_choose_the_tokens_and_the_model(start: Start, make_back
         )
         generated = await aligned(running, source_language="de", target_language="en")
         assert same.json()["outputs"][0]["target_tokens"] == [word["text"] for word in generated["target_words"]]
-        status, code, param, message = await error_of(running, model="plain", source_language="de")
-        assert (status, code, param) == (422, "unsupported_parameter", "source_language")
-        assert message == "source_language is supported only by models that translate, and plain does not."
-
-
-async def test_a_model_without_cross_attention_cannot_align(
-    start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
-) -> None:
-    backend = classifying(make_backend())
-    causal = fake_manifest("causal", vocabulary=len(tokenizer), max_source_tokens=64, decoder_start="source")
-    backend.manifests = (*backend.manifests, causal)
-    async with start(backend) as running:
-        for name in ("judge", "causal"):
-            assert await error_of(running, model=name) == (
-                422,
-                "unsupported_task",
-                "model",
-                f"model: {name} cannot align words, because it has no cross-attention; models that can: fake.",
-            )
 
 
 async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
@@ -250,12 +223,10 @@ async def test_maps_that_are_too_large_are_rejected_with_the_way_out(
     monkeypatch.setattr("sightline.service.inference.maps.MAX_NUMBERS", 50)
     async with start() as running:
         long = {"inputs": [SOURCE] * 2, "targets": [TARGET] * 2}  # 2 * 7 * 6 numbers
-        assert await error_of(running, **long) == (
-            422,
-            "response_too_large",
-            None,
-            "The attention maps of this call are too large. Send fewer or shorter inputs in a call.",
-        )
+        assert await running.error("/v1/align", long) == (422, "response_too_large", None)
         assert (await respond(running, targets=TARGET))["outputs"][0]["text"] == TARGET
         many = {"parameters": {"max_new_tokens": 60, "stop": "\u1234"}, "inputs": [SOURCE] * 8}
-        assert (await error_of(running, **many))[1] == "response_too_large"
+        response = await running.post("/v1/align", many)
+        assert response.json()["error"]["message"] == (
+            "The attention maps of this call are too large. Send fewer or shorter inputs in a call."
+        )

@@ -100,5 +100,3 @@ async def test_hugging_faces_client_gets_one_answer_or_several(running: Running)
         running, top_k=3, max_answer_tokens=2, whole_words=False, max_tokens=30, overlap=4
     )
     assert (await running.client.get("/info")).json()["model_pipeline_tag"] == "question-answering"
-    error = await running.post("/?model=reader", {"inputs": {"question": QUESTION}})
-    assert error.status_code == 422 and "inputs.context" in error.json()["error"]

@@ -263,9 +263,3 @@ async def test_statistics_of_projected_keys_are_those_that_need_no_tokens(
                 "diagonal_share",
                 "alignment_agreement",
             }
-
-
-@pytest.mark.parametrize(("body", "param"), [({"units": "characters"}, "units"), ({"statistics": 1}, "statistics")])
-async def test_other_values_are_rejected(running: Running, body: dict[str, Any], param: str) -> None:
-    error = await running.error("/v1/attention", {"inputs": SOURCE, **body})
-    assert error == (422, "invalid_parameter", param)

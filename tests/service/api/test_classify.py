@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
-from sightline.service.inference.classify import rank_labels
-from tests.service.conftest import MakeBackend, Running, Start, classifying
+from sightline.service.inference.classify import apply_function, rank_scores
+from tests.service.conftest import MakeBackend, Running, Start, changed, classifying, with_heads
 from tests.support.fake_runner import (
     LABELS,
     Faults,
@@ -30,14 +30,14 @@ async def classify(running: Running, inputs: Any, **fields: Any) -> Any:
 
 
 def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
-    ranked = rank_labels(("a", "b", "c"), np.log(np.array([0.2, 0.5, 0.3], np.float32)))
+    ranked = rank_scores(("a", "b", "c"), apply_function(np.log(np.array([0.2, 0.5, 0.3], np.float32)), "softmax"))
     assert [one.label for one in ranked] == ["b", "c", "a"]
     assert [one.score for one in ranked] == pytest.approx([0.5, 0.3, 0.2])
     assert sum(one.score for one in ranked) == pytest.approx(1, abs=1e-12)
 
 
 def test_labels_with_equal_scores_keep_the_order_of_the_model() -> None:
-    ranked = rank_labels(("a", "b", "c"), np.log(np.array([0.2, 0.4, 0.4], np.float32)))
+    ranked = rank_scores(("a", "b", "c"), np.array([0.2, 0.4, 0.4]))
     assert [one.label for one in ranked] == ["b", "c", "a"]
 
 
@@ -79,8 +79,7 @@ async def test_maps_are_returned_with_their_tokens(running: Running) -> None:
     np.testing.assert_array_equal(np.reshape(part["maps"][0]["data"], part["maps"][0]["shape"]), chosen)
 
 
-async def test_long_inputs_are_truncated_only_on_request(running: Running) -> None:
-    assert await running.error("/v1/classify", {"inputs": "x" * 70}) == (422, "input_too_long", "inputs")
+async def test_long_inputs_are_truncated_on_request(running: Running) -> None:
     (cut,) = (await classify(running, "x" * 70, truncate=True, return_attention=True))["outputs"]
     (whole,) = (await classify(running, "x" * 62, return_attention=True))["outputs"]  # with its blank and its end
     assert cut == whole
@@ -89,22 +88,16 @@ async def test_long_inputs_are_truncated_only_on_request(running: Running) -> No
 async def test_maps_that_are_too_large_are_rejected_before_anything_is_computed(
     start: Start, make_backend: MakeBackend
 ) -> None:
-    backend = classifying(make_backend())
-    manifest = backend.manifests[1]
-    maps = tuple(one.model_copy(update={"heads": 200}) for one in manifest.attention)
-    backend.manifests = (manifest.model_copy(update={"attention": maps}),)
-    async with start(backend) as running:
+    backend = with_heads(classifying(make_backend()), 200)
+    async with start(backend, default_model="judge") as running:
         body = {"inputs": "x" * 62, "return_attention": True}
         assert await running.error("/v1/classify", body) == (422, "response_too_large", None)
-        assert backend.runners[0].num_encodes == 0
+        assert [runner.num_encodes for runner in backend.runners] == [0, 0]
 
 
-async def test_a_model_without_maps_rejects_requests_for_maps(start: Start, make_backend: MakeBackend) -> None:
-    backend = classifying(make_backend())
-    backend.manifests = (backend.manifests[1].model_copy(update={"attention": (), "tasks": ("encode", "classify")}),)
-    async with start(backend) as running:
-        expected = (422, "unsupported_parameter", "return_attention")
-        assert await running.error("/v1/classify", {"inputs": "x", "return_attention": True}) == expected
+async def test_a_model_without_maps_classifies(start: Start, make_backend: MakeBackend) -> None:
+    backend = changed(classifying(make_backend()), attention=(), tasks=("encode", "classify"))
+    async with start(backend, default_model="judge") as running:
         assert (await classify(running, "x"))["outputs"][0]["labels"]
 
 

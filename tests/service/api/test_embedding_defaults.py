@@ -85,21 +85,6 @@ async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: Mak
         assert [one["embedding"] for one in openai["data"]] == expected["passage"]
 
 
-async def test_an_unknown_prompt_is_an_error_that_lists_the_prompts(start: Start, make_backend: MakeBackend) -> None:
-    embedding = SentenceEmbedding(pooling="mean", normalize=True, prompts=PROMPTS)
-    async with start(backend_with(make_backend, embedding), default_model="trained") as running:
-        response = await running.post("/v1/encode", {"inputs": "x", "prompt_name": "title"})
-        error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (422, "unsupported_parameter", "prompt_name")
-        assert error["message"] == "prompt_name is not the name of a prompt of trained: its prompts are passage, query."
-        response = await running.post("/embed?model=plain", {"inputs": "x", "prompt_name": "query"})
-        message = "prompt_name is not the name of a prompt of plain: it has no prompts; leave it out."
-        assert response.json()["error"] == message
-        sentences = {"source_sentence": "x", "sentences": ["y"]}
-        response = await running.post("/similarity", {"inputs": sentences, "parameters": {"prompt_name": "title"}})
-        assert response.json()["error"].startswith("parameters.prompt_name is not the name of a prompt of trained")
-
-
 async def test_a_model_shows_its_settings(start: Start, make_backend: MakeBackend) -> None:
     embedding = SentenceEmbedding(pooling="first", normalize=True, prompts=PROMPTS, default_prompt="query")
     async with start(backend_with(make_backend, embedding), default_model="trained") as running:

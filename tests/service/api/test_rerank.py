@@ -77,10 +77,8 @@ async def test_documents_are_cut_to_a_number_of_tokens(running: Running, tokeniz
     assert first["usage"] == second["usage"]
 
 
-async def test_a_pair_that_is_too_long_is_truncated_only_on_request(running: Running, tokenizer: TextTokenizer) -> None:
+async def test_a_pair_that_is_too_long_is_truncated_on_request(running: Running, tokenizer: TextTokenizer) -> None:
     long = "x" * 70
-    error = await running.error("/v1/rerank", {"query": QUERY, "documents": ["a", long]})
-    assert error == (422, "input_too_long", "documents[1]")
     body = await running.result("/v1/rerank", {"query": QUERY, "documents": [long], "truncate": True})
     assert body["usage"]["total_tokens"] == 64 == len(tokenizer.encode_pair(QUERY, long, 64))
 
@@ -101,8 +99,6 @@ async def test_the_rerank_endpoint_of_tei_returns_the_same_order(running: Runnin
     assert with_text == [{**one, "text": DOCUMENTS[one["index"]]} for one in expected]
     raw = await running.result("/rerank", {"query": QUERY, "texts": DOCUMENTS, "raw_scores": True})
     assert [sigmoid(one["score"]) for one in raw] == pytest.approx([one["score"] for one in expected], rel=1e-15)
-    response = await running.post("/rerank", {"query": QUERY, "texts": ["a", "x" * 70]})
-    assert response.json()["error"].startswith("texts[1] must have at most 64 tokens")
     info = (await running.client.get("/info")).json()
     assert info["model_type"] == {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
     assert info["model_pipeline_tag"] == "text-ranking"
@@ -116,8 +112,6 @@ async def test_a_reranker_predicts_the_score_of_a_pair(running: Running) -> None
     assert await running.result("/predict", {"inputs": [[QUERY, DOCUMENTS[0]], ["x"]]}) == [expected, alone]
     with_function = {"inputs": [QUERY, DOCUMENTS[0]], "parameters": {"function_to_apply": "sigmoid"}}
     assert await running.result("/predict", with_function) == [expected]
-    response = await running.post("/predict", {**with_function, "parameters": {"function_to_apply": "softmax"}})
-    assert response.json()["error"] == "parameters.function_to_apply must be sigmoid for ranker, got softmax."
 
 
 def test_the_sigmoid_neither_overflows_nor_loses_small_values() -> None:

@@ -1,10 +1,11 @@
-"""GET /: JSON for programs; `http/test_page.py` tests the page for browsers."""
+"""GET /: JSON for programs; `http/test_page.py` tests the page for browsers. The header Accept."""
 
 import threading
 
 import pytest
 
 from sightline import __version__
+from sightline.service.api.endpoint import HTML, prefers
 from tests.service.conftest import MakeBackend, Start, classifying, until
 
 pytestmark = pytest.mark.anyio
@@ -71,3 +72,23 @@ async def test_post_to_the_root_needs_a_compatible_api(start: Start, api: str) -
         assert response.status_code == (200 if api else 405)
         if not api:
             assert response.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", False),
+        ("*/*", False),
+        ("text/*", False),
+        ("text/html", True),
+        (BROWSER, True),
+        ("TEXT/HTML; charset=utf-8", True),
+        ("application/json, text/html", True),
+        ("application/json, text/html;q=0.9", False),
+        ("application/json;q=0.1, text/html; q=0.9", True),
+        ("text/html;q=0", False),
+        ("text/html;q=x", False),
+    ],
+)
+def test_html_is_for_clients_that_prefer_it(accept: str, expected: bool) -> None:
+    assert prefers(HTML, {b"accept": accept.encode()}) is expected

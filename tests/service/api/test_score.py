@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from sightline.service.inference.call import Call
 from tests.service.conftest import MakeBackend, Running, Start, until
 
 pytestmark = pytest.mark.anyio
@@ -43,18 +44,6 @@ async def test_targets_keep_their_order_and_have_the_scores_that_they_have_alone
 
 async def test_a_target_may_be_as_long_as_the_model_writes(running: Running) -> None:
     assert len((await score(running, "x", "x" * 62))["outputs"][0]["tokens"]) == 64
-    response = await running.post("/v1/score", {"inputs": ["x", "y"], "targets": ["ok", "x" * 63]})
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == ("input_too_long", "targets[1]")
-    assert "65" in error["message"] and "64" in error["message"]
-
-
-async def test_a_model_that_does_not_generate_does_not_score(start: Start, make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    backend.manifests = (backend.manifests[0].model_copy(update={"tasks": ("encode",)}),)
-    async with start(backend) as running:
-        response = await running.post("/v1/score", {"inputs": "x", "targets": "y"})
-        assert response.json()["error"]["code"] == "unsupported_task"
 
 
 async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
@@ -67,6 +56,22 @@ async def test_scoring_has_the_deadlines_and_the_admission_of_generation(
         await until(lambda: running.backend.num_busy == 0)
         service = running.app.state.service
         assert service.models["fake"].admission.num_sequences == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/align", "/v1/attention"])
+async def test_the_work_of_a_call_with_targets_is_their_tokens_and_the_runs_of_the_encoder(
+    running: Running, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    submit, estimates = Call.submit, list[float]()
+
+    def note(call: Call, *arguments: Any) -> Any:
+        assert call.reservation is not None
+        estimates.append(call.reservation.units)
+        return submit(call, *arguments)
+
+    monkeypatch.setattr(Call, "submit", note)
+    await running.result(path, {"inputs": ["x", "y"], "targets": ["a dog", "Hund"]})
+    assert estimates == [2 + 3 + 4]
 
 
 async def test_scored_tokens_are_reported_but_not_counted_as_generated(

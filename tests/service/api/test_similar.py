@@ -57,26 +57,6 @@ async def test_a_side_is_read_by_its_own_tokenizer(running: Running) -> None:
     assert by_side == [await ask(running, token="dog")] * 2  # the fake model has one tokenizer for both
 
 
-async def test_a_string_of_several_tokens_is_rejected_with_their_number(running: Running) -> None:
-    response = await running.post("/v1/similar", {"analogy": ["dog", "Hund und Hund", "a"]})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "analogy[1]")
-    assert "analogy[1] is 9 tokens" in error["message"] and "/v1/tokenize" in error["message"]
-    assert "Hund" not in response.text
-
-
-async def test_a_model_without_the_graph_is_an_error_that_names_the_list_of_models(
-    start: Start, make_backend: MakeBackend
-) -> None:
-    backend = make_backend()
-    tasks = ("generate", "encode", "attention")
-    backend.manifests = (backend.manifests[0].model_copy(update={"similar": None, "tasks": tasks}),)
-    async with start(backend) as running:
-        response = await running.post("/v1/similar", {"token": "dog"})
-        assert (response.status_code, response.json()["error"]["code"]) == (422, "unsupported_task")
-        assert "GET /v1/models" in response.json()["error"]["message"]
-
-
 async def test_embeddings_that_are_not_finite_are_an_internal_error_of_one_call(
     start: Start, make_backend: MakeBackend, tokenizer: TextTokenizer
 ) -> None:

@@ -137,8 +137,6 @@ async def test_the_token_classification_of_hugging_face(running: Running) -> Non
     tokens = await running.result("/?model=tagger", {"inputs": TEXTS[1], "parameters": options})
     named = [(one["label"], one["token"]) for one in plain["entities"]]
     assert [(one["entity"], one["index"]) for one in tokens] == named
-    response = await running.post("/", {"inputs": TEXTS[1], "parameters": {"aggregation_strategy": "max"}})
-    assert response.json()["error"] == "parameters.aggregation_strategy must be simple or none."
     assert (await running.client.get("/info")).json()["model_pipeline_tag"] == "token-classification"
 
 
@@ -148,19 +146,12 @@ async def test_a_truncated_input_keeps_the_characters_of_its_tokens(running: Run
     # The tokenizer puts a space before the text, and the end token is kept.
     assert [one["start"] for one in response["outputs"][0]["entities"]] == [0, *range(62)]
     assert response["usage"]["input_tokens"] == 64
-    error = (await running.post("/v1/tag", {**body, "truncate": False})).json()["error"]
-    assert error["code"] == "input_too_long"
 
 
 def test_spans_of_a_truncated_text_keep_its_last_special_token(tokenizer: TextTokenizer) -> None:
     text = "dog " * 50
     ids = tuple(tokenizer.encode_truncated(text, 8))
     assert [span.id for span in spans_of(tokenizer, text, ids)] == list(ids)
-
-
-async def test_a_model_without_labels_of_tokens_is_an_error(running: Running) -> None:
-    response = await running.post("/v1/tag", {"inputs": "x", "model": "fake"})
-    assert (response.status_code, response.json()["error"]["code"]) == (422, "unsupported_task")
 
 
 def test_special_tokens_have_no_label(tokenizer: TextTokenizer) -> None:

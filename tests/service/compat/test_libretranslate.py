@@ -7,8 +7,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from sightline.base.bundle import Languages
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate
+from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, with_languages
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -24,12 +23,7 @@ def translating(make_backend: MakeBackend) -> Translating:
     """
 
     def make(options: dict[str, Any] | None = None, **pairs: str) -> FakeBackend:
-        backend = make_backend("plain", *pairs, **(options or {}))
-        languages = {name: Languages(sources=(pair[:2],), targets=(pair[3:],)) for name, pair in pairs.items()}
-        backend.manifests = tuple(
-            manifest.model_copy(update={"languages": languages.get(manifest.name)}) for manifest in backend.manifests
-        )
-        return backend
+        return with_languages(make_backend("plain", *pairs, **(options or {})), **pairs)
 
     return make
 
@@ -109,13 +103,6 @@ async def test_letter_case_of_languages_makes_no_difference(start: Start, transl
         assert await translate(running, source="EN", target="De") == await translate(running)
 
 
-async def test_auto_is_rejected_if_it_requires_language_detection(start: Start, translating: Translating) -> None:
-    async with start(translating(a="en-de", b="fr-de", c="en-fr")) as running:
-        message = await error_message(running, source="auto")
-        assert message.startswith("source must name a language: languages are not detected")
-        await translate(running, source="auto", target="fr")
-
-
 async def test_languages_are_listed_with_their_target_languages(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de", b="en-de", c="en-cs", d="de-en")) as running:
         assert (await running.client.get("/languages")).json() == [
@@ -144,37 +131,8 @@ async def test_a_form_is_equivalent_to_json(start: Start, translating: Translati
                 assert (response.status_code, response.json()) == (200, expected)
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "said"),
-    [
-        (b"", 422, "q is required."),
-        (b"q=&source=en&target=de", 422, "q is empty or contains only whitespace"),
-        (b"q=x&source=en", 422, "target is required."),
-        (b"q=x&source=en&target=de&alternatives=many", 422, "alternatives must be "),
-        (b"q=x&source=en&target=de&alternatives=8", 422, "alternatives must be "),
-        (b"q=x&source=en&target=de&format=html", 422, "format must be "),
-        (b"q=x&source=en&target=de&secret=x", 422, "secret is not a field of the body"),
-        (b"q=%FF&source=en&target=de", 400, "The body is not a form in UTF-8."),
-        (b"q=\xff&source=en&target=de", 400, "The body is not a form in UTF-8."),
-        (b"q=%ED%A0%80&source=en&target=de", 400, "The body is not a form in UTF-8."),
-        (b'{"q": "x", "source": "en", "target": "de"}', 400, "The body is not a form in UTF-8."),
-        (b"q=x" + b"&a=b" * 100_000, 400, "The body is not a form in UTF-8."),
-    ],
-)
-async def test_an_invalid_form_is_rejected(
-    start: Start, translating: Translating, content: bytes, status: int, said: str
-) -> None:
+async def test_translate_accepts_no_other_content_types(start: Start, translating: Translating) -> None:
     async with start(translating(a="en-de")) as running:
-        response = await running.client.post("/translate", content=content, headers=FORM)
-        assert response.status_code == status
-        assert response.json()["error"].startswith(said)
-
-
-async def test_only_translate_accepts_forms_and_no_other_content_types(start: Start, translating: Translating) -> None:
-    async with start(translating(a="en-de")) as running:
-        response = await running.client.post("/v1/generate", content=b"inputs=x", headers=FORM)
-        assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
-        assert "The Content-Type must be application/json, in UTF-8" in response.json()["error"]["message"]
         for other in ("", "text/plain", "multipart/form-data", FORM["content-type"] + "; charset=latin-1"):
             response = await running.client.post("/translate", content=b"q=x", headers={"content-type": other})
             assert response.status_code == 415

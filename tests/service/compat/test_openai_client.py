@@ -9,7 +9,7 @@ from openai import APIError, AsyncOpenAI, BadRequestError, InternalServerError, 
 from openai.types.chat import ChatCompletionMessageParam
 
 from sightline.base.text.tokenizer import TextTokenizer
-from tests.service.conftest import MakeBackend, Serve, Wire, chat_backend, wait_until
+from tests.service.conftest import MakeBackend, Serve, Wire, changed, chat_backend, wait_until
 from tests.support.fake_runner import Faults
 
 PROMPTS = ["a dog", "Hund"]
@@ -166,9 +166,7 @@ def test_a_loading_service_is_retried(serve: Serve, make_backend: MakeBackend) -
 
 
 def test_warnings_are_extra_fields_of_a_completion(serve: Serve, make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    backend.manifests = tuple(one.model_copy(update={"training_unit": "sentence"}) for one in backend.manifests)
-    with serve(backend) as wire, client_of(wire) as client:
+    with serve(changed(make_backend(), training_unit="sentence")) as wire, client_of(wire) as client:
         whole = client.completions.create(model="fake", prompt="A dog. A man.")
         assert whole.model_extra is not None
         assert [one["param"] for one in whole.model_extra["warnings"]] == ["prompt"]

@@ -197,10 +197,10 @@ class CheckedRunner:
         self.num_moved = 0
         self.num_branched = 0
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         sources = [ids[:length].tolist() for ids, length in zip(source_ids, source_lengths, strict=True)]
         self.encoded.append(sources)
-        return self.inner.encode(source_ids, source_lengths, outputs)
+        return self.inner.run_encoder(source_ids, source_lengths, outputs)
 
     def compare(self, token_ids: Int64) -> Array:
         return self.inner.compare(token_ids)

@@ -6,8 +6,8 @@ import pytest
 
 from sightline.base.bundle import PREFILL_TOKENS, Manifest
 from sightline.service.engine.engine import Engine
-from sightline.service.engine.recorded_maps import reason_against_hiding
 from sightline.service.engine.request import Event, Generated, GenerateRequest, MapPart, Target
+from sightline.service.inference.generate import reason_against_hiding
 from sightline.service.parameters import FORCED, GenerateParameters
 from tests.service.engine.conftest import ids_of
 from tests.support.fake_runner import FakeRunner, fake_classifier_manifest, fake_manifest, fake_slots_manifest

@@ -234,9 +234,9 @@ def test_timings_add_up() -> None:
     harness = Harness()
 
     class Ticking(FakeRunner):
-        def encode(self, *arguments: Any) -> Any:
+        def run_encoder(self, *arguments: Any) -> Any:
             harness.now += 0.5
-            return super().encode(*arguments)
+            return super().run_encoder(*arguments)
 
         def step(self, *arguments: Any, **options: Any) -> Any:
             harness.now += 0.25

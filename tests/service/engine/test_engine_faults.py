@@ -47,10 +47,10 @@ class Breaking(FakeRunner):
         self._known_is_finite = known_is_finite
         self.num_known = 0  # runs of the encoder on the test input
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         if self._graph == "encoder" and (source_ids == BREAKING).any():
             raise FakeFaultError("encoder")
-        given = dict(super().encode(source_ids, source_lengths, outputs))
+        given = dict(super().run_encoder(source_ids, source_lengths, outputs))
         if (source_ids == self.manifest.tokens.end_id).all():
             self.num_known += 1
             if not self._known_is_finite:
@@ -73,9 +73,9 @@ class BadFirstState(FakeRunner):
         self._value = value
         self._in_padding = in_padding
 
-    def encode(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
+    def run_encoder(self, source_ids: Int64, source_lengths: Int32, outputs: Sequence[str]) -> Mapping[str, Array]:
         names = [name for name in outputs if name != "first_hash"]
-        given = dict(super().encode(source_ids, source_lengths, names))
+        given = dict(super().run_encoder(source_ids, source_lengths, names))
         given["first_hash"] = np.zeros((len(source_ids), 1), np.float32)
         for row in np.flatnonzero((source_ids == BREAKING).any(axis=1)):
             position = source_lengths[row] if self._in_padding else source_lengths[row] - 1

@@ -24,7 +24,7 @@ class Filled:
         newcomers: list[tuple[Generation, int]] = []
         first, lengths = len(self.runner.encoded) * 10 + 3, np.arange(1, len(nums_beams) + 1, dtype=np.int32)
         ids = np.tril(np.arange(first, first + len(lengths))[:, None] * np.ones_like(lengths))  # padded by 0
-        encoded = self.runner.encode(ids.astype(np.int64), lengths, self.runner.manifest.encoder_graph.outputs)
+        encoded = self.runner.run_encoder(ids.astype(np.int64), lengths, self.runner.manifest.encoder_graph.outputs)
         for index, num_beams in enumerate(nums_beams):
             source = tuple(ids[index, : index + 1].tolist())
             request = GenerateRequest("r", source, FAR, GenerateParameters(num_beams=num_beams))
@@ -56,7 +56,7 @@ class Filled:
 
     def check(self) -> None:
         """Check that rows have no gaps, one owner each, and the state of their own source."""
-        assert self.rows.generations == self.alive
+        assert list(self.rows) == self.alive
         assert self.rows.num_owners == len(self.alive)
         owned = [row for generation in self.alive for row in generation.rows]
         assert sorted(owned) == list(range(self.rows.first_free))

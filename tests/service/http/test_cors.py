@@ -7,7 +7,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from sightline.service.settings import SettingsError, read_settings
+from sightline.service.settings import SettingsError, make_settings
 from tests.service.conftest import MakeBackend, Running, Serve, Start, until
 from tests.support.fake_runner import Faults
 
@@ -178,7 +178,7 @@ def test_the_head_of_a_stream_on_the_wire_has_cors_headers(serve: Serve) -> None
 )
 def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
     with pytest.raises(SettingsError, match=r"SIGHTLINE_CORS_ORIGINS: .* is not an origin as browsers send it"):
-        read_settings([], {"SIGHTLINE_CORS_ORIGINS": value})
+        make_settings({}, {"SIGHTLINE_CORS_ORIGINS": value})
 
 
 @pytest.mark.parametrize(
@@ -194,4 +194,4 @@ def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
     ],
 )
 def test_origins_are_separated_by_commas(value: str, origins: tuple[str, ...]) -> None:
-    assert read_settings(["--cors-origins", value], {}).allowed_origins == origins
+    assert make_settings({"cors_origins": value}, {}).allowed_origins == origins

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 import orjson
 import pytest
@@ -22,22 +21,7 @@ from tests.service.conftest import Running, Start
 MARKER = "Zaubertrank"  # must never come back
 
 MALFORMED: dict[str, bytes] = {
-    "empty": b"",
-    "blank": b"  ",
-    "cut off": b'{"inputs": "x"',
-    "NaN": b'{"inputs":"x","parameters":{"do_sample":true,"temperature":NaN}}',
-    "Infinity": b'{"inputs":"x","parameters":{"do_sample":true,"temperature":Infinity}}',
-    "lone surrogate": b'{"inputs":"\\ud800"}',
-    "byte order mark": b'\xef\xbb\xbf{"inputs":"x"}',
-    "UTF-16": '{"inputs":"x"}'.encode("utf-16"),
-    "UTF-16 without a mark": '{"inputs":"x"}'.encode("utf-16-le"),
-    "broken UTF-8": b'{"inputs":"\xff"}',
-    "latin-1": '{"inputs":"ä"}'.encode("latin-1"),
     "deep nesting": b'{"inputs":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "a bare NUL": b'{"inputs":"a\x00b"}',
-    "a comment": b'{"inputs":"x"} // yes',
-    "two documents": b'{"inputs":"x"}{"inputs":"x"}',
-    "a number out of range": b'{"inputs":"x","parameters":{"do_sample":true,"temperature":1e999}}',
     "a number of 5000 digits": b'{"inputs":"x","parameters":{"max_new_tokens":' + b"9" * 5000 + b"}}",
 }
 
@@ -51,76 +35,6 @@ async def test_invalid_json_is_a_short_and_fast_400(running: Running, body: byte
     assert (response.status_code, response.json()["error"]["code"]) == (400, "malformed_json")
     assert len(response.content) < 2048
     assert (await running.client.get("/health/live")).status_code == 200
-
-
-NOT_ALLOWED: list[tuple[Any, str, str | None]] = [
-    ([], "invalid_parameter", None),
-    ("x", "invalid_parameter", None),
-    (None, "invalid_parameter", None),
-    ({}, "invalid_parameter", "inputs"),
-    ({"inputs": None}, "invalid_parameter", "inputs"),
-    ({"inputs": 3}, "invalid_parameter", "inputs"),
-    ({"inputs": {"0": MARKER}}, "invalid_parameter", "inputs"),
-    ({"inputs": ""}, "empty_input", "inputs"),
-    ({"inputs": " \t\n\u3000"}, "empty_input", "inputs"),
-    ({"inputs": []}, "empty_input", "inputs"),
-    ({"inputs": ["x", MARKER, ""]}, "empty_input", "inputs[2]"),
-    ({"inputs": ["x", 3]}, "invalid_parameter", "inputs[1]"),
-    ({"inputs": ["x", ["y"]]}, "invalid_parameter", "inputs[1]"),
-    ({"inputs": ["x"] * 2049}, "invalid_parameter", "inputs"),
-    ({"inputs": "x", "inptus": MARKER}, "invalid_parameter", "inptus"),
-    ({"inputs": "x", MARKER + " ä": 1}, "invalid_parameter", None),
-    ({"inputs": "x", "stream": 1}, "invalid_parameter", "stream"),
-    ({"inputs": "x", "stream": "true"}, "invalid_parameter", "stream"),
-    ({"inputs": "x", "model": 3}, "invalid_parameter", "model"),
-    ({"inputs": "x", "model": MARKER * 20}, "invalid_parameter", "model"),
-    ({"inputs": "x", "parameters": None}, "invalid_parameter", "parameters"),
-    ({"inputs": "x", "parameters": []}, "invalid_parameter", "parameters"),
-    ({"inputs": "x", "parameters": {MARKER: 1}}, "invalid_parameter", f"parameters.{MARKER}"),
-    ({"inputs": "x", "parameters": {"max_new_tokens": True}}, "invalid_parameter", "parameters.max_new_tokens"),
-    ({"inputs": "x", "parameters": {"max_new_tokens": "3"}}, "invalid_parameter", "parameters.max_new_tokens"),
-    ({"inputs": "x", "parameters": {"max_new_tokens": 3.0}}, "invalid_parameter", "parameters.max_new_tokens"),
-    ({"inputs": "x", "parameters": {"min_new_tokens": None}}, "invalid_parameter", "parameters.min_new_tokens"),
-    ({"inputs": "x", "parameters": {"max_new_tokens": 0}}, "invalid_parameter", "parameters.max_new_tokens"),
-    ({"inputs": "x", "parameters": {"max_new_tokens": 65}}, "invalid_parameter", "parameters.max_new_tokens"),
-    ({"inputs": "x", "parameters": {"max_new_tokens": 10**18}}, "invalid_parameter", "parameters.max_new_tokens"),
-    ({"inputs": "x", "parameters": {"min_new_tokens": -1}}, "invalid_parameter", "parameters.min_new_tokens"),
-    ({"inputs": "x", "parameters": {"min_new_tokens": 65}}, "invalid_parameter", "parameters.min_new_tokens"),
-    (
-        {"inputs": "x", "parameters": {"min_new_tokens": 9, "max_new_tokens": 8}},
-        "invalid_parameter",
-        "parameters.min_new_tokens",
-    ),
-    ({"inputs": "x", "parameters": {"do_sample": 1}}, "invalid_parameter", "parameters.do_sample"),
-    *(
-        ({"inputs": "x", "parameters": {name: value}}, "invalid_parameter", f"parameters.{name}")
-        for name, value in (("temperature", 0.5), ("top_k", 3), ("top_p", 0.5), ("seed", 1))
-    ),
-    *(
-        ({"inputs": "x", "parameters": {"do_sample": True, name: value}}, "invalid_parameter", f"parameters.{name}")
-        for name, value in (
-            *(("temperature", 0), ("temperature", 10.5), ("temperature", True), ("temperature", "1")),
-            *(("top_p", 0), ("top_p", 1.0001), ("top_k", -1), ("top_k", 0.5)),
-            *(("seed", -1), ("seed", 2**53), ("seed", 1.5), ("seed", "1")),
-        )
-    ),
-    *(
-        ({"inputs": "x", "parameters": {"stop": value}}, "invalid_parameter", "parameters.stop")
-        for value in (3, "", [""], ["a"] * 5, "a" * 65, [1], {"a": 1})
-    ),
-    ({"inputs": "x", "parameters": {"num_beams": 0}}, "invalid_parameter", "parameters.num_beams"),
-    ({"inputs": "x", "parameters": {"num_beams": 9}}, "invalid_parameter", "parameters.num_beams"),
-]
-
-
-@pytest.mark.anyio
-async def test_an_invalid_value_is_422_with_its_path_and_without_its_content(running: Running) -> None:
-    for body, code, param in NOT_ALLOWED:
-        response = await running.post("/v1/generate", body)
-        error = response.json()["error"]
-        assert (response.status_code, error["code"], error["param"]) == (422, code, param), body
-        assert MARKER not in error["message"].replace(param or "", "")
-        assert error["message"].endswith(".")
 
 
 @pytest.mark.anyio
@@ -145,22 +59,6 @@ async def test_huge_invalid_values_cost_as_much_as_small_ones_and_are_never_retu
         assert response.status_code == 422, response.text
         assert len(response.content) < 2048
         assert MARKER + MARKER not in response.text
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"content-type": "text/plain"},
-        {"content-type": "application/x-www-form-urlencoded"},
-        {"content-type": "application/json; charset=utf-16"},
-        {"content-type": "application/json", "content-encoding": "br"},
-        {"content-type": ""},
-    ],
-)
-async def test_another_content_type_is_415(running: Running, headers: dict[str, str]) -> None:
-    response = await running.client.post("/v1/generate", content=b'{"inputs":"x"}', headers=headers)
-    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
 
 
 @pytest.mark.anyio

@@ -48,25 +48,26 @@ async def several(start: Start, backend: FakeBackend) -> AsyncIterator[Running]:
         yield running
 
 
-REQUESTS: list[tuple[str, dict[str, Any], str, str]] = [
-    ("/v1/generate", {"inputs": "a dog"}, "c-writer", "c-writer, d-chat"),
-    ("/v1/score", {"inputs": "a dog", "targets": "Hund"}, "c-writer", "c-writer, d-chat"),
-    ("/v1/completions", {"prompt": "a dog"}, "c-writer", "c-writer, d-chat"),
-    ("/v1/completions", {"prompt": "a dog", "model": "tgi"}, "c-writer", "c-writer, d-chat"),
-    ("/v1/attention", {"inputs": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
-    ("/v1/align", {"inputs": "a dog"}, "c-writer", "c-writer, d-chat"),
-    ("/v1/tokenize", {"inputs": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
-    ("/v1/detokenize", {"ids": [[5]]}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
-    ("/v1/encode", {"inputs": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
-    ("/v1/embeddings", {"input": "a dog"}, "c-writer", "a-judge, b-minilm, c-writer, d-chat"),
-    # Only one model can do these.
-    ("/v1/chat/completions", {"messages": MESSAGES}, "d-chat", ""),
-    ("/v1/chat/completions", {"messages": MESSAGES, "model": "tgi"}, "d-chat", ""),
-    ("/v1/classify", {"inputs": "a dog"}, "a-judge", ""),
+REQUESTS: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/generate", {"inputs": "a dog"}, "c-writer"),
+    ("/v1/score", {"inputs": "a dog", "targets": "Hund"}, "c-writer"),
+    ("/v1/completions", {"prompt": "a dog"}, "c-writer"),
+    ("/v1/completions", {"prompt": "a dog", "model": "tgi"}, "c-writer"),
+    ("/v1/attention", {"inputs": "a dog"}, "c-writer"),
+    ("/v1/align", {"inputs": "a dog"}, "c-writer"),
+    ("/v1/tokenize", {"inputs": "a dog"}, "c-writer"),
+    ("/v1/detokenize", {"ids": [[5]]}, "c-writer"),
+    ("/v1/encode", {"inputs": "a dog"}, "c-writer"),
+    ("/v1/embeddings", {"input": "a dog"}, "c-writer"),
+]
+ONE_CAN: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES}, "d-chat"),
+    ("/v1/chat/completions", {"messages": MESSAGES, "model": "tgi"}, "d-chat"),
+    ("/v1/classify", {"inputs": "a dog"}, "a-judge"),
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "expected"), [request[:3] for request in REQUESTS])
+@pytest.mark.parametrize(("path", "body", "expected"), REQUESTS + ONE_CAN)
 async def test_the_default_is_the_first_of_the_setting_or_the_only_model_that_can_do_the_task(
     several: Running, path: str, body: dict[str, Any], expected: str
 ) -> None:
@@ -76,21 +77,12 @@ async def test_the_default_is_the_first_of_the_setting_or_the_only_model_that_ca
     assert named.status_code == 404
 
 
-@pytest.mark.parametrize(("path", "body", "expected", "able"), REQUESTS)
-async def test_without_the_setting_requests_must_name_a_model_if_several_can_do_the_task(
-    start: Start, backend: FakeBackend, path: str, body: dict[str, Any], expected: str, able: str
+async def test_without_the_setting_requests_need_no_model_if_one_can_do_the_task(
+    start: Start, backend: FakeBackend
 ) -> None:
     async with start(backend, default_model="") as running:
-        response = await running.post(path, body)
-        if not able:
-            assert (response.status_code, response.json().get("model")) == (200, expected), response.text
-            return
-        error = response.json()["error"]
-        assert (error["code"], error["param"]) == ("invalid_parameter", "model")
-        assert error["message"] == (
-            f"model is required, because several models can do this: {able}. Name one of them, or set "
-            "SIGHTLINE_DEFAULT_MODEL."
-        )
+        for path, body, expected in ONE_CAN:
+            assert (await running.result(path, body))["model"] == expected
 
 
 async def test_a_loaded_model_never_takes_the_requests_of_another_one(start: Start, tokenizer: TextTokenizer) -> None:
@@ -133,19 +125,12 @@ async def test_apis_whose_responses_name_no_model_use_the_same(several: Running)
     assert (await several.client.get("/info")).json()["model_id"] == "c-writer"
 
 
-@pytest.mark.parametrize("body", [{"inputs": "a dog"}, {"inputs": "a dog", "parameters": {}}])
-async def test_a_body_of_hugging_face_that_tells_no_task_must_name_a_model(
-    several: Running, start: Start, make_backend: MakeBackend, body: dict[str, Any]
+async def test_a_body_of_hugging_face_need_not_tell_its_task_if_all_models_have_one(
+    start: Start, make_backend: MakeBackend
 ) -> None:
-    """`text_classification` and `feature_extraction` send the same as `translation`."""
-    response = await several.post("/", body)
-    assert (response.status_code, response.json()["error"]) == (
-        422,
-        "The fields of this body do not tell its task. Choose a model in the URL, ?model=NAME: a-judge for "
-        "text-classification, b-minilm for feature-extraction, c-writer for text2text-generation.",
-    )
     async with start(make_backend("a", "b")) as running:
-        assert "generated_text" in (await running.post("/", body)).json()[0]
+        for body in ({"inputs": "a dog"}, {"inputs": "a dog", "parameters": {}}):
+            assert "generated_text" in (await running.result("/", body))[0]
 
 
 async def test_the_root_lists_the_default_models(several: Running) -> None:
@@ -159,38 +144,6 @@ async def test_the_root_lists_the_default_models(several: Running) -> None:
         "generate": "c-writer",
         "similar": "c-writer",
     }
-
-
-async def test_a_task_that_no_model_can_do_is_an_error(several: Running) -> None:
-    body = {"query": "x", "documents": ["y"]}
-    for model, message in (
-        (None, "No model of this service can do the task rerank; GET /v1/models lists the tasks of each model."),
-        ("c-writer", "c-writer cannot do the task rerank; no model of this service can."),
-    ):
-        error = (await several.post("/v1/rerank", {**body, "model": model})).json()["error"]
-        assert (error["code"], error["message"]) == ("unsupported_task", message)
-    error = (await several.post("/v1/classify", {"inputs": "x", "model": "c-writer"})).json()["error"]
-    assert error["message"] == "model: c-writer cannot do the task classify; the models that can are a-judge."
-
-
-@pytest.mark.parametrize(
-    ("path", "name", "message"),
-    [
-        (
-            "/v1/generate",
-            "model",
-            "?model: The endpoint does not read the model from the query of its URL; name it in the body.",
-        ),
-        ("/v1/generate", "stream", "?stream: The endpoint has no such parameter in the query of its URL; it has none."),
-        ("/generate", "models", "?models: The endpoint has no such parameter in the query of its URL; they are model."),
-    ],
-)
-async def test_an_unknown_parameter_of_the_query_is_an_error(
-    several: Running, path: str, name: str, message: str
-) -> None:
-    response = await several.post(f"{path}?{name}=a-judge", {"inputs": "a dog"})
-    error = response.json()["error"]
-    assert (response.status_code, error if path == "/generate" else error["message"]) == (422, message)
 
 
 def test_models_without_a_task_are_not_its_default(tokenizer: TextTokenizer) -> None:

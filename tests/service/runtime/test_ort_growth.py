@@ -66,7 +66,7 @@ def test_no_session_keeps_the_memory_of_its_largest_run(bundle: Path) -> None:
     before = resident_bytes()
     growth = []
     for runner in runners:
-        runner.encode(np.full(shape, 5, np.int64), np.full(shape[0], shape[1], np.int32), outputs)
+        runner.run_encoder(np.full(shape, 5, np.int64), np.full(shape[0], shape[1], np.int32), outputs)
         growth.append(resident_bytes() - before)
     assert growth[-1] < 2 * growth[0]
     runners[0].release_memory()
@@ -158,7 +158,7 @@ def runners(bundle: Path, manifest: Manifest) -> tuple[OnnxRunner, OnnxRunner]:
 def begin(runner: OnnxRunner, row: int, source: Sequence[int]) -> None:
     names = [state.encoder_output for state in runner.manifest.states if state.encoder_output is not None]
     ids, lengths = np.array([source], np.int64), np.array([len(source)], np.int32)
-    runner.init_rows(row, runner.encode(ids, lengths, names), [0])
+    runner.init_rows(row, runner.run_encoder(ids, lengths, names), [0])
 
 
 def read(runner: OnnxRunner, tokens: Sequence[int], ages: Sequence[int], source_lengths: Sequence[int]) -> Arrays:

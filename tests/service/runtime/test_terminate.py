@@ -15,7 +15,7 @@ TOP = ("top_ids", "top_logprobs")
 Run = Callable[[OnnxRunner], Any]
 # `tests/export/test_predictions.py` tests `predict`, for which no shared bundle has a graph.
 TRANSLATION: dict[str, Run] = {
-    "encode": lambda runner: runner.encode(IDS, 4 * ONE, ("hidden",)),
+    "encode": lambda runner: runner.run_encoder(IDS, 4 * ONE, ("hidden",)),
     "step": lambda runner: runner.step(IDS[0, :1], ONE, 4 * ONE, TOP),
     "compare": lambda runner: runner.compare(IDS[0, :1]),
 }
