@@ -39,10 +39,8 @@ def read_again(
     stack, zero, axis = reader.stack, graph.constant(0, np.int64), graph.constant([1], np.int64)
     assert stack.cross is not None, "the decoder has cross-attention"
     layers = LayerBuilder(graph, weights, "decoder", stack)
-    # The start token takes the place of the last token. A negative pad truncates.
-    shifted = graph.add(
-        "Pad", ids, graph.constant([1, -1], np.int64), graph.constant(reader.start_id, np.int64), axis
-    )  # (B, S)
+    # The start token takes the place of the last token, (B, S). A negative pad truncates.
+    shifted = graph.add("Pad", ids, graph.constant([1, -1], np.int64), graph.constant(reader.start_id, np.int64), axis)
     x = layers.embed(shifted, at_positions)
     is_later = graph.add("Greater", positions, graph.add("Unsqueeze", positions, axis))  # (S, S)
     causal = graph.add("Where", is_later, graph.constant(LOWEST, np.float32), graph.constant(0.0, np.float32))

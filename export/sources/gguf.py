@@ -284,11 +284,12 @@ def _llama3_scaling(factors: Floats, base: float, head_size: int) -> dict[str, A
         ImportFailedError: there are none with the limits that all models of this kind have.
     """
     largest, low, high = float(factors.max()), 1.0, 4.0
-    frequencies = base ** (-2 * np.arange(head_size // 2) / head_size)
-    for original in (2**power for power in range(10, 18)):
+    # A size of heads that is not that of the tensor may be too large for the memory.
+    originals = [2**power for power in range(10, 18)] if factors.shape == (head_size // 2,) else []
+    for original in originals:
+        frequencies = base ** (-2 * np.arange(head_size // 2) / head_size)
         share = np.clip((original * frequencies / (2 * math.pi) - low) / (high - low), 0, 1)
-        expected = 1 / ((1 - share) / largest + share)
-        if factors.shape == expected.shape and np.allclose(factors, expected, rtol=1e-4):
+        if np.allclose(factors, 1 / ((1 - share) / largest + share), rtol=1e-4):
             return {
                 "rope_type": "llama3",
                 "factor": largest,

@@ -78,7 +78,7 @@ def _select(maps: Maps, part: MapPart | None) -> Maps:
 class MapRecorder:
     """Attention maps of one hypothesis. Without requested kinds it records nothing."""
 
-    def __init__(self, request: GenerateRequest, encoder: Mapping[str, Maps], prompt_tokens: int = 1) -> None:
+    def __init__(self, request: GenerateRequest, encoder: Mapping[str, Maps], prompt_tokens: int) -> None:
         """Create a recorder of the maps that a request selects.
 
         Args:

@@ -153,16 +153,16 @@ class Token:
 
     id: int
     logprob: float  # natural logarithm, before temperature, penalties and filters
-    alternatives: tuple[tuple[int, float], ...] = ()  # (id, logprob) of the top tokens, best first
+    alternatives: tuple[tuple[int, float], ...]  # (id, logprob) of the top tokens, best first
 
 
 @dataclass(frozen=True)
 class Timings:
     """Durations of a request's phases in milliseconds."""
 
-    queue: float = 0.0
-    encode: float = 0.0
-    decode: float = 0.0
+    queue: float
+    encode: float
+    decode: float
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Target:
     # Sum of the log-probabilities after the prefix, without that of a forced end; for beam search,
     # divided by length ** length_penalty. The length includes forced tokens.
     score: float
-    attention: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # by kind, (L, H, rows, columns)
+    attention: Mapping[str, NDArray[np.float32]]  # by kind, (L, H, rows, columns)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Generated:
 
     targets: tuple[Target, ...]  # best first
     timings: Timings
-    num_cached_tokens: int = 0  # prompt tokens whose states came from the prefix cache
+    num_cached_tokens: int  # prompt tokens whose states came from the prefix cache
 
 
 @dataclass(frozen=True)

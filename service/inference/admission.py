@@ -215,7 +215,7 @@ class Reservation:
     num_sequences: int
     num_bytes: int
     units: float  # remaining work
-    caller: str = ""
+    caller: str
     num_tokens: int = 0
 
 

@@ -287,7 +287,7 @@ def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:
     return ApiError("invalid_parameter", message, field=field)
 
 
-def tokenize_texts(
+def tokenize_within_limits(
     tokenizer: TextTokenizer,
     texts: Texts,
     field: str,

@@ -27,7 +27,7 @@ from sightline.service.inference.call import (
     Ids,
     check_ids,
     tokenize_prompt,
-    tokenize_texts,
+    tokenize_within_limits,
     too_many_sequences,
 )
 from sightline.service.inference.language_choice import NO_LANGUAGES, LanguageChoice, choose_languages
@@ -366,7 +366,7 @@ class Decoding:
             sources = await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)
-            work = partial(tokenize_texts, tokenizer, inputs, "inputs", limits, call.deadline)
+            work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
             sources = await call.tokenize(work, inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
@@ -401,7 +401,7 @@ class Decoding:
         top_logprobs, hidden = self.parameters.top_logprobs, self.parameters.hidden_source_tokens
         self.parameters = FORCED.model_copy(update={"top_logprobs": top_logprobs, "hidden_source_tokens": hidden})
         limits, tokenizer, call = self._limits(sources), self.model.target_tokenizer, self.call
-        work = partial(tokenize_texts, tokenizer, targets, "targets", limits, call.deadline)
+        work = partial(tokenize_within_limits, tokenizer, targets, "targets", limits, call.deadline)
         return await call.tokenize(work, targets.texts)
 
     async def _read_prefixes(self, prefix: Texts, sources: Sequence[Ids]) -> list[Ids]:
@@ -415,7 +415,7 @@ class Decoding:
             limits = [min(limits)]
         tokenizer, call = self.model.target_tokenizer, self.call
         work = partial(
-            tokenize_texts, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
+            tokenize_within_limits, tokenizer, prefix, "target_prefix", limits, call.deadline, add_special_tokens=False
         )
         prefixes = await call.tokenize(work, prefix.texts)
         return prefixes if prefix.is_list else prefixes * len(sources)

@@ -42,8 +42,8 @@ async def rerank(
     query: str,
     documents: Texts,
     *,
-    raw_scores: bool = False,
-    truncate: bool = False,
+    raw_scores: bool,
+    truncate: bool,
     max_document_tokens: int | None = None,
     instruction: str | None = None,
 ) -> RerankResult:

@@ -38,9 +38,7 @@ class SimilarResult:
     neighbours: Annotated[list[Neighbour], Field(description="The nearest first.")]
 
 
-async def similar(
-    call: Call, model: ServedModel, words: Texts, *, side: Side = "source", top_k: int = 10
-) -> SimilarResult:
+async def similar(call: Call, model: ServedModel, words: Texts, *, side: Side, top_k: int) -> SimilarResult:
     """Find the nearest tokens, without the tokens of the request and special tokens.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
 from sightline.service.engine.request import Encoded, EncodeRequest
-from sightline.service.inference.call import Call, Ids, check_characters, tokenize_texts
+from sightline.service.inference.call import Call, Ids, check_characters, tokenize_within_limits
 from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.maps import MapWriter
 from sightline.service.inference.results import FLOAT_BYTES, TimingsMs, Usage
@@ -63,7 +63,7 @@ async def read_sources(
         "pair_template": template,
         "mask_id": mask_id,
     }
-    work = partial(tokenize_texts, tokenizer, inputs, field, limits, deadline, **options)
+    work = partial(tokenize_within_limits, tokenizer, inputs, field, limits, deadline, **options)
     second_texts = [text for text in inputs.second_texts or () if text]
     sources = await call.tokenize(work, (*inputs.texts, *second_texts))
     if before or after:

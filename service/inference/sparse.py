@@ -16,7 +16,7 @@ SparseVector = tuple[NDArray[np.int64], NDArray[np.float32]]  # ids of tokens in
 
 
 async def embed_sparse(
-    call: Call, model: ServedModel, inputs: Texts, *, truncate: bool = False, prompt_name: str | None = None
+    call: Call, model: ServedModel, inputs: Texts, *, truncate: bool, prompt_name: str | None
 ) -> list[SparseVector]:
     """Return the sparse vector of each input.
 

@@ -83,8 +83,8 @@ async def detokenize(
     model: ServedModel,
     ids: Sequence[Sequence[int]],
     *,
-    side: Side = "target",
-    skip_special_tokens: bool = True,
+    side: Side,
+    skip_special_tokens: bool,
     is_list: bool = True,
 ) -> DetokenizeResult:
     """Convert lists of token ids to texts.

@@ -29,9 +29,9 @@ async def classify_zero_shot(
     inputs: Texts,
     labels: Sequence[str],
     *,
-    template: str = DEFAULT_TEMPLATE,
-    multi_label: bool = False,
-    truncate: bool = False,
+    template: str,
+    multi_label: bool,
+    truncate: bool,
 ) -> ClassifyResult:
     """Return the score of each label for each input.
 

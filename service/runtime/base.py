@@ -115,7 +115,7 @@ class StepBinding:
         groups: Sequence[StateGroup],
         fixed: Mapping[str, Array],
         device: Provider,
-        num_tokens: int | None = None,
+        num_tokens: int | None,
     ) -> None:
         """Bind the graph.
 

@@ -713,12 +713,12 @@ class Manifest(_Part):
         return self.limits.max_target_tokens - (prompt_tokens - 1)
 
     def attention_of(self, kind: str) -> AttentionMaps:
-        """Return the description of the attention maps of one kind.
+        """Return the description of the first attention maps of one kind.
 
         Raises:
             KeyError: the model has no attention maps of that kind.
         """
-        by_kind: dict[str, AttentionMaps] = {maps.kind: maps for maps in self.attention}
+        by_kind: dict[str, AttentionMaps] = {maps.kind: maps for maps in reversed(self.attention)}
         return by_kind[kind]
 
 

@@ -148,13 +148,11 @@ def test_a_page_of_another_origin_gets_no_response_and_runs_no_call(
 def test_only_the_sites_of_the_setting_may_show_the_page_in_a_frame(
     chromium: Any, bundle: Path, origin: str, is_named: bool
 ) -> None:
-    settings: dict[str, Any] = {"frame_ancestors": origin} if is_named else {}
+    settings: dict[str, Any] = {"cors_origins": origin} if is_named else {}
     with serving(bundle.parent, **settings) as server, contextlib.closing(chromium.new_page()) as page:
         page.goto(origin)
-        page.evaluate(
-            "url => document.body.append(Object.assign(document.createElement('iframe'), {src: url}))",
-            f"{server.url}/?embed",
-        )
+        frame = "url => document.body.append(Object.assign(document.createElement('iframe'), {src: url}))"
+        page.evaluate(frame, f"{server.url}/?embed")
         frame = page.frame_locator("iframe")
         if is_named:
             frame.locator("canvas, .alignment path").first.wait_for(state="attached")

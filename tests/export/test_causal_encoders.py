@@ -37,7 +37,7 @@ from sightline.export.sources.opened_checkpoint import open_folder
 from sightline.export.sources.reranker import PUBLISHED
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import Texts
-from sightline.service.inference.call import tokenize_texts
+from sightline.service.inference.call import tokenize_within_limits
 from sightline.service.inference.dense import read_dense
 from sightline.service.inference.encode import pool
 from tests.export.folders_of_others import word_tokenizer
@@ -437,7 +437,7 @@ def test_long_pairs_are_cut_at_the_end_of_the_document(tmp_path: Path) -> None:
         tokenize_with_template(tokenizer, PUBLISHED, "Who?", "Some words.", fewest, "Be it")
     separate = PairTemplate(text="<|im_start|>{query}<|im_end|>{document}")
     with pytest.raises(ApiError) as raised:
-        tokenize_texts(
+        tokenize_within_limits(
             tokenizer, Texts(("Who? " * 9,), second_texts=("x",)), "documents", [20], math.inf, truncate=True,
             pair_template=separate,
         )  # fmt: skip

@@ -19,7 +19,7 @@ from sightline.base.bundle import read_bundle, sha256_of
 from sightline.export.families.description import Description
 from sightline.export.families.table import describe, find_family
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.gguf import GgufFile, convert
+from sightline.export.sources.gguf import GgufFile, _llama3_scaling, convert
 from sightline.export.sources.opened_checkpoint import open_folder
 from tests.support.export import main
 from tests.zoo.models import LLAMA3, LLAMA_LIKE, YARN, random_model
@@ -303,6 +303,8 @@ def test_other_factors_of_frequencies_are_an_error(tmp_path: Path) -> None:
     hf.config.rope_parameters["original_max_position_embeddings"] = 4000
     with pytest.raises(ImportFailedError, match=r"'rope_freqs.weight' that is not the one of Llama 3\.1"):
         convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path)
+    with pytest.raises(ImportFailedError, match=r"'rope_freqs.weight' that is not the one of Llama 3\.1"):
+        _llama3_scaling(np.ones(8, np.float32), 10000.0, head_size=2**60)  # as many numbers fit into no memory
 
 
 def test_a_damaged_file_is_an_error_and_never_read_outside(tmp_path: Path) -> None:
