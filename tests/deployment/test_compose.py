@@ -138,7 +138,7 @@ def test_only_tmp_is_writable(stack: Stack) -> None:
 
 @pytest.mark.parametrize("package", ["torch", "onnx", "sightline.model", "sightline.export", "pytest"])
 def test_packages_for_training_and_tests_are_not_in_the_image(stack: Stack, package: str) -> None:
-    code = f"from importlib.util import find_spec as find; print(*map(bool, map(find, ('sightline.service', {package!r}))))"
+    code = f"from importlib.util import find_spec as f; print(*map(bool, map(f, ['sightline.service', {package!r}])))"
     assert stack.python(code) == "True False"
 
 
