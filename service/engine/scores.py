@@ -20,8 +20,7 @@ class StepScores:
         """Wrap the outputs of a step.
 
         Args:
-            outputs: outputs of the step: `TOP_OUTPUTS`, and `VOCABULARY_OUTPUTS` if a row needs
-                them.
+            outputs: `TOP_OUTPUTS` of the step, and `VOCABULARY_OUTPUTS` if a row needs them.
             first: index of the first row of the step.
             num_skipping: number of rows after those of the step that may get a next token.
         """

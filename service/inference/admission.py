@@ -83,8 +83,7 @@ class AdmissionController:
     ) -> None:
         """Change the sequences and the work of an admitted call, before it is tokenized again.
 
-        The call is checked again, as if it were new, but its own share does not count. Its source
-        tokens are released.
+        The call is checked again like a new one, without its own share. Its tokens are released.
 
         Args:
             reservation: reservation of the call.
@@ -109,8 +108,7 @@ class AdmissionController:
             self.num_sequences += reservation.num_sequences
 
     def _check(self, new: "Reservation", seconds_left: float) -> None:
-        """Reject a call that does not fit, would wait too long, or could not finish before its
-        deadline.
+        """Reject a call that does not fit, would wait too long, or would miss its deadline.
 
         The scheduler serves callers, or calls, in turn. Therefore each other one delays a new call
         by at most as much work as the new call has.

@@ -63,8 +63,7 @@ async def attention(
         inputs: the texts, or the prompt of a chat.
         selection: selection of the maps.
         targets: forced target of each input.
-        parameters: parameters of the generation; with targets, only `TARGET_PARAMETERS` have an
-            effect.
+        parameters: parameters of the generation; with targets, only `TARGET_PARAMETERS` count.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.

@@ -27,8 +27,7 @@ Ids = tuple[int, ...]
 AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token ids
 T = TypeVar("T")
 
-# At most a quarter of the sequences that may wait for a model are those of one call, or 32 if that
-# is more.
+# A call has at most a quarter of the sequences that may wait for a model, or 32 if that is more.
 SLICES, LEAST_SLICE = 4, 32
 # Longer texts are tokenized in a thread. This many characters take about ten milliseconds.
 INLINE_CHARACTERS = 16_384
@@ -330,7 +329,7 @@ def tokenize_within_limits(
             _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
         if truncate and second is None:
             ids = tokenizer.encode_truncated(text, max_tokens)
-        elif truncate and second is not None and cuts_first:  # which has too many ids if the second text has
+        elif truncate and second is not None and cuts_first:  # too many ids if the second text alone has too many
             ids = tokenizer.encode_pair_cutting_first(text, second, max_tokens)
         elif truncate and second is not None:
             try:

@@ -33,7 +33,7 @@ def read_dense(folder: Path, layer: Dense) -> DenseLayer:
     """Read the weights of a layer from a bundle.
 
     Raises:
-        BundleError: the file has not the size in the manifest, or has a number that is not finite.
+        BundleError: the file's size is not that of the manifest, or a number is not finite.
     """
     path = folder / layer.file
     values = np.fromfile(path, "<f4").astype(np.float32, copy=False)

@@ -69,8 +69,7 @@ async def embed_texts(
             none or with pooling "none".
         encoding: form of the vectors.
         truncate: truncate inputs that are too long.
-        prompt_name: name of the model's prompt that precedes each input; its default prompt if
-            None.
+        prompt_name: name of the prompt before each input; the model's default prompt if None.
 
     Raises:
         ApiError: the request is invalid, is rejected, or fails.

@@ -300,8 +300,7 @@ class Selection:
             columns_are=None if self.attention.columns is None else "slots",
             window=window_of(self.attention),
             shape=chosen.shape,
-            # The maximum over several heads does not sum to 1, and neither do words without the
-            # special tokens.
+            # A maximum over several heads does not sum to 1, nor do words without special tokens.
             normalized=self.attention.normalized
             and (requested.reduce != "max" or len(self.heads) == 1)
             and (requested.units == "tokens" or kind == "encoder_slots"),
