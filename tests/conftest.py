@@ -31,17 +31,17 @@ TOY_SENTENCES = (
 
 # Files that take longest. They start first, so that no process runs one while the others are idle.
 LONGEST = (
-    "tests/e2e/test_schemathesis.py",
-    "tests/equality/test_transformers.py",
-    "tests/service/test_main.py",
-    "tests/service/test_declared_errors.py",
-    "tests/model/training/test_trainer.py",
-    "tests/service/workers/test_workers.py",
-    "tests/e2e/test_documented_commands.py",
     "tests/export/test_families.py",
-    "tests/equality/test_recurrent_systems.py",
-    "tests/commands/test_main.py",
+    "tests/service/test_main.py",
+    "tests/service/workers/test_workers.py",
+    "tests/e2e/test_schemathesis.py",
+    "tests/export/test_hostile.py",
+    "tests/equality/test_transformers.py",
+    "tests/e2e/test_documented_commands.py",
+    "tests/export/test_family_options.py",
+    "tests/service/test_declared_errors.py",
     "tests/equality/test_transformer_variants.py",
+    "tests/model/training/test_killed_runs.py",
 )
 
 
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(LONGEST)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
 

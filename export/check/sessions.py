@@ -13,10 +13,12 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from sightline.base.bundle import PREFILL_TOKENS, Graph, Manifest, State
+from sightline.export.limits import folder_bytes
 
 if TYPE_CHECKING:  # imported checkpoints are exported without PyTorch
     from sightline.model.decoding.reference import NextLogits
 
+SMALL_BYTES = 10_000_000  # of a bundle whose operations are shorter than the time that threads wait for each other
 Array = NDArray[Any]
 States = dict[str, Array]  # by input name of the decoder graph, (B, ...)
 
@@ -24,13 +26,11 @@ States = dict[str, Array]  # by input name of the decoder graph, (B, ...)
 def open_session(graph: Path, threads: int = 0) -> Any:
     """Load a graph as the service does; ONNX Runtime finds the weights beside it.
 
-    Args:
-        graph: the file.
-        threads: number of threads of an operation; 0 for one on each core.
+    An operation has one thread on each core by default, or one where the bundle is small.
     """
     options = onnxruntime.SessionOptions()
     options.enable_mem_pattern = False  # shapes change with every call
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = threads or int(folder_bytes(graph.parent) < SMALL_BYTES)
     # Errors only: for keys of dynamic length, ONNX Runtime infers a width of 0 for the weights of
     # `Attention` and warns at every call that the width differs.
     options.log_severity_level = 3
@@ -46,9 +46,8 @@ class DecoderSession:
         """Load a graph.
 
         Args:
-            graph: the file.
+            graph, threads: see `open_session`.
             states: the states of the graph.
-            threads: see `open_session`.
         """
         self.session = open_session(graph, threads)
         self._states = tuple(states)

@@ -37,7 +37,7 @@ def test_lines_of_a_file_are_translated_as_the_service_translates_them(
     shipped: RunningServer, sentences: list[str], tmp_path: Path, beams: int
 ) -> None:
     source, out = tmp_path / "source.en", tmp_path / "out.de"
-    sentences = sentences[::beams]
+    sentences = sentences[:: 2 * beams]
     source.write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
     command = [*COMMAND, str(source), "--out", str(out), "--beams", str(beams)]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
@@ -69,7 +69,7 @@ def test_a_killed_translation_is_continued_and_gives_the_same(
     shipped: RunningServer, sentences: list[str], tmp_path: Path
 ) -> None:
     source, out = tmp_path / "source.en", tmp_path / "out.de"
-    source.write_text("".join(f"{line}\n" for line in sentences * 2), encoding="utf-8")
+    source.write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
     command = [*COMMAND, str(source), "--out", str(out)]
     with subprocess.Popen(command) as running:
         while not out.exists() or out.stat().st_size < 2000:
@@ -78,9 +78,9 @@ def test_a_killed_translation_is_continued_and_gives_the_same(
         running.kill()
     assert running.returncode == -signal.SIGKILL
     begun = out.read_bytes()
-    assert 0 < begun.count(b"\n") < 2 * len(sentences)
+    assert 0 < begun.count(b"\n") < len(sentences)
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     num_lines = begun.count(b"\n")
     assert done.stderr == f"continuing {out} after line {num_lines}\n"
     assert out.read_bytes().startswith(begun)
-    assert out.read_text(encoding="utf-8").split("\n")[:-1] == served(shipped, sentences) * 2
+    assert out.read_text(encoding="utf-8").split("\n")[:-1] == served(shipped, sentences)

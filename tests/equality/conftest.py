@@ -56,9 +56,9 @@ def float_bundle(model: Transformer, sentences: list[str], tmp_path_factory: pyt
     return folder / "bundle"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def client(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A service of the bundles that the fixture `folder` of a module has written."""
+    """A service of the bundles that the fixture `folder` of a module has written, for its tests."""
     async with client_of(folder / "bundles") as client:
         yield client
 

@@ -1,9 +1,11 @@
 """Requests through the service's engine, in this process and without HTTP."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
+import pytest
 
 from sightline.service.engine.engine import Engine
 from sightline.service.engine.request import Event, Generated, GenerateRequest
@@ -11,9 +13,18 @@ from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.runner import Runner
 
 FAR = 1e9  # a deadline, and a time to wait in the queue, that no test comes near
-MAX_NEW_TOKENS = 12
+MAX_NEW_TOKENS = 8
 GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
 BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
+
+
+def pairs(names: Iterable[str], settings: Mapping[str, Any], slow: Collection[tuple[str, str]]) -> list[Any]:
+    """Return each name with each setting for a test; only the slow tests run those in `slow`."""
+    return [
+        pytest.param(name, setting, id=f"{name}-{id_}", marks=[pytest.mark.slow] if (name, id_) in slow else [])
+        for name in names
+        for id_, setting in settings.items()
+    ]
 
 
 def make_request(source: Sequence[int], **fields: object) -> GenerateRequest:

@@ -6,20 +6,25 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2 as httpx
 
 from sightline.base.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
-from sightline.export.options import BundleMetadata
+from sightline.export import pipeline
+from sightline.export.options import BundleMetadata, ExportOptions
+from sightline.export.pipeline import Checked, Export
 from sightline.model.architectures.factory import Model, TranslationModel
 from sightline.model.checkpoint import load_checkpoint, save_checkpoint
+from sightline.model.rounding import Reference, reference
 from sightline.service.app import create_app
 from sightline.service.loading import load_backend
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.settings import Settings
-from tests.support.training_runs import export_bundle
+from tests.support.training_runs import UNCHECKED
 
 
 def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path) -> Path:
@@ -27,7 +32,9 @@ def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path) ->
     for name, model in models.items():
         checkpoint = folder / "checkpoints" / name
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
-        export_bundle(checkpoint, folder / "bundles" / name, BundleMetadata(name), ["A dog."], check=False)
+        export = Export(checkpoint, folder / "bundles" / name, BundleMetadata(name), ExportOptions(), "training")
+        with patch.object(pipeline, "check_in_child", lambda *_: Checked(UNCHECKED, None, 1)):
+            pipeline.export_checkpoint(export)
     return folder
 
 
@@ -39,6 +46,12 @@ def load_system(
     bundle = folder / "bundles" / name
     runner = OnnxRunner(bundle, read_bundle(bundle), num_threads=1, max_rows=12)
     return model, runner, [tuple(encoding.ids) for encoding in tokenizer.encode_batch(list(sentences))]
+
+
+@cache
+def load_reference(folder: Path, name: str) -> Reference[Any]:
+    """Model of `write_bundles` in float64 and its perturbed copies, which the tests share."""
+    return reference(load_checkpoint(folder / "checkpoints" / name)[0])
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +67,7 @@ async def client_of(bundles: Path) -> AsyncIterator[httpx.AsyncClient]:
         async with (
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client,
-            asyncio.timeout(120),
+            asyncio.timeout(300),
         ):
             while app.state.service.unavailable_code is not None:
                 await asyncio.sleep(0.01)

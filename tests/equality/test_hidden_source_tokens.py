@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -90,9 +91,8 @@ def test_hidden_tokens_are_masked_keys(system: System) -> None:
     models = reference(model)
     requests = [
         make_request(source, parameters=parameters, attention=frozenset({"cross"}), hidden_source_tokens=hidden)
-        for source in sources[:2]
+        for source, parameters in zip(sources, (GREEDY, BEAMS), strict=False)
         for hidden in hidden_sets(source)
-        for parameters in (GREEDY, BEAMS)
     ]
     for request, result in zip(requests, run(runner, requests, Random(1)), strict=True):
         assert len(result.targets) == request.num_targets
@@ -100,13 +100,7 @@ def test_hidden_tokens_are_masked_keys(system: System) -> None:
             written = [token.id for token in target.tokens]
             found = {"logprobs": np.array([token.logprob for token in target.tokens]), **target.attention}
             assert not found["cross"][..., list(request.hidden_source_tokens)].any()
-            source, hidden = request.source_ids, request.hidden_source_tokens
-
-            def compute(
-                model: TranslationModel, source: Ids = source, hidden: Ids = hidden, written: list[int] = written
-            ) -> dict[str, NDArray[Any]]:
-                return forced(model, source, hidden, written)
-
+            compute = partial(forced, source=request.source_ids, hidden=request.hidden_source_tokens, written=written)
             assert_within_rounding(models, compute, found)
 
 
@@ -132,10 +126,10 @@ def test_alone_equals_batched_bit_for_bit(system: System) -> None:
         for hidden in hidden_sets(source)
         for parameters in (GREEDY, BEAMS)
     ]
-    for shuffle in (None, Random(2)):
-        for request, together in zip(requests, run(runner, requests, shuffle), strict=True):
-            (alone,) = run(runner, [request])
-            for one, other in zip(alone.targets, together.targets, strict=True):
+    for request, *together in zip(requests, *(run(runner, requests, one) for one in (None, Random(2))), strict=True):
+        (alone,) = run(runner, [request])
+        for given in together:
+            for one, other in zip(alone.targets, given.targets, strict=True):
                 assert one.tokens == other.tokens
                 for kind, maps in one.attention.items():
                     np.testing.assert_array_equal(other.attention[kind], maps)

@@ -28,7 +28,7 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_tokens_that_may_be_drawn_are_those_of_transformers(case: dict[str, float], seed: int) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, 400).astype(np.float32)

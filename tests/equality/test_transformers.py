@@ -16,10 +16,10 @@ from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
 from tests.equality.comparing import Targets, assert_same, generated_ids, processors_of
 from tests.equality.marian import generate
-from tests.equality.running import make_request, run
+from tests.equality.running import make_request, pairs, run
 
-SHORT = 40  # sentences, for the many settings
-REFERENCE = 10  # sentences, for the slow decoder
+SHORT = 12  # sentences, for the many settings; with 4 beams, one batch of transformers
+REFERENCE = 3  # sentences, for the slow decoder
 
 GREEDY = GenerateParameters(max_new_tokens=80)
 BEAMS = GREEDY.model_copy(update={"num_beams": 4, "num_return_sequences": 2})
@@ -57,6 +57,7 @@ PREFIXED: dict[str, dict[str, Any]] = {
     "longer": {"min_new_tokens": 11},
     "all": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 9},
 }
+SLOW_PREFIXED = {("plain", "greedy"), ("plain", "beams"), ("longer", "beams"), ("all", "longest")}
 
 
 @pytest.fixture(scope="module")
@@ -144,17 +145,7 @@ def test_searches_agree(search: str, is_whole: bool, agree: Agree, marian: Any, 
 
 
 @pytest.mark.parametrize(
-    ("processors", "parameters"),
-    [
-        pytest.param(
-            processors,
-            parameters,
-            id=f"{processors}-{search}",
-            marks=[pytest.mark.slow] if (processors, search) in SLOW_PROCESSORS else [],
-        )
-        for processors in PROCESSORS
-        for search, parameters in {"greedy": GREEDY, "beams": BEAMS}.items()
-    ],
+    ("processors", "parameters"), pairs(PROCESSORS, {"greedy": GREEDY, "beams": BEAMS}, SLOW_PROCESSORS)
 )
 def test_processors_agree(
     processors: str,
@@ -179,7 +170,7 @@ def test_suppressed_tokens_agree(
     sources: list[tuple[int, ...]],
     frequent: tuple[int, ...],
 ) -> None:
-    shaped = parameters.model_copy(update={"suppress_tokens": frequent})
+    shaped = parameters.model_copy(update={"suppress_tokens": frequent, "max_new_tokens": 30})
     requests = [make_request(source, parameters=shaped) for source in sources[:SHORT]]
     expected = generate(marian, requests)
     assert not any(set(frequent) & set(ids) for targets in expected for ids in targets)
@@ -202,8 +193,10 @@ def test_stops_agree(
     agree(requests, expected)
 
 
-@pytest.mark.parametrize("min_new_tokens", [0, 4])
-@pytest.mark.parametrize("num_beams", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("num_beams", "min_new_tokens"),
+    [(1, 4), (3, 0), (8, 4), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((1, 0), (3, 4), (8, 0)))],
+)
 def test_end_ids_suppressed_tokens_and_a_forced_end_agree(
     num_beams: int,
     min_new_tokens: int,
@@ -267,11 +260,12 @@ def test_bad_words_and_the_scores_of_forced_ends_agree(
         assert scores == sorted(scores, reverse=True)
 
 
-@pytest.mark.parametrize("shape", PREFIXED)
-@pytest.mark.parametrize("parameters", [GREEDY, BEAMS, LONGEST], ids=["greedy", "beams", "longest"])
+@pytest.mark.parametrize(
+    ("shape", "parameters"), pairs(PREFIXED, {"greedy": GREEDY, "beams": BEAMS, "longest": LONGEST}, SLOW_PREFIXED)
+)
 def test_forced_prefixes_agree(
-    parameters: GenerateParameters,
     shape: str,
+    parameters: GenerateParameters,
     agree: Agree,
     marian: Any,
     sources: list[tuple[int, ...]],

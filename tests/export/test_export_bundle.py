@@ -219,15 +219,6 @@ def test_nothing_in_a_bundle_is_pickled(bundle: Path) -> None:
         assert not head.startswith((b"\x80\x02", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")), path
 
 
-def test_a_bundle_that_fails_verification_is_not_written(
-    checkpoint: Path, tmp_path: Path, toy_sentences: list[str]
-) -> None:
-    out = tmp_path / "out" / "toy"
-    with pytest.raises(VerificationError, match="differ by"):
-        export_bundle(checkpoint, out, LABEL, toy_sentences[:1], tolerance=0)
-    assert not any(out.parent.iterdir())
-
-
 def test_a_weight_that_is_no_number_is_rejected(checkpoint: Path, tmp_path: Path, toy_sentences: list[str]) -> None:
     model, _ = load_checkpoint(checkpoint)
     with torch.no_grad():
@@ -238,12 +229,13 @@ def test_a_weight_that_is_no_number_is_rejected(checkpoint: Path, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bundle_that_fails_verification_keeps_the_existing_one(
+def test_a_bundle_that_fails_verification_is_not_written_and_keeps_the_existing_one(
     checkpoint: Path, copied: Path, toy_sentences: list[str]
 ) -> None:
     before = read_bundle(copied)
-    with pytest.raises(VerificationError):
-        export_bundle(checkpoint, copied, LABEL, toy_sentences[:1], tolerance=0)
+    for out in (copied, copied.with_name("new")):
+        with pytest.raises(VerificationError, match="differ by"):
+            export_bundle(checkpoint, out, LABEL, toy_sentences[1:2], tolerance=0)
     assert read_bundle(copied) == before
     assert names(copied.parent) == {"copied"}
 
@@ -316,9 +308,9 @@ def test_an_export_is_the_same_each_time(checkpoint: Path, bundle: Path, tmp_pat
 def test_a_bundle_on_disk_is_verified_against_its_checkpoint(
     bundle: Path, checkpoint: Path, broken_checkpoint: Path, toy_sentences: list[str]
 ) -> None:
-    assert verify_bundle(bundle, checkpoint, toy_sentences[2:3]).different_generations == 0
+    assert verify_bundle(bundle, checkpoint, toy_sentences[1:2]).different_generations == 0
     with pytest.raises(VerificationError):
-        verify_bundle(bundle, broken_checkpoint, toy_sentences[2:3])
+        verify_bundle(bundle, broken_checkpoint, toy_sentences[1:2])
 
 
 def test_a_damaged_bundle_is_not_verified(copied: Path, checkpoint: Path, toy_sentences: list[str]) -> None:
@@ -340,13 +332,13 @@ def test_half_weights_halve_the_file_and_are_the_reference_of_verification(
     checkpoint: Path, bundle: Path, tmp_path: Path, toy_sentences: list[str]
 ) -> None:
     half = tmp_path / "half"
-    manifest = export_bundle(checkpoint, half, LABEL, toy_sentences, half_weights=True)
+    manifest = export_bundle(checkpoint, half, LABEL, toy_sentences[1:2], half_weights=True)
     assert (manifest.half_weights, manifest.dtype) == (True, "float32")
     assert manifest.files["weights.bin"].bytes < 0.6 * read_manifest(bundle).files["weights.bin"].bytes
-    assert verify_bundle(half, checkpoint, toy_sentences) == manifest.verification
+    assert verify_bundle(half, checkpoint, toy_sentences[1:2]) == manifest.verification
     write_manifest(half, manifest.model_copy(update={"half_weights": False}))
     with pytest.raises(VerificationError, match="differ by"):
-        verify_bundle(half, checkpoint, toy_sentences)
+        verify_bundle(half, checkpoint, toy_sentences[1:2])
 
 
 def test_a_weight_that_float16_cannot_hold_is_rejected(

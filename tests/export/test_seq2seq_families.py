@@ -154,7 +154,7 @@ def test_generation_defaults_give_the_tokens_of_transformers(name: str, pair_of:
 
 
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize("name", ["mbart", "m2m100"])
+@pytest.mark.parametrize("name", ["mbart", pytest.param("m2m100", marks=pytest.mark.slow)])
 def test_a_forced_first_token_counts_in_the_length_penalty(
     name: str, early_stopping: bool | str, pair_of: Callable[[str], Pair]
 ) -> None:

@@ -38,9 +38,17 @@ class Runner:
         return code, *self.capsys.readouterr()
 
 
-def test_evaluate_prints_two_lines_with_their_signatures(run: Runner, checkpoint: Path, corpus: Path) -> None:
-    code, out, _ = run("evaluate", checkpoint, corpus, "--split", "test", "--num-beams", 2, "--limit", 2)
+def test_evaluate_prints_two_lines_with_their_signatures_and_writes_its_report_as_json(
+    run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.json"
+    options = ("--split", "test", "--num-beams", 2, "--limit", 2, "--json", path)
+    code, out, _ = run("evaluate", checkpoint, corpus, *options)
     assert code == 0
+    report = json.loads(path.read_text(encoding="utf-8"))
+    assert report["sentences"] == len(report["outputs"]) == 2
+    assert report["checkpoint"] == {"epoch": 1}
+    assert set(report["bleu"]) == set(report["chrf"]) == set(report["tokenised_bleu"]) == {"value", "signature"}
     tokenised, detokenised = out.splitlines()
     assert tokenised.startswith("tok-lc: BLEU ")
     assert "tok:none" in tokenised
@@ -98,15 +106,6 @@ def test_make_passes_all_options(command: str) -> None:
     assert f"sightline {command} $(ARGS)\n" in makefile
 
 
-def test_evaluate_writes_its_report_as_json(run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    run("evaluate", checkpoint, corpus, "--split", "test", "--num-beams", 1, "--limit", 2, "--json", path)
-    report = json.loads(path.read_text(encoding="utf-8"))
-    assert report["sentences"] == len(report["outputs"]) == 2
-    assert report["checkpoint"] == {"epoch": 1}
-    assert set(report["bleu"]) == set(report["chrf"]) == set(report["tokenised_bleu"]) == {"value", "signature"}
-
-
 def assert_one_line(result: tuple[int, str, str], message: str, expected: int = 2) -> None:
     code, out, err = result
     assert code == expected
@@ -116,11 +115,10 @@ def assert_one_line(result: tuple[int, str, str], message: str, expected: int = 
     assert not before or before[0].startswith("examples: ")  # of a training
 
 
-def test_a_folder_without_a_checkpoint_is_an_error_of_one_line(run: Runner, corpus: Path, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_or_split_is_an_error_of_one_line(
+    run: Runner, checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
     assert_one_line(run("evaluate", tmp_path / "none", corpus), "is not a checkpoint")
-
-
-def test_a_missing_split_is_an_error_of_one_line(run: Runner, checkpoint: Path, corpus: Path) -> None:
     assert_one_line(run("evaluate", checkpoint, corpus, "--split", "none"), "none.en")
 
 
@@ -179,6 +177,15 @@ def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine\n"
 
 
+@pytest.fixture(scope="module")
+def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run of one epoch; copy it before changing a file."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    arguments = ["train", "translation", corpus, "--run", path, *PAIRS, "--epochs", 1]
+    assert main(list(map(str, arguments))) == 0
+    return path
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -190,13 +197,12 @@ def test_a_run_that_cannot_be_a_folder_is_an_error_of_one_line(
     ],
 )
 def test_a_damaged_run_is_an_error_of_one_line(
-    run: Runner, corpus: Path, tmp_path: Path, name: str, change: Callable[[bytes], bytes], message: str
+    run: Runner, corpus: Path, trained: Path, name: str, change: Callable[[bytes], bytes], message: str, tmp_path: Path
 ) -> None:
-    arguments = ("train", "translation", corpus, "--run", tmp_path / "run", *PAIRS)
-    assert run(*arguments, "--epochs", 1)[0] == 0
-    path = tmp_path / "run" / name
+    path = shutil.copytree(trained, tmp_path / "run") / name
     path.write_bytes(change(path.read_bytes()))
-    assert_one_line(run(*arguments, "--epochs", 2), message, 1)
+    arguments = ("train", "translation", corpus, "--run", tmp_path / "run", *PAIRS, "--epochs", 2)
+    assert_one_line(run(*arguments), message, 1)
 
 
 def test_a_second_process_leaves_the_first_ones_run_alone(run: Runner, corpus: Path, tmp_path: Path) -> None:

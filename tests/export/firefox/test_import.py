@@ -58,6 +58,7 @@ def shortlist_of(folder: Path, *, is_shared: bool) -> Shortlist:
     return parse_shortlist(data, SHORTLIST, source_size=size, target_size=VOCABULARY, is_shared=is_shared)
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_folder_becomes_a_verified_bundle(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "ende", TENSORS)
     (folder / "metadata.json").write_text(
@@ -101,6 +102,7 @@ def translations(sessions: Sessions, sources: list[list[int]]) -> list[list[int]
     return found
 
 
+@pytest.mark.usefixtures("no_child")
 def test_a_verified_shortlist_restricts_translations_as_in_the_reference(folder: Path, tmp_path: Path) -> None:
     manifest = import_firefox(folder, tmp_path / "bundle", WITH_SHORTLIST)
     assert manifest == read_bundle(tmp_path / "bundle") and manifest.verification is not None

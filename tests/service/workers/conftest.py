@@ -144,6 +144,7 @@ class Load:
 
     service: WorkerService
     num_clients: int = 6
+    pause_s: float = 0.01  # of a client after each response
     statuses: list[int | str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # when each response came
 
@@ -173,5 +174,6 @@ class Load:
                     connection.close()
                 connection = None
             self.times.append(time.monotonic())
+            time.sleep(self.pause_s)
         if connection is not None:
             connection.close()

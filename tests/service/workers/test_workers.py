@@ -138,8 +138,8 @@ def test_a_bundle_that_only_one_worker_can_load_is_loaded_by_none(two: WorkerSer
     assert all("late" not in state for state in states(two))
 
 
-def test_limits_of_connections_hold_for_all_workers_together(run: Run) -> None:
-    with run(max_connections=5) as service, contextlib.ExitStack() as stack:
+def test_limits_of_connections_hold_for_all_workers_and_a_second_signal_ends_them_at_once(run: Run) -> None:
+    with run(max_connections=5, drain_s=60) as service, contextlib.ExitStack() as stack:
         service.wait_ready()
         for _ in range(3):
             one = stack.enter_context(contextlib.closing(service.connect()))
@@ -149,9 +149,17 @@ def test_limits_of_connections_hold_for_all_workers_together(run: Run) -> None:
         assert "3 open connections" in body["error"]["message"]
         one.close()
         wait_until(lambda: service.ask("/health/live")[0] == 200)
+        workers = service.workers
+        for _ in range(2):
+            service.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: bool(service.logged("draining")))
+        assert service.process.wait(30) == 1
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
-def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail(run: Run) -> None:
+def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail_or_given_up_after_three_times(
+    run: Run,
+) -> None:
     with run() as service:
         service.wait_ready()
         with Load(service) as load:
@@ -170,9 +178,18 @@ def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail(run: Run
         assert service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}') >= counted > 0
         assert "SIGKILL" in service.logged("a new one starts")[0]["message"]
         assert service.ask("/health/ready")[0] == 200
+        # A worker that cannot start is given up, and the others go on.
+        (service.folder / "toy").rename(service.folder.parent / f"{service.folder.name}-away")
+        os.kill(service.workers[0], signal.SIGKILL)
+        wait_until(lambda: bool(service.logged("is not started again")))
+        assert "3 times in a row" in service.logged("is not started again")[0]["message"]
+        for _ in range(3):
+            assert service.ask("/v1/generate", GENERATE)[0] == 200
+        assert len(service.workers) == 1
+        assert (service.metric("sightline_workers "), service.metric("sightline_workers_failed ")) == (1, 1)
 
 
-def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bundles_again(
+def test_sighup_replaces_all_workers_and_reads_the_bundles_again_and_they_end_if_the_supervisor_is_killed(
     run: Run, bundle: Path
 ) -> None:
     with run(default_model="toy") as service:
@@ -190,37 +207,6 @@ def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bund
         # The counters of workers that have ended are kept.
         total = service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}')
         assert counted > 0 and total == len(load.statuses)
-
-
-def test_sigterm_lets_clients_leave_and_ends_with_0(run: Run) -> None:
-    with run(drain_s=2) as service:
-        service.wait_ready()
-        with contextlib.closing(service.connect()) as open_before:
-            assert service.ask("/v1/generate", GENERATE, open_before)[0] == 200
-            service.process.send_signal(signal.SIGTERM)
-            # The workers may not have read the message yet when the supervisor logs it.
-            wait_until(lambda: bool(service.logged("draining")))
-            wait_until(lambda: service.ask("/health/ready")[0] == 503)
-            for connection in (open_before, None):
-                assert service.ask("/v1/generate", GENERATE, connection)[0] == 200
-        assert service.process.wait(60) == 0
-        assert [line["exit_code"] for line in service.logged("ended")] == [0, 0, 0]
-
-
-def test_a_second_signal_ends_all_processes_at_once(run: Run) -> None:
-    with run(drain_s=60) as service:
-        service.wait_ready()
-        workers = service.workers
-        for _ in range(2):
-            service.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: bool(service.logged("draining")))
-        assert service.process.wait(30) == 1
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-
-
-def test_the_workers_end_if_the_supervisor_is_killed(run: Run) -> None:
-    with run() as service:
-        service.wait_ready()
         workers = service.workers
         service.process.kill()
         wait_until(lambda: not any(_runs(pid) for pid in workers))
@@ -241,19 +227,6 @@ def test_a_service_that_can_never_start_ends_with_3(run: Run, two: WorkerService
         wait_until(lambda: bool(service.logged("ended; starting again will not help")))
         errors = [line["message"] for line in service.lines if line["level"] == "error"]
         assert any(("bundles" in text) if problem == "no bundle" else ("in use" in text) for text in errors), errors
-
-
-def test_a_worker_that_cannot_start_is_given_up_after_three_times_and_the_others_go_on(run: Run) -> None:
-    with run() as service:
-        service.wait_ready()
-        (service.folder / "toy").rename(service.folder.parent / f"{service.folder.name}-away")
-        os.kill(service.workers[0], signal.SIGKILL)
-        wait_until(lambda: bool(service.logged("is not started again")))
-        assert "3 times in a row" in service.logged("is not started again")[0]["message"]
-        for _ in range(3):
-            assert service.ask("/v1/generate", GENERATE)[0] == 200
-        assert len(service.workers) == 1
-        assert (service.metric("sightline_workers "), service.metric("sightline_workers_failed ")) == (1, 1)
 
 
 # `python -m sightline.service` with two cores, where every model is large, and two threads always
@@ -300,18 +273,30 @@ sys.exit(main([]))
 """
 
 
-def test_a_worker_has_more_threads_while_the_others_are_idle_and_the_same_bits(run: Run, two: WorkerService) -> None:
-    with run("auto", program=("-c", ALONE_WITH_TWO_THREADS), threads=0) as service:
+def test_a_worker_has_more_threads_while_the_others_are_idle_and_sigterm_lets_clients_leave(
+    run: Run, two: WorkerService
+) -> None:
+    with run("auto", program=("-c", ALONE_WITH_TWO_THREADS), threads=0, drain_s=2) as service:
         service.wait_ready()
         wait_until(lambda: len(service.logged("serving")) == 2)
         ready = [(line["threads"], line["threads_alone"]) for line in service.logged("ready") if "threads" in line]
         assert ready == [({"encoder": 1, "decoder": 1}, 2)] * 2
         expected = two.ask("/v1/generate", GENERATE)[1]["outputs"]
         assert service.ask("/v1/generate", GENERATE)[1]["outputs"] == expected
-        with Load(service) as load:  # none is alone
+        with Load(service, pause_s=0) as load:  # none is alone
             wait_until(lambda: len(load.statuses) > 20)
             assert service.ask("/v1/generate", GENERATE)[1]["outputs"] == expected
         assert set(load.statuses) == {200}
+        with contextlib.closing(service.connect()) as open_before:
+            assert service.ask("/v1/generate", GENERATE, open_before)[0] == 200
+            service.process.send_signal(signal.SIGTERM)
+            # The workers may not have read the message yet when the supervisor logs it.
+            wait_until(lambda: bool(service.logged("draining")))
+            wait_until(lambda: service.ask("/health/ready")[0] == 503)
+            for connection in (open_before, None):
+                assert service.ask("/v1/generate", GENERATE, connection)[0] == 200
+        assert service.process.wait(60) == 0
+        assert [line["exit_code"] for line in service.logged("ended")] == [0, 0, 0]
 
 
 def test_the_share_of_a_worker_is_large_enough_for_its_largest_call() -> None:
