@@ -192,7 +192,7 @@ class TargetFile:
         oldest = self._path.stat().st_mtime - MAX_TARGET_AGE_S  # by the clock of the folder's machine
         for path in folder.glob("*.json"):
             machine, _, process = path.stem.rpartition("-")
-            is_killed = machine == self._machine and not Path("/proc", process).exists()
+            is_killed = machine == self._machine and not Path("/proc", process, "exe").exists()  # a zombie has none
             with contextlib.suppress(FileNotFoundError):  # another replica removes it, too
                 if is_killed or path.stat().st_mtime < oldest:
                     path.unlink()
