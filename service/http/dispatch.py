@@ -70,7 +70,7 @@ class CallLog:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._counters: dict[tuple[str, int, str | None], Callable[[], None]] = {}  # by route, status and code
+        self._counters: dict[tuple[str, int, str | None, str | None], Callable[[], None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -100,9 +100,10 @@ class CallLog:
         if status is None:
             status = CLIENT_GONE_STATUS
         route = call.route
-        counter = self._counters.get((route, status, code))
+        kind = (route, status, code, call.model_name)
+        counter = self._counters.get(kind)
         if counter is None:
-            counter = self._counters[route, status, code] = self._service.metrics.call_counter(route, status, code)
+            counter = self._counters[kind] = self._service.metrics.call_counter(*kind)
         counter()
         label = None if call.key is None else call.key.label
         if self._service.keys is not None:
