@@ -120,7 +120,7 @@ class HttpCall(Call):
     def begin_span(self, traces: Traces) -> None:
         """Begin the span of the call, unless it has one or is not traced."""
         if self.span is None and self.route not in POLLED_ROUTES:
-            self.span = traces.begin(self.span_name, self.headers, self.started)
+            self.span = traces.begin(self.span_name, self.scope["headers"], self.started)
 
     @property
     def route(self) -> str:
