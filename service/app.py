@@ -83,7 +83,7 @@ def create_app(
             loaded, or the engine has died.
         on_ready: called when the models are loaded.
     """
-    service = Service(settings, Metrics(__version__), NoPeers())
+    service = Service(settings, Metrics(__version__, settings.request_timeout_s), NoPeers())
     service.metrics.set_limits(settings.limits)
 
     @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from sightline.base.extras import install_command
 from sightline.service.api_errors import ApiError
 from sightline.service.keys import Quota
 
@@ -220,7 +221,7 @@ def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
     if storage.partition("://")[0] not in STORAGE_SCHEMES:
         raise QuotaStorageError(f"the storage of quotas must be a URL that begins with {', '.join(STORAGE_SCHEMES)}")
     if find_spec("redis") is None:
-        raise QuotaStorageError("the storage of quotas needs the extra 'redis'; install it")
+        raise QuotaStorageError(f"the storage of quotas needs Redis's client: {install_command('cpu,redis')}")
     try:
         opened: Any = storage_from_string(
             f"async+{storage}",

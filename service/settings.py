@@ -99,9 +99,10 @@ class Settings(Options):
     service."""
     allowed_hosts: str | None = None
     """Host names of the service, comma-separated; requests whose header Host has another name get
-    421. `*.example.org` stands for all names that end so, `*` for any. If not set, a service that
-    listens on a loopback address answers only localhost and loopback addresses, so that no web
-    page can reach it by a name of its own (DNS rebinding), and others answer any host."""
+    421, except health checks and `/metrics`. `*.example.org` stands for all names that end so, `*`
+    for any. If not set, a service that listens on a loopback address answers only localhost and
+    loopback addresses, so that no web page can reach it by a name of its own (DNS rebinding), and
+    others answer any host."""
     keys: Annotated[Path | None, Shown("FILE")] = None
     """File of API keys, written by `sightline keys add` and read again when it changes. If set,
     every request needs a key, except health checks; `/metrics` and model control need one with the

@@ -278,6 +278,7 @@ GETS = (
         "/health",
         "/health/live",
         "/health/ready",
+        "/ping",
         "/metrics",
         "/docs",
         "/openapi.json",

@@ -6,6 +6,7 @@ FastAPI's own handling costs more than the rest of a call together, and answers 
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import time
@@ -13,16 +14,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
 from sightline.service.api_errors import CLIENT_GONE, CLIENT_GONE_STATUS, ApiError, ClientGoneError
-from sightline.service.http.access import authorize, authorize_with
+from sightline.service.http.access import authorize, authorize_by_field
 from sightline.service.http.compression import MIN_BYTES, accepts_gzip, compress
 from sightline.service.http.hosts import AllowedHosts
-from sightline.service.http.http_call import NO_ROUTE, QUIET_ROUTES, HttpCall, receive_body
+from sightline.service.http.http_call import NO_ROUTE, POLLED_ROUTES, CheckFields, HttpCall, receive_body
 from sightline.service.http.incoming import EXCHANGE
 from sightline.service.http.routing import RouteTable
 from sightline.service.inference.service import Service
@@ -68,7 +70,7 @@ class CallLog:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._counters: dict[tuple[str, int, str | None], Callable[[], None]] = {}  # by route, status and code
+        self._counters: dict[tuple[str, int, str | None, str | None], Callable[[], None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,9 +100,10 @@ class CallLog:
         if status is None:
             status = CLIENT_GONE_STATUS
         route = call.route
-        counter = self._counters.get((route, status, code))
+        kind = (route, status, code, call.model_name)
+        counter = self._counters.get(kind)
         if counter is None:
-            counter = self._counters[route, status, code] = self._service.metrics.call_counter(route, status, code)
+            counter = self._counters[kind] = self._service.metrics.call_counter(*kind)
         counter()
         label = None if call.key is None else call.key.label
         if self._service.keys is not None:
@@ -122,7 +125,7 @@ class CallLog:
                 fields["trace_id"] = trace_id(call.span)
                 error = code if status >= 500 else None
                 traces.end(call.span, _attributes(call, status, code), error, call.phases, call.computed)
-        log_call(logging.DEBUG if route in QUIET_ROUTES else logging.INFO, fields)
+        log_call(logging.DEBUG if route in POLLED_ROUTES else logging.INFO, fields)
 
 
 def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]:
@@ -204,7 +207,7 @@ class Dispatcher:
                 `forbidden`.
         """
         if endpoint is not None:
-            if not self._hosts.allow(call.headers.get(b"host")):
+            if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):
                 raise ApiError("misdirected_request")
             if self._admin_port is not None and not endpoint.is_open:
                 check_port(call.scope, endpoint, self._admin_port)
@@ -222,23 +225,18 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](path_parameters)
-    if call.scope["query_string"] and not endpoint.ignores_query:
-        call.check_query(endpoint)
-    if endpoint.body_type is not None:
-        if service.unavailable_code is not None:
-            raise ApiError(service.unavailable_code)
-        if call.key is not None and call.key.quota is not None:
-            await call.begin_quota()
-        call.deadline = call.started + service.settings.request_timeout_s
-        if b"x-request-timeout-ms" in call.headers:
-            call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
-        if call.exchange is not None:
-            call.exchange.on_lost = call.on_client_gone
-        arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type)
-        if endpoint.key_field is not None and service.keys is not None and call.key is None:
-            secret = getattr(arguments["body"], endpoint.key_field) or ""
-            authorize_with(call, endpoint, service.keys, secret.encode())
-            await call.begin_quota()
+    check_key = None
+    if endpoint.key_field is not None and service.keys is not None and call.key is None:
+        check_key = functools.partial(authorize_by_field, call, endpoint, service.keys)
+    try:
+        if call.scope["query_string"] and not endpoint.ignores_query:
+            call.check_query(endpoint)
+        if endpoint.body_type is not None:
+            arguments["body"], call.tail = await _receive(call, endpoint, endpoint.body_type, check_key)
+    except ApiError as error:
+        if check_key is not None and call.key is None and error.kind.status in (400, 415, 422):
+            check_key({})  # strangers do not learn what is wrong with their requests
+        raise
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail
     if "model" in endpoint.takes:
@@ -252,6 +250,25 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
         await _send_events(call, send, response)
     else:
         await _send(call, send, response)
+
+
+async def _receive(
+    call: HttpCall, endpoint: Endpoint, body_type: type[BaseModel], check: CheckFields | None
+) -> tuple[BaseModel, bytes]:
+    """Receive the body of a call once its quota and its deadline have begun, see `receive_body`."""
+    service = call.service
+    if service.unavailable_code is not None:
+        raise ApiError(service.unavailable_code)
+    await call.begin_quota()
+    call.deadline = call.started + service.settings.request_timeout_s
+    if b"x-request-timeout-ms" in call.headers:
+        call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
+    if call.exchange is not None:
+        call.exchange.on_lost = call.on_client_gone
+    received = await receive_body(call, endpoint.body_format, body_type, check)
+    if check is not None:
+        await call.begin_quota()
+    return received
 
 
 async def _send(call: HttpCall, send: Send, response: Any) -> None:

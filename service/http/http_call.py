@@ -8,8 +8,8 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
@@ -34,11 +34,13 @@ _numbers = itertools.count()
 _process_id = secrets.token_hex(8)
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 NO_ROUTE = "none"
-# Orchestrators poll these routes every few seconds, so they are logged as debug and never traced.
-QUIET_ROUTES = frozenset(
-    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/metrics"}
+# Orchestrators and monitors poll these routes every few seconds, by any address of the service:
+# they are logged as debug, never traced, and answer every host.
+POLLED_ROUTES = frozenset(
+    {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping", "/metrics"}
 )
 Body = TypeVar("Body", bound=BaseModel)
+CheckFields = Callable[[Mapping[str, Any]], None]  # checks the fields of a body, before they are validated
 
 MAX_FORM_FIELDS = 64
 # Supported content codings, with the `wbits` argument of zlib.
@@ -117,8 +119,8 @@ class HttpCall(Call):
 
     def begin_span(self, traces: Traces) -> None:
         """Begin the span of the call, unless it has one or is not traced."""
-        if self.span is None and self.route not in QUIET_ROUTES:
-            self.span = traces.begin(self.span_name, self.headers, self.started)
+        if self.span is None and self.route not in POLLED_ROUTES:
+            self.span = traces.begin(self.span_name, self.scope["headers"], self.started)
 
     @property
     def route(self) -> str:
@@ -142,8 +144,10 @@ class HttpCall(Call):
         return self.error_format.write(error, error.message(names), error.param(names), self.request_id)
 
 
-async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[Body]) -> tuple[Body, bytes]:
-    """Receive a call's body and validate it.
+async def receive_body(
+    call: HttpCall, body_format: BodyFormat, body_type: type[Body], check: CheckFields | None = None
+) -> tuple[Body, bytes]:
+    """Receive a call's body and validate it. `check` gets its fields before they are validated.
 
     Returns:
         The body, and the bytes after its JSON.
@@ -171,11 +175,11 @@ async def receive_body(call: HttpCall, body_format: BodyFormat, body_type: type[
     if not data and body_format.is_optional:
         return validate({}, body_type), tail
     if media_type == FORM:  # in a thread, because a megabyte of percent signs takes long
-        return await asyncio.to_thread(parse_form, data, body_type), tail
+        return await asyncio.to_thread(parse_form, data, body_type, check), tail
     if body_format.length_header is not None:
         size = _json_bytes(call, data, body_format.length_header)
         data, tail = data[:size], data[size:]
-    return parse_body(data, body_type), tail
+    return parse_body(data, body_type, check), tail
 
 
 def _check_media_type(header: str, media_types: Sequence[str]) -> str:
@@ -261,7 +265,7 @@ def _json_bytes(call: HttpCall, data: bytes, length_header: str) -> int:
     return int(length)
 
 
-def parse_body(data: bytes, body_type: type[Body]) -> Body:
+def parse_body(data: bytes, body_type: type[Body], check: CheckFields | None = None) -> Body:
     """Parse and validate a JSON object.
 
     If a key is repeated in an object, the last value wins.
@@ -283,6 +287,8 @@ def parse_body(data: bytes, body_type: type[Body]) -> Body:
         raise ApiError("malformed_json", message) from None
     if not isinstance(document, dict):
         raise ApiError("invalid_parameter", "The body must be a JSON object.")
+    if check is not None:
+        check(document)
     return validate(document, body_type)
 
 
@@ -295,7 +301,7 @@ def invalid_utf8(data: bytes) -> int | None:
     return None
 
 
-def parse_form(data: bytes, body_type: type[Body]) -> Body:
+def parse_form(data: bytes, body_type: type[Body], check: CheckFields | None = None) -> Body:
     """Parse and validate a form. If a field is repeated, the last value wins.
 
     Raises:
@@ -307,6 +313,8 @@ def parse_form(data: bytes, body_type: type[Body]) -> Body:
         )
     except ValueError:
         raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
+    if check is not None:
+        check(dict(pairs))
     try:
         return body_type.model_validate_strings(dict(pairs), strict=False)
     except ValidationError as error:

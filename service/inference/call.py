@@ -133,9 +133,11 @@ class Call:
         requested = service.default_name(default_for or task) if name is None else name
         listed = service.models.get(requested or "")
         # Usually the model is loaded and can do the task: then `find_manifest` would say the same.
+        if listed is not None:
+            self.model_name = requested
         if listed is not None and listed.loaded is not None and (task is None or task in listed.manifest.tasks):
             return listed.loaded.model
-        requested = service.find_manifest(name, task, default_for).name
+        requested = self.model_name = service.find_manifest(name, task, default_for).name
         model = await load_on_first_use(service, requested, self.num_bytes, self.seconds_left)
         service.find_manifest(requested, task)  # the bundle may have changed since the service started
         return model
@@ -183,6 +185,7 @@ class Call:
         if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
+        self.service.metrics.for_model(model.name).use()
         self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left, self.caller)
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
@@ -272,8 +275,8 @@ class Call:
             "decode": timings.decode,
         }
         self.computed = time.monotonic()
-        histogram = self.service.metrics.for_model(model.name).call_seconds
-        self.observe_latency = partial(histogram.observe, timings.total / 1000)
+        observe = self.service.metrics.for_model(model.name).observe
+        self.observe_latency = partial(observe, "e2e_request_latency_seconds", timings.total / 1000)
 
 
 def too_many_sequences(sequences: int, limit: int, field: str) -> ApiError:

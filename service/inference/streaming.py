@@ -163,10 +163,10 @@ class StreamedSequence:
 
     def _observe_arrival(self, arrived: float) -> None:
         if self.num_tokens:
-            self._metrics.between_tokens.observe(arrived - self._last_arrival)
+            self._metrics.observe("inter_token_latency_seconds", arrived - self._last_arrival)
         else:
             seconds = arrived - self._call.started
-            self._metrics.first_token.observe(seconds)
+            self._metrics.observe("time_to_first_token_seconds", seconds)
             self._call.details.setdefault("ttft_ms", round(1000 * seconds, 3))
         self._last_arrival = arrived
 

@@ -26,7 +26,16 @@ from sightline.service.api_errors import ApiError
 from sightline.service.discovery import find_bundles
 from sightline.service.http.connections import network_of
 from sightline.service.keys import Quota
-from sightline.service.metrics import FAILED_WORKERS, PREFIX, SHARED_SETTINGS, Texts, merge, texts_of, without_gauges
+from sightline.service.metrics import (
+    FAILED_WORKERS,
+    PREFIX,
+    SHARED_SETTINGS,
+    Texts,
+    merge,
+    texts_of,
+    used_models,
+    without_gauges,
+)
 from sightline.service.quotas import Grant, QuotaStore
 from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
 from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
@@ -142,6 +151,7 @@ class Supervisor:
         self._replacing = asyncio.Lock()  # held while the workers are replaced
         self._have_all_been_ready = False
         self._ended_metrics: Texts = []  # counters of the workers that have ended
+        self._used_models: set[str] = set()  # at the last scrape
         self._has_terminal = has_terminal()
         self._is_draining = False
         self._drain_code = 0  # largest exit code of the workers that have ended while draining
@@ -513,12 +523,14 @@ class Supervisor:
         ]
 
     async def _metrics(self) -> Texts:
-        for worker, texts in await self._gather(self._workers, "metrics"):
+        for worker, texts in await self._gather(self._workers, "metrics", sorted(self._used_models)):
             if not isinstance(texts, ApiError):
                 worker.metrics = texts
         num_failed = sum(times >= MAX_FAILED_STARTS for times in self._failed_starts.values())
         own = await texts_of([GaugeMetricFamily(PREFIX + FAILED_WORKERS, "", num_failed)])
-        return merge([self._ended_metrics, *(worker.metrics for worker in self._workers), own])
+        merged = merge([self._ended_metrics, *(worker.metrics for worker in self._workers), own])
+        self._used_models = used_models(merged)
+        return merged
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:
         """Load a model in all workers, or in none.

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 from sightline.base.errors import EXIT_FAILED
@@ -178,7 +178,10 @@ class WorkerServer(DrainingServer):
         if self._service.not_ready_code == "loading":
             self._service.not_ready_code = None
 
-    async def _metrics(self) -> Texts:
+    async def _metrics(self, used: Sequence[str] = ()) -> Texts:
+        """Return the metrics, with those of models that only other workers have used."""
+        for name in self._service.models.keys() & used:
+            self._service.metrics.for_model(name).use()
         return await texts_of(self._service.metrics.collect())
 
     async def _prepare_load(self, name: str, only_if_lazy: bool) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sightline.service.http.dispatch import log_call
+from sightline.service.http.http_call import POLLED_ROUTES
 from sightline.service.logs import FLUSH_S, MAX_WAITING_LINES, QueuedHandler, configure_logging, num_dropped_lines
 from tests.service.conftest import Start
 
@@ -152,7 +153,7 @@ async def test_each_call_is_one_line_that_agrees_with_its_response_and_omits_its
         response = (await running.post("/v1/generate", body, **{"X-Request-Id": "mine"})).json()
         await running.post("/v1/generate", {"inputs": SECRET, "stream": True})
         await running.post("/v1/generate", {"inputs": SECRET, SECRET: 1})
-        for path in ("/health/live", "/health/ready", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"):
+        for path in POLLED_ROUTES:
             await running.client.get(path)
     calls = [line for line in lines(logged) if line["message"] == "request"]
     assert [line["status"] for line in calls] == [200, 200, 422]  # health checks are debug

@@ -20,7 +20,7 @@ from tests.service.conftest import Running, Start
 pytestmark = pytest.mark.anyio
 
 KEYS = Path("tests/data/keys.json")
-OPEN = {"/health", "/health/live", "/health/ready"}
+OPEN = {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
 ADMIN = {"/metrics", "/v2/repository/models/{model_name}/load", "/v2/repository/models/{model_name}/unload"}
 USE, ADMIN_KEY = {"x-api-key": "sl-alice"}, {"x-api-key": "sl-boss"}
 BODY = {"inputs": "x"}
@@ -85,6 +85,18 @@ async def test_paths_and_methods_that_do_not_exist_need_a_key_too(start: Start) 
         ({"authorization": basic("sl-alice"), "sec-fetch-site": "same-origin"}, 200),
         ({"authorization": basic("sl-alice"), "sec-fetch-site": "cross-site"}, 401),
         ({"authorization": basic("sl-alice"), "sec-fetch-site": "same-site"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://test"}, 200),
+        ({"authorization": basic("sl-alice"), "origin": "https://TEST"}, 200),
+        ({"authorization": basic("sl-alice"), "origin": "http://evil.example"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://test:81"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://test.evil.example"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://[test"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "null"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": ""}, 401),
+        ({"authorization": basic("sl-alice"), "referer": "http://test/docs"}, 200),
+        ({"authorization": basic("sl-alice"), "referer": "http://evil.example/test"}, 401),
+        ({"authorization": basic("sl-alice"), "origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 200),
+        ({"authorization": "Bearer sl-alice", "origin": "http://evil.example"}, 200),
         ({"authorization": "Bearer sl-alice", "sec-fetch-site": "cross-site"}, 200),
         ({"authorization": "Bearer sl-nobody", "x-api-key": "sl-alice"}, 401),
         ({"authorization": "sl-alice"}, 401),
@@ -134,6 +146,27 @@ async def test_libretranslate_sends_its_key_in_the_body(start: Start) -> None:
                 content: Any = body if key is None else {**body, "api_key": key}
                 response = await running.client.request("POST", "/translate", headers=headers, **{kind: content})
                 assert (response.status_code == 401) == (status == 401), (key, headers, kind)
+        form, text = "application/x-www-form-urlencoded", "text/plain"
+        for text_body, media_type, query, expected in (
+            ("{}", None, "", 401),
+            ("[1]", None, "", 401),
+            ("{", None, "", 401),
+            ("", None, "", 401),
+            ('{"api_key": 1}', None, "", 401),
+            ("{}", text, "", 401),
+            ("%ff", form, "", 401),
+            ("a=1", form, "", 401),
+            ("{}", None, "?x=1", 401),
+            ('{"api_key": "sl-nobody", "q": 1}', None, "", 401),
+            ('{"api_key": "sl-alice", "q": 1}', None, "", 422),
+            ("api_key=sl-alice&a=1", form, "", 422),
+        ):
+            types = {"content-type": media_type or "application/json"}
+            response = await running.client.post(f"/translate{query}", content=text_body, headers=types)
+            assert response.status_code == expected, text_body
+            types |= USE
+            response = await running.client.post(f"/translate{query}", content=text_body, headers=types)
+            assert response.status_code in (400, 415, 422), text_body
 
 
 async def test_a_preflight_needs_no_key_and_its_request_does(start: Start) -> None:

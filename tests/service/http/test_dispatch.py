@@ -101,6 +101,7 @@ GET_ROUTES = [
         "/health",
         "/health/live",
         "/health/ready",
+        "/ping",
         "/metrics",
         "/docs",
         "/openapi.json",

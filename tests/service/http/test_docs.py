@@ -67,6 +67,7 @@ ROUTES = {
     ("get", "/health"),
     ("get", "/health/live"),
     ("get", "/health/ready"),
+    ("get", "/ping"),
     ("get", "/metrics"),
     ("get", "/openapi.json"),
     ("get", "/docs"),
