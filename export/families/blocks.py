@@ -161,7 +161,7 @@ def _gpt_neox(config: Config, tensors: Tensors) -> Description:
 
 
 def _neox_start(tensors: Tensors) -> str:
-    return "gpt_neox." if "gpt_neox.embed_in.weight" in tensors else ""
+    return "gpt_neox." if "gpt_neox.final_layer_norm.weight" in tensors else ""
 
 
 def _neox_output(tensors: Tensors) -> str:
@@ -172,6 +172,7 @@ def _neox_output(tensors: Tensors) -> str:
 def _neox_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
     start, attention = _neox_start(tensors), model.first_stack.attention[0]
     layer = f"{start}layers.{{}}"
+    tensors.check_equal("lm_head.weight", "embed_out.weight", "although both are the projection; remove the wrong one")
     modules: dict[str, Source] = {
         "embedding": f"{start}embed_in",
         "decoder.norm": f"{start}final_layer_norm",
@@ -211,7 +212,7 @@ def _opt(config: Config, tensors: Tensors) -> Description:
 
 
 def _opt_start(tensors: Tensors) -> str:
-    return "model.decoder." if "model.decoder.embed_tokens.weight" in tensors else "decoder."
+    return "model.decoder." if "model.decoder.embed_positions.weight" in tensors else "decoder."
 
 
 def _opt_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

@@ -209,9 +209,11 @@ def check_output(
     """Check that the projection to the vocabulary exists.
 
     Like transformers, a projection in the checkpoint is used even if the configuration says that it
-    is the embedding.
+    is the embedding, and as the embedding if that is missing.
     """
     is_tied = config.boolean("tie_word_embeddings", default)
+    if is_tied and generates_text(config) and embedding not in tensors and output in tensors:
+        tensors.rename(output, embedding)
     if not is_tied and output not in tensors and generates_text(config):
         raise ImportFailedError(
             f"the checkpoint has no tensor {output!r}, although tie_word_embeddings in config.json is false; if "
@@ -425,7 +427,7 @@ def decoder_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
 
 def model_prefix(tensors: Tensors) -> str:
     """Return the start of the names of tensors; classes without a head have none."""
-    return "model." if "model.embed_tokens.weight" in tensors else ""
+    return "model." if "model.norm.weight" in tensors else ""
 
 
 def output_modules(tensors: Tensors, embedding: str, output: str = "lm_head.weight") -> dict[str, Source]:
@@ -459,7 +461,7 @@ def _gpt2(config: Config, tensors: Tensors) -> Description:
 
 def _gpt2_start(tensors: Tensors) -> str:
     """Return the start of the names of tensors; older checkpoints have none."""
-    return "transformer." if "transformer.wte.weight" in tensors else ""
+    return "transformer." if "transformer.ln_f.weight" in tensors else ""
 
 
 def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

@@ -376,7 +376,7 @@ def _albert_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
 
 def _albert_groups(tensors: Tensors) -> tuple[int, int]:
     """Return the number of groups of layers, and the number of different layers in each."""
-    prefix = prefix_of(tensors, "albert.")
+    prefix = prefix_of(tensors, "albert.", embedding="embeddings.position_embeddings")
     name = f"{prefix}encoder.albert_layer_groups.{{}}.albert_layers.{{}}.ffn.weight"
     groups = next(number for number in itertools.count() if name.format(number, 0) not in tensors)
     return groups, next(number for number in itertools.count() if name.format(0, number) not in tensors)

@@ -126,6 +126,20 @@ class Tensors:
             )
         return self._stored[name]
 
+    def check_equal(self, first: str, second: str, reason: str) -> None:
+        """Check that two tensors that should be one have the same values, if both are stored.
+
+        Raises:
+            ImportFailedError: they differ; `reason` completes the message.
+        """
+        if {first, second} <= self.names and not np.array_equal(self.read(first), self.read(second)):
+            raise ImportFailedError(f"the tensors {first!r} and {second!r} differ, {reason}")
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a tensor the name under which its architecture reads it."""
+        self._stored[new] = self._stored.pop(name)
+        self.names = frozenset(self._stored)
+
     def ignore(self, *patterns: str) -> None:
         """Mark tensors that do not change the outputs as known.
 
