@@ -174,7 +174,7 @@ def export_folder(
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
-        changes = ExportOptions(options.max_tokens, options.task, shortlist)
+        changes = ExportOptions(options.max_tokens, options.task, shortlist, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
     return _write(export, bits, is_default=options.bits is None)
 

@@ -31,7 +31,7 @@ from sightline.base.bundle import (
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description
-from sightline.export.families.table import describe, find_family, rotary_limits
+from sightline.export.families.table import describe, find_family, pass_over_unread, rotary_limits
 from sightline.export.families.weights import Array, Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.model import Graphs, build_graphs
@@ -93,6 +93,7 @@ class Described:
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
     pair_template: PairTemplate | None = None
+    reads_pairs: bool = True
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     embedding: SentenceEmbedding | None = None
     dense: tuple[Array, ...] = ()  # content of the file of each layer of `embedding`
@@ -240,6 +241,10 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     languages = None
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
+    rotary = _rotary_note(model, folder.config)
+    if not model.reads_pairs:
+        notes.append("pairs of texts are refused, because the tokenizer has no form of them that is supported")
+    notes += (*generation.notes, *rotary, *pass_over_unread(folder.config, options.ignored_keys))
     described = Described(
         family=family.name,
         architecture=next(iter(folder.architectures), family.architectures[0]),
@@ -255,7 +260,8 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
-        notes=(*notes, *generation.notes, *_rotary_note(model, folder.config)),
+        reads_pairs=model.reads_pairs,
+        notes=tuple(notes),
         description="" if record is None else record.description,
     )
     if model.predictions is not None:

@@ -33,10 +33,7 @@ _LAYER_NORM_EPSILON = 1e-5  # of a LayerNorm of PyTorch
 
 
 def _phi3(config: Config, tensors: Tensors) -> Description:
-    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):  # transformers reads none of them
-        config.neutral(key, False)
-    for key in ("full_attn_mod", "interpolate_factor"):
-        config.neutral(key, 1)
+    config.ignore("attention_bias", "full_attn_mod", "interpolate_factor", "lm_head_bias", "mlp_bias")  # never read
     for key in ("rope_scaling", "rope_parameters"):
         _check_rope_type(config.section(key))
     window = None

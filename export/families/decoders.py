@@ -259,11 +259,20 @@ def rotary_options(config: Config) -> Config:
     """Return `rope_parameters` or `rope_scaling`, or an empty object.
 
     Raises:
-        ImportFailedError: the configuration has both.
+        ImportFailedError: the configuration has both, and they differ.
     """
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is not None and parameters is not None:
-        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
+        base = {"rope_theta": config.get("rope_theta", None)}
+        first, second = (
+            base | {"rope_type" if key == "type" else key: value for key, value in config.get(name).items()}
+            for name in ("rope_scaling", "rope_parameters")
+        )
+        if first != second:
+            raise ImportFailedError(
+                "config.json has both rope_scaling and rope_parameters, which differ; remove the one that is wrong"
+            )
+        parameters.ignore("*")
     return scaling or parameters or Config({}, "config.json")
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from sightline.export.families.description import Activation, Description, Predictions
 from sightline.export.families.values import activation
 from sightline.export.families.weights import Source
-from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.opened_checkpoint import Config, Tensors
 
 

@@ -112,8 +112,8 @@ def _describe(variant: _Variant, config: Config, tensors: Tensors) -> Descriptio
         vocabulary = config.integer("decoder_vocab_size", source)
         if not config.boolean("share_encoder_decoder_embeddings", True) and "model.shared.weight" in tensors.names:
             raise ImportFailedError(
-                "the checkpoint has a tensor 'model.shared.weight', but share_encoder_decoder_embeddings in config.json is "
-                "false; correct the one that is wrong"
+                "the checkpoint has a tensor 'model.shared.weight', but share_encoder_decoder_embeddings in "
+                "config.json is false; correct the one that is wrong"
             )
     return Description(
         variant.family,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from sightline.__main__ import main as sightline
 from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
@@ -72,6 +72,41 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
         assert manifest.origin is not None and manifest.origin.pickle
         digests.append(manifest.files["weights.bin"])
     assert digests[0] == digests[1]
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("pair", [None, "[CLS] $A $B:1"])
+def test_a_tokenizer_without_a_form_of_pairs_refuses_pairs_alone(
+    pair: str | None, folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer()
+    special = [("[CLS]", 2)]
+    template = pair and processors.TemplateProcessing(single="[CLS] $A", pair=pair, special_tokens=special)
+    tokenizer.post_processor = template or processors.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    exported = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+    assert not exported.manifest.reads_pairs
+    assert any(note.startswith("pairs of texts are refused") for note in exported.notes)
+
+
+@pytest.mark.usefixtures("no_child")
+def test_keys_that_the_user_ignores_are_recorded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(folder, auto_map={}, embedding_twist=2, note="x")
+    words = [str(folder), "--out", str(tmp_path / "bundle"), "--ignore-key", "embedding_twist", "--ignore-key"]
+    assert main([*words, "hidden_size"]) == 2
+    assert (
+        "--ignore-key hidden_size: config.json has no unknown key of this name; its unknown keys are embedding_twist, n"
+        in (capsys.readouterr().err)
+    )
+    assert main([*words, "note"]) == 0
+    assert "note: config.json has keys that do not change the model and are ignored: embedding_twist, note\n" in (
+        capsys.readouterr().err
+    )
+    origin = read_manifest(tmp_path / "bundle").origin
+    assert origin is not None and origin.ignored_keys == ("embedding_twist", "note")
+    assert sightline(["verify", str(tmp_path / "bundle"), "--checkpoint", str(folder)]) == 0
 
 
 @pytest.mark.usefixtures("no_child")
@@ -148,7 +183,7 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         "config.json: hidden_size must be an integer, got n",
     ),
     "unknown key": (
-        lambda folder: edit(folder, embedding_twist=2),
+        lambda folder: edit(folder, transformers_version="99.0", embedding_twist=2),
         "config.json has 1 keys that are not known for its architecture: embedding_twist; they may change the outputs",
     ),
     "unknown tensor": (

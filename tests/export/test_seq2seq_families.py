@@ -231,7 +231,7 @@ def test_repeated_tables_are_stored_once(marian_folder: Path) -> None:
     assert (marian_folder / "weights.bin").stat().st_size == size
 
 
-# Which tables a checkpoint has besides others, with values of their own; those that are left out are removed.
+# Tables of tokens that a checkpoint has, all with other values.
 OWN_TABLES: dict[str, tuple[str, ...]] = {
     "decoder": ("shared", "decoder.embed_tokens"),
     "encoder": ("shared", "encoder.embed_tokens"),
@@ -275,7 +275,7 @@ def test_tables_that_differ_without_a_shared_one_are_rejected(tables: tuple[str,
 
 def test_a_table_of_both_languages_beside_separate_ones_is_rejected(marian_folder: Path) -> None:
     edit_config(marian_folder, share_encoder_decoder_embeddings=False)
-    with pytest.raises(ImportFailedError, match="but share_encoder_decoder_embeddings in config.json is false"):
+    with pytest.raises(ImportFailedError, match=r"share_encoder_decoder_embeddings in config.json is false"):
         import_folder(marian_folder)
 
 
