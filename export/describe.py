@@ -51,6 +51,7 @@ from sightline.export.sources.training_run import TrainingRun
 from sightline.export.tokenizers import (
     TOKENIZER_CONFIG,
     ConvertedTokenizers,
+    contradictions,
     firefox_tokenizer,
     read_or_convert_tokenizers,
     special_ids,
@@ -244,6 +245,12 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     rotary = _rotary_note(model, folder.config)
     if not model.reads_pairs:
         notes.append("pairs of texts are refused, because the tokenizer has no form of them that is supported")
+    pad_id = folder.config.get("pad_token_id", None)
+    ids = {
+        "pad_token": (pad_id,) if isinstance(pad_id, int) and not model.is_decoder_only else (),
+        "eos_token": generation.end_ids if model.decoder is not None else (),
+    }
+    notes += contradictions(folder, tokenizers.target, ids)
     notes += (*generation.notes, *rotary, *pass_over_unread(folder.config, options.ignored_keys))
     described = Described(
         family=family.name,

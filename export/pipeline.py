@@ -143,7 +143,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
     end_step()
-    notes = (*model.notes, *_quantized_note(provenance), *_memory_note(manifest))
+    notes = (*model.notes, *provenance.notes, *_quantized_note(provenance), *_memory_note(manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 

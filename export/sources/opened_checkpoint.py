@@ -49,6 +49,7 @@ class Provenance:
     package: str | None = None  # NAME==VERSION of a package that held the files
     quantized: str | None = None  # encodings of weights that only approximate the original ones
     files: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files that were converted
+    notes: tuple[str, ...] = ()  # what the conversion assumes
 
 
 @dataclass(frozen=True)
