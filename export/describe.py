@@ -224,6 +224,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     if sentences is not None:
         _check_modules(model, sentences)
     notes = list[str]()
+    tokenizer_of_file = tokenizers.target
     if tokenizers.target is tokenizers.source:
         fitting, unused = _without_unused(tokenizers.source, model.vocabulary)
         tokenizers = replace(tokenizers, source=fitting, target=fitting)
@@ -250,7 +251,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         "pad_token": (pad_id,) if isinstance(pad_id, int) and not model.is_decoder_only else (),
         "eos_token": generation.end_ids if model.decoder is not None else (),
     }
-    notes += contradictions(folder, tokenizers.target, ids)
+    notes += contradictions(folder, tokenizer_of_file, ids)
     notes += (*generation.notes, *rotary, *pass_over_unread(folder.config, options.ignored_keys))
     described = Described(
         family=family.name,

@@ -279,7 +279,7 @@ def _contradiction(stated: str, used: str) -> str:
 
 def _options(document: Mapping[str, Any]) -> dict[str, bool]:
     """Return the options of a tokenizer by their keys in tokenizer_config.json."""
-    options = dict[str, bool]()
+    options, is_known = dict[str, bool](), True
     parts = [document["normalizer"], document["pre_tokenizer"]]
     while parts:
         part = parts.pop()
@@ -290,11 +290,13 @@ def _options(document: Mapping[str, Any]) -> dict[str, bool]:
                 options |= {key: part[name] for key, name in _BERT_OPTIONS.items()}
             elif part.get("type") == "Lowercase":
                 options["do_lower_case"] = True
+            elif part.get("type") == "Precompiled":  # its rules may convert texts to lowercase
+                is_known = False
             elif part.get("type") == "ByteLevel":
                 options["add_prefix_space"] = part["add_prefix_space"]
             elif part.get("type") == "Metaspace":
                 options["add_prefix_space"] = part["prepend_scheme"] != "never"
-    return {"do_lower_case": False, **options}
+    return {"do_lower_case": False, **options} if is_known else options
 
 
 def _parse(data: bytes) -> Tokenizer:

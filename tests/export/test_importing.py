@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from sightline.__main__ import main as sightline
 from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
 from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.describe import described
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
-from sightline.export.sources.opened_checkpoint import Provenance, detect_kind
+from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, open_folder
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.dense import read_dense
 from sightline.service.loading import load_backend
@@ -87,6 +88,64 @@ def test_a_tokenizer_without_a_form_of_pairs_refuses_pairs_alone(
     exported = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     assert not exported.manifest.reads_pairs
     assert any(note.startswith("pairs of texts are refused") for note in exported.notes)
+
+
+CONTRADICTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "lowercase": ({"do_lower_case": True}, "tokenizer_config.json says do_lower_case true, but tokenizer.json: false."),
+    "prefix": (
+        {"add_prefix_space": True},
+        "tokenizer_config.json says add_prefix_space true, but tokenizer.json: false.",
+    ),
+    "added": (
+        {"added_tokens_decoder": {"4": {"content": "word0", "special": False}}},
+        "tokenizer_config.json says an added token 'word0', but tokenizer.json: it is none, or one of other options.",
+    ),
+    "options": (
+        {"added_tokens_decoder": {"2": {"content": "[CLS]", "special": True, "lstrip": True}}},
+        "tokenizer_config.json says an added token '[CLS]', but tokenizer.json: it is none, or one of other options.",
+    ),
+    "padding": (
+        {"pad_token": "[SEP]"},
+        "tokenizer_config.json has the pad_token [SEP], whose id is 3, but the configuration has the id 0, which",
+    ),
+    "none": (
+        {"do_lower_case": False, "add_prefix_space": False, "pad_token": "[PAD]", "eos_token": "[CLS]"}
+        | {"added_tokens_decoder": {"2": {"content": "[CLS]", "special": True}}},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_of_the_files_of_a_tokenizer_are_noted(case: str, folder: Path) -> None:
+    config, expected = CONTRADICTIONS[case]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = word_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
+        assert [note[: len(expected)] for note in model.notes] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize("option", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_options_of_the_normalizer_of_bert_are_compared(option: str, folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({option: False}))
+    tokenizer = word_tokenizer()
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
+        (note,) = model.notes
+    assert note.startswith(f"tokenizer_config.json says {option} false, but tokenizer.json: true.")
+
+
+def test_a_token_with_two_ids_is_refused(folder: Path) -> None:
+    config = {"added_tokens_decoder": {"7": {"content": "[CLS]", "special": True}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    raised = pytest.raises(
+        ImportFailedError, match=r"gives the token '\[CLS\]' the id 7, but tokenizer.json 2; correct"
+    )
+    with raised, open_folder(folder) as opened, described(opened, ExportOptions()):
+        pass
 
 
 @pytest.mark.usefixtures("no_child")
