@@ -20,7 +20,7 @@ import resource
 import shutil
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -270,7 +270,11 @@ def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tup
         with ProcessPoolExecutor(
             1, context, initializer=begin_child, initargs=(os.getpid(), time.process_time())
         ) as pool:
-            return pool.submit(check, export, folder, manifest, guided).result()
+            future = pool.submit(check, export, folder, manifest, guided)
+            with tqdm(desc="verifying", bar_format="{desc}: {elapsed}", disable=None) as bar:
+                while not wait([future], timeout=1).done:
+                    bar.refresh()
+            return future.result()
     except BrokenProcessPool:
         end_if_child_was_ended()
         raise ImportFailedError(
