@@ -245,6 +245,10 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: edit(folder, transformers_version="99.0", embedding_twist=2),
         "config.json has 1 keys that are not known for its architecture: embedding_twist; they may change the outputs",
     ),
+    "long key": (
+        lambda folder: edit(folder, transformers_version="99.0", **{"k" * 100_000: 2}),
+        "kkk; they may change the outputs, so the checkpoint is not imported; --ignore-key NAME imports it without",
+    ),
     "unknown tensor": (
         lambda folder: save_file(
             bert_tensors() | {"encoder.extra": np.ones(2, np.float32)}, folder / "model.safetensors"
@@ -282,8 +286,18 @@ def test_an_error_of_the_user_is_one_complete_line_and_writes_nothing(
     assert main([str(folder), "--out", str(tmp_path / "out" / "bundle")]) == expected
     output, errors = capsys.readouterr()
     assert output == "" and errors.startswith("error: ") and errors.count("\n") == 1
-    assert message in errors
+    assert message in errors and len(errors) < 2200
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_terminal_shows_the_time_of_the_check(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "check", differ)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(VerificationError):
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+    assert "verifying: 00:0" in capsys.readouterr().err
 
 
 def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
