@@ -85,6 +85,7 @@ def _facts(manifest: Manifest, record: RunRecord) -> list[tuple[str, str]]:
         "labels": f"{', '.join(manifest.labels)} ({kind})" if manifest.labels else None,
         "chat": "has a chat template" if manifest.chat is not None else None,
         "examples": ", ".join(f"{split} {number:,}" for split, number in record.examples.items() if number is not None),
+        "ignored keys": ", ".join(manifest.origin.ignored_keys) if manifest.origin is not None else None,
         "license": manifest.license or "not stated",
     }
     return [(name, value) for name, value in facts.items() if value]

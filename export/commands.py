@@ -21,14 +21,13 @@ from sightline.base.bundle import (
     Verification,
     read_bundle,
     read_manifest,
-    sha256_of,
 )
 from sightline.base.errors import UsageError
 from sightline.export.card import CARD, write_card
 from sightline.export.convert.conversions import Text, half_bundle, pack_bundle, quantize_bundle
 from sightline.export.convert.quality import ParallelText
 from sightline.export.convert.text_quality import PlainText, text_ids
-from sightline.export.import_errors import VerificationError
+from sightline.export.import_errors import VerificationError, one_line
 from sightline.export.limits import begin_step
 from sightline.export.options import (
     DEFAULT_SENTENCES,
@@ -134,8 +133,7 @@ def converted(file: Path) -> Iterator[tuple[Path, Provenance]]:
     with TemporaryDirectory(prefix="sightline-") as temporary:
         folder = Path(temporary)
         begin_step(f"converting {file}", GGUF_GROWTH * file.stat().st_size)
-        encodings = convert(file, folder)
-        yield folder, Provenance(quantized=encodings, files={file.name: sha256_of(file)})
+        yield folder, convert(file, folder)
 
 
 def export_folder(
@@ -174,7 +172,7 @@ def export_folder(
     else:
         languages = metadata.languages if options.languages else None
         metadata = dataclasses.replace(metadata, chat=None, languages=languages)
-        changes = ExportOptions(options.max_tokens, options.task, shortlist)
+        changes = ExportOptions(options.max_tokens, options.task, shortlist, ignored_keys=options.ignore_key)
         export = Export(checkpoint, out, metadata, changes, kind, provenance, (cache or hub_cache(),))
     return _write(export, bits, is_default=options.bits is None)
 
@@ -266,7 +264,7 @@ def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
 def _report(bundle: Path, exported: Exported) -> Verification | Quantization:
     """Print the notes and the size of a written bundle, and return the record of its check."""
     for note in exported.notes:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {one_line(note)}", file=sys.stderr)
     manifest = read_manifest(bundle)
     print(f"{bundle}: {manifest.parameters:,} parameters, SHA-256 {manifest.digest}", flush=True)
     record = manifest.quantization or manifest.verification

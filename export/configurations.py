@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.base.errors import UsageError
-from sightline.export.families.table import describe_configuration, find_family
+from sightline.export.families.table import describe_configuration, find_family, pass_over_unread
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.generation_settings import read_generation
 from sightline.export.sources.opened_checkpoint import CONFIG, Config, Tensors
@@ -78,6 +78,7 @@ def _kind(config: Config) -> str:
     if model.decoder is not None:
         # generation_config.json, which most repositories have, takes precedence at import.
         read_generation(config, None, model.is_decoder_only)
+    pass_over_unread(config)
     config.check_all_read()
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
     return "-".join(name for name, stack in stacks.items() if stack is not None)

@@ -31,7 +31,7 @@ from sightline.base.bundle import (
 from sightline.base.text.jinja import ChatTemplateError
 from sightline.export.families import firefox, trained
 from sightline.export.families.description import Description
-from sightline.export.families.table import describe, find_family, rotary_limits
+from sightline.export.families.table import describe, find_family, pass_over_unread, rotary_limits
 from sightline.export.families.weights import Array, Weights
 from sightline.export.graphs.builder import WeightFile
 from sightline.export.graphs.model import Graphs, build_graphs
@@ -51,6 +51,7 @@ from sightline.export.sources.training_run import TrainingRun
 from sightline.export.tokenizers import (
     TOKENIZER_CONFIG,
     ConvertedTokenizers,
+    contradictions,
     firefox_tokenizer,
     read_or_convert_tokenizers,
     special_ids,
@@ -93,6 +94,7 @@ class Described:
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None
     pair_template: PairTemplate | None = None
+    reads_pairs: bool = True
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     embedding: SentenceEmbedding | None = None
     dense: tuple[Array, ...] = ()  # content of the file of each layer of `embedding`
@@ -222,6 +224,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     if sentences is not None:
         _check_modules(model, sentences)
     notes = list[str]()
+    tokenizer_of_file = tokenizers.target
     if tokenizers.target is tokenizers.source:
         fitting, unused = _without_unused(tokenizers.source, model.vocabulary)
         tokenizers = replace(tokenizers, source=fitting, target=fitting)
@@ -240,6 +243,16 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
     languages = None
     if model.encoder is not None and model.decoder is not None:
         languages, generation = _languages(folder, tokenizers, generation)
+    rotary = _rotary_note(model, folder.config)
+    if not model.reads_pairs:
+        notes.append("pairs of texts are refused, because the tokenizer has no form of them that is supported")
+    pad_id = folder.config.get("pad_token_id", None)
+    ids = {
+        "pad_token": (pad_id,) if isinstance(pad_id, int) and not model.is_decoder_only else (),
+        "eos_token": generation.end_ids if model.decoder is not None else (),
+    }
+    notes += contradictions(folder, tokenizer_of_file, ids)
+    notes += (*generation.notes, *rotary, *pass_over_unread(folder.config, options.ignored_keys))
     described = Described(
         family=family.name,
         architecture=next(iter(folder.architectures), family.architectures[0]),
@@ -255,7 +268,8 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
         languages=languages,
         training_unit=family.training_unit,
         generation=generation.defaults,
-        notes=(*notes, *generation.notes, *_rotary_note(model, folder.config)),
+        reads_pairs=model.reads_pairs,
+        notes=tuple(notes),
         description="" if record is None else record.description,
     )
     if model.predictions is not None:

@@ -20,7 +20,7 @@ import resource
 import shutil
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,7 +130,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
                 "--unit sentence is only for encoder-decoder models, whose texts can be split into sentences; leave it "
                 "out"
             )
-        origin = _origin(export.kind, model, provenance, checkpoint)
+        origin = _origin(export, model, provenance, checkpoint)
         manifest = write_model(folder, model, graphs, metadata, options, origin)
         if options.task is not None and options.task not in manifest.tasks:
             raise UsageError(
@@ -143,7 +143,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         manifest = manifest.model_copy(update=results)
         write_manifest(folder, manifest)
     end_step()
-    notes = (*model.notes, *_quantized_note(provenance), *_memory_note(manifest))
+    notes = (*model.notes, *provenance.notes, *_quantized_note(provenance), *_memory_note(manifest))
     return Exported(manifest, notes, _peak_bytes(), checked.peak_bytes)
 
 
@@ -151,8 +151,10 @@ def _check_options(export: Export) -> None:
     """Check that the options suit the kind of the source.
 
     Raises:
-        UsageError: only a Firefox model has a shortlist.
+        UsageError: only a Firefox model has a shortlist, and it has no config.json.
     """
+    if export.options.ignored_keys and export.kind == "firefox":
+        raise UsageError(f"{export.checkpoint} is a Firefox model, which has no config.json; leave out --ignore-key")
     if export.options.shortlist and export.kind != "firefox":
         reason = (
             "is a training run, and only Firefox translation models have"
@@ -191,6 +193,7 @@ def verify_bundle(
         task="rerank" if manifest.pair_template is not None else None,
         shortlist=any(state.input == "shortlist" for state in manifest.states),
         half_weights=manifest.half_weights,
+        ignored_keys=() if manifest.origin is None else manifest.origin.ignored_keys,
     )
     num_bytes = folder_bytes(path, [hub_cache()]) + 4 * manifest.parameters * FLOAT32_BYTES
     begin_step(f"comparing {bundle} with {path}", num_bytes, CHECK_SPEED)
@@ -208,18 +211,19 @@ def _quantized_note(provenance: Provenance) -> list[str]:
     ]
 
 
-def _origin(kind: Kind, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
+def _origin(export: Export, model: Described, provenance: Provenance, checkpoint: FolderFiles) -> Origin | None:
     """Return the origin of a model that others trained, None for a training run."""
-    if kind == "training":
+    if export.kind == "training":
         return None
     return Origin(
-        kind="firefox" if kind == "firefox" else "huggingface",
+        kind="firefox" if export.kind == "firefox" else "huggingface",
         family=model.family,
         repository=provenance.repository,
         revision=provenance.revision,
         package=provenance.package,
         quantized=provenance.quantized,
         pickle=isinstance(checkpoint, Folder) and checkpoint.is_pickle,
+        ignored_keys=export.options.ignored_keys,
         files=dict(sorted({**checkpoint.files, **provenance.files}.items())),
     )
 
@@ -266,7 +270,11 @@ def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tup
         with ProcessPoolExecutor(
             1, context, initializer=begin_child, initargs=(os.getpid(), time.process_time())
         ) as pool:
-            return pool.submit(check, export, folder, manifest, guided).result()
+            future = pool.submit(check, export, folder, manifest, guided)
+            with tqdm(desc="verifying", bar_format="{desc}: {elapsed}", disable=None) as bar:
+                while not wait([future], timeout=1).done:
+                    bar.refresh()
+            return future.result()
     except BrokenProcessPool:
         end_if_child_was_ended()
         raise ImportFailedError(

@@ -11,6 +11,7 @@ Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H h
 head, R positions of a text whose results are kept.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -36,8 +37,6 @@ from sightline.model.float32 import rounding_error
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Positions = NDArray[np.int64]
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 class Arithmetic:
@@ -448,6 +447,38 @@ def causal_mask(length: int, window: int | None) -> Mask:
     positions = np.arange(length)
     distances = positions[:, None] - positions  # of a key before its query
     return (distances >= 0) if window is None else (distances >= 0) & (distances < window)
+
+
+ERF_END, ERF_STEPS = 6, 64  # erf is 1 in float64 from 6 on; the polynomials have a distance of 1 / 64
+
+
+@functools.cache
+def _erf_polynomials() -> Array:
+    """Return the Taylor coefficients (order, points) of erf, whose next term is below 1e-17."""
+    points = np.arange(-ERF_END * ERF_STEPS, ERF_END * ERF_STEPS + 1) / ERF_STEPS
+    slopes = 2 / math.sqrt(math.pi) * np.exp(-(points**2))
+    rows, hermite = [np.array([math.erf(point) for point in points])], [np.zeros_like(points), np.ones_like(points)]
+    for order in range(1, 9):
+        rows.append(slopes * hermite[-1] / math.factorial(order))
+        hermite.append(-2 * points * hermite[-1] - 2 * (order - 1) * hermite[-2])
+    return np.stack(rows)
+
+
+def _erf(x: Array) -> Array:
+    """Return the error function by a polynomial around the nearest of many points.
+
+    NumPy has none, and calls of `math.erf` took a third of the time of a check.
+    """
+    steps = np.clip(x, -ERF_END, ERF_END) * ERF_STEPS
+    nearest = np.rint(steps)
+    indices = np.nan_to_num(nearest).astype(np.int64) + ERF_END * ERF_STEPS
+    distances = (steps - nearest) / ERF_STEPS
+    *others, last = _erf_polynomials()
+    result = last[indices]
+    for coefficients in reversed(others):
+        result *= distances
+        result += coefficients[indices]
+    return np.asarray(result)
 
 
 def _sigmoid(x: Array) -> Array:

@@ -25,7 +25,7 @@ Modules = Callable[[Description, Tensors], Mapping[str, Source]]
 def generates_text(config: Config) -> bool:
     """Return False if the class of a checkpoint has no projection to the vocabulary."""
     architecture = _architecture(config)
-    return not architecture.endswith(("Model", CLASSIFIER)) or architecture.endswith("LMHeadModel")
+    return not architecture.endswith(("Model", CLASSIFIER)) or architecture.endswith(("LMHeadModel", "MTModel"))
 
 
 def _architecture(config: Config) -> str:

@@ -209,9 +209,11 @@ def check_output(
     """Check that the projection to the vocabulary exists.
 
     Like transformers, a projection in the checkpoint is used even if the configuration says that it
-    is the embedding.
+    is the embedding, and as the embedding if that is missing.
     """
     is_tied = config.boolean("tie_word_embeddings", default)
+    if is_tied and generates_text(config) and embedding not in tensors and output in tensors:
+        tensors.rename(output, embedding)
     if not is_tied and output not in tensors and generates_text(config):
         raise ImportFailedError(
             f"the checkpoint has no tensor {output!r}, although tie_word_embeddings in config.json is false; if "
@@ -257,11 +259,20 @@ def rotary_options(config: Config) -> Config:
     """Return `rope_parameters` or `rope_scaling`, or an empty object.
 
     Raises:
-        ImportFailedError: the configuration has both.
+        ImportFailedError: the configuration has both, and they differ.
     """
     scaling, parameters = config.section("rope_scaling"), config.section("rope_parameters")
     if scaling is not None and parameters is not None:
-        raise ImportFailedError("config.json has both rope_scaling and rope_parameters; remove the one that is wrong")
+        base = {"rope_theta": config.get("rope_theta", None)}
+        first, second = (
+            base | {"rope_type" if key == "type" else key: value for key, value in config.get(name).items()}
+            for name in ("rope_scaling", "rope_parameters")
+        )
+        if first != second:
+            raise ImportFailedError(
+                "config.json has both rope_scaling and rope_parameters, which differ; remove the one that is wrong"
+            )
+        parameters.ignore("*")
     return scaling or parameters or Config({}, "config.json")
 
 
@@ -425,7 +436,7 @@ def decoder_modules(model: Description, tensors: Tensors) -> Mapping[str, Source
 
 def model_prefix(tensors: Tensors) -> str:
     """Return the start of the names of tensors; classes without a head have none."""
-    return "model." if "model.embed_tokens.weight" in tensors else ""
+    return "model." if "model.norm.weight" in tensors else ""
 
 
 def output_modules(tensors: Tensors, embedding: str, output: str = "lm_head.weight") -> dict[str, Source]:
@@ -459,7 +470,7 @@ def _gpt2(config: Config, tensors: Tensors) -> Description:
 
 def _gpt2_start(tensors: Tensors) -> str:
     """Return the start of the names of tensors; older checkpoints have none."""
-    return "transformer." if "transformer.wte.weight" in tensors else ""
+    return "transformer." if "transformer.ln_f.weight" in tensors else ""
 
 
 def _gpt2_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:

@@ -270,6 +270,7 @@ class Description:
     # Layer and head of the cross-attention that was trained on word alignments, as indices from 0.
     guided_alignment: tuple[int, int] | None = None
     shortlist: Shortlist | None = None  # None: the decoder can generate all tokens
+    reads_pairs: bool = True  # False: the token types of a pair of texts are not known
 
     @property
     def has_position_limit(self) -> bool:

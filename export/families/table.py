@@ -1,20 +1,24 @@
 """Selection of the family of a checkpoint, and its description."""
 
+import fnmatch
+import glob
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sightline.base.errors import UsageError
 from sightline.export.families import Family, blocks, deberta, decoders, encoders, gemma, jina, rotary_encoders, seq2seq
 from sightline.export.families.causal_encoders import as_reranker
 from sightline.export.families.description import Description
 from sightline.export.families.predictions import prediction_modules, with_predictions
 from sightline.export.families.refused import REASONS
 from sightline.export.families.shapes import check_shapes
-from sightline.export.families.token_types import type_separator
+from sightline.export.families.token_types import PairsUnsupportedError, type_separator
 from sightline.export.families.weights import Weights
 from sightline.export.import_errors import ImportFailedError
 from sightline.export.sources.generation_settings import GENERATION_KEYS
-from sightline.export.sources.opened_checkpoint import Config, Tensors
+from sightline.export.sources.opened_checkpoint import Config, Tensors, first_of
 from sightline.export.sources.packed import packed_format, unpacked
 
 MAX_POSITIONS = 1 << 20
@@ -29,8 +33,16 @@ _HARMLESS = (
     "output_attentions", "output_hidden_states", "output_past", "output_scores", "prefix", "pretraining_tp",
     "problem_type", "return_dict", "return_dict_in_generate", "summary_*", "task_specific_params", "tf_legacy_loss",
     "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "transformers.js_config", "use_bfloat16",
-    "use_cache", "use_return_dict",
+    "use_cache", "use_return_dict", "xla_device", "eos_token_ids", "max_sequence_length", "is_matryoshka",
+    "matryoshka_dimensions",
 )  # fmt: skip
+# Keys that code of transformers for all classes reads, and the version whose code was searched. The
+# families know all other keys that their classes read.
+_READ_BY_ALL = (
+    "attention_chunk_size", "cache_implementation", "is_causal", "kv_sharing_modes", "layer_types", "per_layer_config",
+    "quantization_config*", "rope_parameters", "rope_scaling", "sliding_window", "use_bidirectional_attention",
+)  # fmt: skip
+_TRANSFORMERS = [5, 23]
 
 FAMILIES_BY_KIND: Mapping[str, tuple[Family, ...]] = {
     "encoder": (*encoders.FAMILIES, *deberta.FAMILIES, *rotary_encoders.FAMILIES, *jina.FAMILIES),
@@ -111,7 +123,12 @@ def describe(
     tensors.ignore(*family.ignored)
     stack = model.encoder
     if stack is not None and stack.embedding.types > 1:
-        separator = type_separator(tokenizer, input_names)
+        try:
+            separator = type_separator(tokenizer, input_names)
+        except PairsUnsupportedError:
+            if model.head is not None and model.head.label_kind == "span":  # every call has a pair
+                raise
+            model, separator = replace(model, reads_pairs=False), None
         stack = replace(stack, embedding=replace(stack.embedding, type_separator=separator))
     limited = replace(model, encoder=stack, max_positions=_positions(model, max_tokens))
     modules = family.modules(limited, tensors)
@@ -135,6 +152,41 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
         raise
     except ValueError as error:
         raise ImportFailedError(f"config.json: {error}") from None
+
+
+def pass_over_unread(config: Config, ignored: Sequence[str] = ()) -> list[str]:
+    """Ignore the keys of config.json that the class of the model in transformers does not read.
+
+    It may read any key if the repository has code of its own, or was saved by a later version.
+
+    Args:
+        config: config.json, of which all known keys were read.
+        ignored: names of keys to ignore in any case.
+
+    Returns:
+        A note, if there are such keys.
+
+    Raises:
+        UsageError: a key of `ignored` does not exist, or is known.
+    """
+    unread = config.unread()
+    for name in ignored:
+        if name not in unread:
+            others = f"; its unknown keys are {first_of(unread)}" if unread else ""
+            raise UsageError(f"--ignore-key {name}: config.json has no unknown key of this name{others}")
+    version = [int(part) for part in re.findall(r"\d+", str(config.get("transformers_version", "")))[:2]]
+    reads_any = "auto_map" in config or version > _TRANSFORMERS
+    passed = [name for name, value in unread.items() if not (reads_any or _may_be_read(name, value))]
+    nulls = (name for name, value in unread.items() if value is None)
+    config.ignore(*map(glob.escape, (*nulls, *passed, *ignored)))
+    stated = {name: unread[name] for name in (*passed, *ignored) if unread[name] is not None}
+    return [f"config.json has keys that do not change the model and are ignored: {first_of(stated)}"] if stated else []
+
+
+def _may_be_read(name: str, value: object) -> bool:
+    """Return True if a key may change the model; a nested one of rope belongs to another type."""
+    is_option = name.startswith("rope_") and "." in name
+    return isinstance(value, dict) if is_option else any(fnmatch.fnmatch(name, key) for key in _READ_BY_ALL)
 
 
 def rotary_limits(model: Description) -> list[int]:

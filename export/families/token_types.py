@@ -9,6 +9,11 @@ from typing import Any
 
 from sightline.export.import_errors import ImportFailedError
 
+
+class PairsUnsupportedError(ImportFailedError):
+    """A model cannot read pairs of texts, but single texts."""
+
+
 _UNSUPPORTED = (
     "tokenizer.json: the token types of text pairs are not supported; type 0 must end with the first separator, such "
     "as [SEP], or be the type of all tokens"
@@ -24,7 +29,9 @@ def type_separator(tokenizer: Mapping[str, Any] | None, input_names: Sequence[st
             which include token types.
 
     Raises:
-        ImportFailedError: token types follow another rule, or there is no post-processor.
+        PairsUnsupportedError: token types of pairs follow another rule, or there is no
+            post-processor.
+        ImportFailedError: token types of a single text are not 0.
     """
     if input_names is not None and "token_type_ids" not in input_names:
         return None
@@ -37,7 +44,7 @@ def type_separator(tokenizer: Mapping[str, Any] | None, input_names: Sequence[st
                 return None
             case {"type": "TemplateProcessing"}:
                 return _separator_of_template(processor)
-    raise ImportFailedError(
+    raise PairsUnsupportedError(
         "tokenizer.json has no post_processor that adds separators; the model has token types, which need one; save "
         "the tokenizer again with transformers' AutoTokenizer and save_pretrained"
     )
@@ -63,7 +70,8 @@ def _separator_of_template(processor: Mapping[str, Any]) -> int | None:
     for name, token_ids in ids.items():
         if len(token_ids) == 1 and all(_follows_rule(template, name) for template in templates):
             return int(token_ids[0])
-    raise ImportFailedError(_UNSUPPORTED)
+    is_single = all(type_id == 0 for _, type_id in templates[0])
+    raise (PairsUnsupportedError if is_single else ImportFailedError)(_UNSUPPORTED)
 
 
 def _piece(piece: Mapping[str, Any]) -> tuple[str | None, int]:

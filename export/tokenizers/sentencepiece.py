@@ -209,7 +209,7 @@ def convert_sentencepiece(
 
     Raises:
         ImportFailedError: the ids have gaps, a special token has no id, a score is not finite, or a
-            BPE model has unused pieces.
+            BPE model has unused pieces that texts can reach.
     """
     ids = model.ids if ids is None else ids
     _check_ids(model, ids, [*special, *codes])
@@ -266,11 +266,17 @@ def _check_ids(model: SentencePieceModel, ids: Mapping[str, int], special: Seque
         raise ImportFailedError(f"the vocabulary has no token {missing[0]!r}, which the tokenizer needs")
     if not all(math.isfinite(piece.score) for piece in model.pieces):
         raise ImportFailedError("the SentencePiece model has a score that is not a finite number; download it again")
-    if model.is_bpe and any(piece.kind == PieceKind.UNUSED for piece in model.pieces):
-        raise ImportFailedError(
-            "SentencePiece models of the type BPE with unused pieces are not supported, because those pieces are split "
-            "again after merging"
-        )
+    if not model.is_bpe:
+        return
+    parts = {piece.text for piece in model.pieces if piece.kind in (PieceKind.NORMAL, PieceKind.UNUSED)}
+    for text in (piece.text for piece in model.pieces if piece.kind == PieceKind.UNUSED):
+        # A character is a piece, and two pieces are merged. Padding of the vocabulary is no result.
+        splits = [(text[:size], text[size:]) for size in range(1, len(text))]
+        if len(text) == 1 or any(all(len(part) == 1 or part in parts for part in split) for split in splits):
+            raise ImportFailedError(
+                f"SentencePiece models of the type BPE with an unused piece such as {text[:40]!r} are not supported, "
+                "because that piece is split again after merging"
+            )
 
 
 def _normalizer(model: SentencePieceModel, prefix: Sequence[normalizers.Normalizer]) -> normalizers.Normalizer:

@@ -43,8 +43,12 @@ async def read_sources(
 
     Raises:
         ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
-            unless `truncate` is true; `unsupported_parameter` if the model has no instruction.
+            unless `truncate` is true; `unsupported_parameter` if the model has no instruction or
+            reads no pairs.
     """
+    if any(text is not None for text in inputs.second_texts or ()) and not model.manifest.reads_pairs:
+        message = f"{model.name} reads no pairs of texts, because its tokenizer has no form of them; send single texts."
+        raise ApiError("unsupported_parameter", message, field=field)
     count, template = len(inputs.texts), model.manifest.pair_template
     if instruction is not None:
         if template is None or not template.has_instruction:

@@ -382,6 +382,7 @@ class Origin(_Part):
     package: str | None = None  # NAME==VERSION of the package of the package index that held the files
     quantized: str | None = None  # encodings of the weights that were read, if they only approximate the model
     pickle: bool = False  # True if weights were read from a pickle, with weights_only
+    ignored_keys: tuple[str, ...] = ()  # keys of config.json that were ignored because the user chose to
     files: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]]  # SHA-256 of everything that was read
 
 
@@ -537,6 +538,7 @@ class Manifest(_Part):
     training_unit: TrainingUnit = "text"
     chat: ChatTemplate | None = None  # only for chat models
     pair_template: PairTemplate | None = None  # only for rerankers that are language models
+    reads_pairs: bool = True  # False: calls with pairs of texts are refused
     generation: GenerationDefaults = GenerationDefaults()
     embedding: SentenceEmbedding | None = None  # None: mean pooling, not normalized
     origin: Origin | None = None  # None for models trained with this project

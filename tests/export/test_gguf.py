@@ -25,7 +25,7 @@ from tests.support.export import main
 from tests.zoo.models import LLAMA3, LLAMA_LIKE, YARN, random_model
 
 Array = NDArray[Any]
-CONTROL, USER_DEFINED = 3, 4
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 LETTERS = [chr(33 + index) for index in range(90)]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TOKENS = [*SPECIAL, *LETTERS, "Ġ", "Ċ", "ab", "Ġa", "Ġab", "12", "123", "<tool>"]
@@ -59,7 +59,8 @@ def permuted(array: Array, heads: int) -> Array:
 
 def add_tokenizer(writer: GGUFWriter, pre: str = "smollm") -> None:
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
+    if pre:
+        writer.add_tokenizer_pre(pre)
     writer.add_token_list(TOKENS)
     writer.add_token_types(KINDS)
     writer.add_token_merges(MERGES)
@@ -156,7 +157,7 @@ def test_a_file_gives_the_model_of_its_safetensors(name: str, tmp_path: Path) ->
     hf = random_model(MODELS[name])
     hf.save_pretrained(tmp_path / "original")
     (tmp_path / "converted").mkdir()
-    assert convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path / "converted") is None
+    assert convert(write_gguf(tmp_path / "model.gguf", hf), tmp_path / "converted").quantized is None
     (expected, tensors), (given, converted) = read(tmp_path / "original"), read(tmp_path / "converted")
     assert given == expected
     assert converted.keys() == tensors.keys()
@@ -180,7 +181,7 @@ QUANTIZED = [one for one in GGMLQuantizationType if one.name in ("F16", "BF16", 
 def test_quantized_weights_approximate_the_original(encoding: GGMLQuantizationType, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
     hf = random_model(LlamaConfig(**SIZES | sizes))
-    encodings = convert(write_gguf(tmp_path / "model.gguf", hf, encoding=encoding), tmp_path)
+    encodings = convert(write_gguf(tmp_path / "model.gguf", hf, encoding=encoding), tmp_path).quantized
     assert encodings == (None if "F16" in encoding.name else f"{encoding.name}, F32")
     _, tensors = read(tmp_path)
     for name, parameter in hf.state_dict().items():
@@ -242,12 +243,41 @@ def test_texts_are_split_by_the_pattern_of_the_file(pre: str, expected: Sequence
     assert tokenizer.decode(tokenizer.encode("ab123 ab").ids) == "ab123 ab"
 
 
-def test_sentencepiece_tokens_equal_transformers(tmp_path: Path) -> None:
+def test_missing_metadata_are_an_error_or_a_stated_assumption(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    notes = convert(write_gguf(path, random_model(MODELS["qwen2"]), ""), tmp_path).notes
+    assert notes == (
+        f"{path} has no tokenizer.ggml.add_bos_token: texts start with the start token if those of its tokenizer "
+        "usually do, it is assumed",
+        f"{path} has no tokenizer.ggml.pre: texts are split into words as those of qwen2 are, it is assumed",
+    )
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.encode("12345 ab").tokens == ["1", "2", "3", "4", "5", "Ġab"]
+    (tmp_path / "other").mkdir()
+    notes = convert(write_gguf(path, random_model(MODELS["llama"]), "default"), tmp_path / "other").notes
+    assert notes[-1].endswith(
+        "tokenizer.ggml.pre default: texts are split into words as those of GPT-2 are, it is assumed"
+    )
+    with pytest.raises(
+        ImportFailedError, match=r"has no tokenizer.ggml.pre, so that it is not known how texts are split"
+    ):
+        convert(write_gguf(path, random_model(MODELS["llama"]), ""), tmp_path)
+    path.write_bytes(
+        write_gguf(path, random_model(MODELS["llama"]), "llama-bpe").read_bytes().replace(b"bos_", b"box_")
+    )
+    with pytest.raises(
+        ImportFailedError, match=r"has no tokenizer.ggml.bos_token_id, but its texts start with this token"
+    ):
+        convert(path, tmp_path)
+
+
+@pytest.mark.parametrize("padding", [CONTROL, UNUSED])
+def test_sentencepiece_tokens_equal_transformers(padding: int, tmp_path: Path) -> None:
     hf = random_model(LlamaConfig(**SIZES | {"vocab_size": 272}))
     words = ["▁", "a", "b", "ab", "▁a", "▁ab", "c", "cab", "▁cab"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     tokens += [f"<pad{index}>" for index in range(272 - len(tokens))]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * 9, *[CONTROL] * 4]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * 9, *[padding] * 4]
     scores = [0.0] * 259 + [-7.0, -8.0, -9.0, -1.0, -3.0, -2.0, -10.0, -5.0, -4.0] + [0.0] * 4
     metadata: dict[str, Any] = {
         "tokenizer.ggml.model": "llama",

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 
 from sightline.__main__ import main as sightline
 from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
 from sightline.export.check.sessions import encode, open_sessions
+from sightline.export.describe import described
 from sightline.export.import_errors import ImportFailedError, VerificationError
 from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources import opened_checkpoint, pickle_reader
-from sightline.export.sources.opened_checkpoint import Provenance, detect_kind
+from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, open_folder
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.dense import read_dense
 from sightline.service.loading import load_backend
@@ -79,6 +80,99 @@ def test_float16_and_bfloat16_weights_become_the_same_float32(folder: Path, tmp_
         assert manifest.origin is not None and manifest.origin.pickle
         digests.append(manifest.files["weights.bin"])
     assert digests[0] == digests[1]
+
+
+@pytest.mark.usefixtures("unverified")
+@pytest.mark.parametrize("pair", [None, "[CLS] $A $B:1"])
+def test_a_tokenizer_without_a_form_of_pairs_refuses_pairs_alone(
+    pair: str | None, folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = word_tokenizer()
+    special = [("[CLS]", 2)]
+    template = pair and processors.TemplateProcessing(single="[CLS] $A", pair=pair, special_tokens=special)
+    tokenizer.post_processor = template or processors.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    exported = export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+    assert not exported.manifest.reads_pairs
+    assert any(note.startswith("pairs of texts are refused") for note in exported.notes)
+
+
+CONTRADICTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "lowercase": ({"do_lower_case": True}, "tokenizer_config.json says do_lower_case true, but tokenizer.json: false."),
+    "prefix": (
+        {"add_prefix_space": True},
+        "tokenizer_config.json says add_prefix_space true, but tokenizer.json: false.",
+    ),
+    "added": (
+        {"added_tokens_decoder": {"4": {"content": "word0", "special": False}}},
+        "tokenizer_config.json says an added token 'word0', but tokenizer.json: it is none, or one of other options.",
+    ),
+    "options": (
+        {"added_tokens_decoder": {"2": {"content": "[CLS]", "special": True, "lstrip": True}}},
+        "tokenizer_config.json says an added token '[CLS]', but tokenizer.json: it is none, or one of other options.",
+    ),
+    "padding": (
+        {"pad_token": "[SEP]"},
+        "tokenizer_config.json has the pad_token [SEP], whose id is 3, but the configuration has the id 0, which",
+    ),
+    "none": (
+        {"do_lower_case": False, "add_prefix_space": False, "pad_token": "[PAD]", "eos_token": "[CLS]"}
+        | {"added_tokens_decoder": {"2": {"content": "[CLS]", "special": True}}},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_of_the_files_of_a_tokenizer_are_noted(case: str, folder: Path) -> None:
+    config, expected = CONTRADICTIONS[case]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = word_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
+        assert [note[: len(expected)] for note in model.notes] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize("option", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_options_of_the_normalizer_of_bert_are_compared(option: str, folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({option: False}))
+    tokenizer = word_tokenizer()
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
+        (note,) = model.notes
+    assert note.startswith(f"tokenizer_config.json says {option} false, but tokenizer.json: true.")
+
+
+def test_a_token_with_two_ids_is_refused(folder: Path) -> None:
+    config = {"added_tokens_decoder": {"7": {"content": "[CLS]", "special": True}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    raised = pytest.raises(
+        ImportFailedError, match=r"gives the token '\[CLS\]' the id 7, but tokenizer.json 2; correct"
+    )
+    with raised, open_folder(folder) as opened, described(opened, ExportOptions()):
+        pass
+
+
+@pytest.mark.usefixtures("no_child")
+def test_keys_that_the_user_ignores_are_recorded(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(folder, auto_map={}, embedding_twist=2, note="x")
+    words = [str(folder), "--out", str(tmp_path / "bundle"), "--ignore-key", "embedding_twist", "--ignore-key"]
+    assert main([*words, "hidden_size"]) == 2
+    assert (
+        "--ignore-key hidden_size: config.json has no unknown key of this name; its unknown keys are embedding_twist, n"
+        in (capsys.readouterr().err)
+    )
+    assert main([*words, "note"]) == 0
+    assert "note: config.json has keys that do not change the model and are ignored: embedding_twist, note\n" in (
+        capsys.readouterr().err
+    )
+    origin = read_manifest(tmp_path / "bundle").origin
+    assert origin is not None and origin.ignored_keys == ("embedding_twist", "note")
+    assert sightline(["verify", str(tmp_path / "bundle"), "--checkpoint", str(folder)]) == 0
 
 
 @pytest.mark.usefixtures("no_child")
@@ -155,8 +249,12 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         "config.json: hidden_size must be an integer, got n",
     ),
     "unknown key": (
-        lambda folder: edit(folder, embedding_twist=2),
+        lambda folder: edit(folder, transformers_version="99.0", embedding_twist=2),
         "config.json has 1 keys that are not known for its architecture: embedding_twist; they may change the outputs",
+    ),
+    "long key": (
+        lambda folder: edit(folder, transformers_version="99.0", **{"k" * 100_000: 2}),
+        "kkk; they may change the outputs, so the checkpoint is not imported; --ignore-key NAME imports it without",
     ),
     "unknown tensor": (
         lambda folder: save_file(
@@ -195,8 +293,18 @@ def test_an_error_of_the_user_is_one_complete_line_and_writes_nothing(
     assert main([str(folder), "--out", str(tmp_path / "out" / "bundle")]) == expected
     output, errors = capsys.readouterr()
     assert output == "" and errors.startswith("error: ") and errors.count("\n") == 1
-    assert message in errors
+    assert message in errors and len(errors) < 2200
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_a_terminal_shows_the_time_of_the_check(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "check", differ)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with pytest.raises(VerificationError):
+        export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
+    assert "verifying: 00:0" in capsys.readouterr().err
 
 
 def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(

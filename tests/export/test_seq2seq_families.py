@@ -231,6 +231,54 @@ def test_repeated_tables_are_stored_once(marian_folder: Path) -> None:
     assert (marian_folder / "weights.bin").stat().st_size == size
 
 
+# Tables of tokens that a checkpoint has, all with other values.
+OWN_TABLES: dict[str, tuple[str, ...]] = {
+    "decoder": ("shared", "decoder.embed_tokens"),
+    "encoder": ("shared", "encoder.embed_tokens"),
+    "both": ("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
+    "all": ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head"),
+    "projection": ("shared", "lm_head"),
+    "only projection": ("lm_head",),
+    "none shared": ("encoder.embed_tokens", "decoder.embed_tokens", "lm_head"),
+}
+
+
+@pytest.mark.parametrize("tables", OWN_TABLES)
+@pytest.mark.parametrize("name", ["t5", "mt5", "marian", "bart", "mbart", "m2m100", "pegasus"])
+def test_tables_that_differ_are_those_of_transformers(name: str, tables: str, tmp_path: Path) -> None:
+    """Without a projection, it is `shared`, even if the decoder has another table."""
+    SEQ2SEQ[name].save(tmp_path)
+    write_tables(tmp_path, "" if name.endswith("t5") else "model.", OWN_TABLES[tables])
+    cls = type(SEQ2SEQ[name].make())
+    model = cls.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert_equals_transformers(import_folder(tmp_path), model, ComparedTexts(((5, 6, 7),), ((0, 8, 9),)))
+
+
+def write_tables(folder: Path, start: str, tables: Sequence[str]) -> None:
+    """Replace the tables of tokens by random ones."""
+    tensors = load_file(folder / "model.safetensors")
+    shape = tensors[f"{start}shared.weight"].shape
+    ends = ("shared.weight", "embed_tokens.weight", "lm_head.weight")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
+    names = [name if name == "lm_head" else f"{start}{name}" for name in tables]
+    save_file(kept | {f"{name}.weight": 0.3 * torch.randn(shape) for name in names}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "tables", [("encoder.embed_tokens", "decoder.embed_tokens"), ("encoder.embed_tokens", "lm_head")]
+)
+def test_tables_that_differ_without_a_shared_one_are_rejected(tables: tuple[str, ...], t5_folder: Path) -> None:
+    write_tables(t5_folder, "", tables)
+    with pytest.raises(ImportFailedError, match=f"'{tables[0]}.weight' and '{tables[1]}.weight' differ, and 'shared'"):
+        import_folder(t5_folder)
+
+
+def test_a_table_of_both_languages_beside_separate_ones_is_rejected(marian_folder: Path) -> None:
+    edit_config(marian_folder, share_encoder_decoder_embeddings=False)
+    with pytest.raises(ImportFailedError, match=r"share_encoder_decoder_embeddings in config.json is false"):
+        import_folder(marian_folder)
+
+
 def test_position_tables_of_a_checkpoint_are_used(marian_folder: Path) -> None:
     names = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")]
     rewrite_tensors(marian_folder, {name: torch.randn(POSITIONS, 36) for name in names})

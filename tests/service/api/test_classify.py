@@ -36,6 +36,13 @@ def test_labels_are_ranked_and_their_scores_sum_to_one() -> None:
     assert sum(one.score for one in ranked) == pytest.approx(1, abs=1e-12)
 
 
+async def test_a_model_without_a_form_of_pairs_reads_single_texts(start: Start, make_backend: MakeBackend) -> None:
+    async with start(changed(classifying(make_backend()), reads_pairs=False), default_model="judge") as running:
+        assert len((await classify(running, ["a dog"]))["outputs"]) == 1
+        status, code, _ = await running.error("/v1/classify", {"inputs": [["a", "dog"]]})
+        assert (status, code) == (422, "unsupported_parameter")
+
+
 def test_labels_with_equal_scores_keep_the_order_of_the_model() -> None:
     ranked = rank_scores(("a", "b", "c"), np.array([0.2, 0.4, 0.4]))
     assert [one.label for one in ranked] == ["b", "c", "a"]
