@@ -11,6 +11,7 @@ schedule.
 """
 
 import asyncio
+import errno
 import itertools
 import math
 import random
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sightline.loadtest.client import Client, IncompleteResponseError
-from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success, classify
+from sightline.loadtest.outcome import OWN_FAILURE, Failure, Outcome, Rejection, Success, classify
 
 PAUSE_S = 0.05  # pause of a client after a rejection or failure, so that it does not flood a failing service
 TICK_S = 0.01  # interval of the timer that measures the lag
@@ -156,6 +157,7 @@ class _Run:
             return Failure("timeout")
         except IncompleteResponseError as error:
             return Failure(str(error))
-        except OSError:
-            return Failure("connection failed")
+        except OSError as error:
+            own = error.errno in (errno.EMFILE, errno.ENFILE)
+            return Failure(OWN_FAILURE if own else "connection failed")
         return classify(response, due, self._load.is_streamed, self._load.has_usage)

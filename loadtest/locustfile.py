@@ -10,6 +10,8 @@ from pathlib import Path
 
 from locust import FastHttpUser, task
 
+from sightline.loadtest.arguments import read_prompts
+
 SENTENCES = Path(__file__).with_name("sentences.txt")
 
 
@@ -17,7 +19,7 @@ class TranslationUser(FastHttpUser):
     """User who mostly translates."""
 
     host = "http://127.0.0.1:8000"
-    sentences = SENTENCES.read_text(encoding="utf-8").splitlines()
+    sentences = read_prompts(SENTENCES)
 
     @task(6)
     def translate(self) -> None:
