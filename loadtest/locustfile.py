@@ -10,8 +10,6 @@ from pathlib import Path
 
 from locust import FastHttpUser, task
 
-from sightline.loadtest.arguments import read_prompts
-
 SENTENCES = Path(__file__).with_name("sentences.txt")
 
 
@@ -19,7 +17,7 @@ class TranslationUser(FastHttpUser):
     """User who mostly translates."""
 
     host = "http://127.0.0.1:8000"
-    sentences = read_prompts(SENTENCES)
+    sentences = tuple(filter(str.strip, SENTENCES.read_text(encoding="utf-8").split("\n")))
 
     @task(6)
     def translate(self) -> None:

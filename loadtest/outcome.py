@@ -58,8 +58,7 @@ class Failure:
 
 
 Outcome = Success | Rejection | Failure
-# Failure of the load test itself, which says nothing about the service.
-OWN_FAILURE = "the load test has no more open files"
+OWN = "load test: "  # start of the reasons of failures of the load test itself, which say nothing about the service
 
 
 def classify(response: Response, due: float, is_streamed: bool, has_usage: bool = True) -> Outcome:
