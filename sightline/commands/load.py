@@ -46,8 +46,8 @@ class LoadOptions(Options):
     """Load a running service over HTTP and measure its latency, throughput and goodput.
 
     Rejections (503 and 429) are counted, but are no failures. `sightline load compare --help`
-    describes the comparison of two runs. Exit status 4: the load test itself failed or was slow; 5: a
-    figure became worse during a --soak.
+    describes the comparison of two runs. Exit status 4: the run is invalid; 5: a figure became
+    worse during a --soak.
     """
 
     example = "--url http://127.0.0.1:8000 --clients 16 --duration 10s"
