@@ -11,19 +11,23 @@ schedule.
 """
 
 import asyncio
+import errno
 import itertools
 import math
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sightline.loadtest.client import Client, IncompleteResponseError
-from sightline.loadtest.outcome import Failure, Outcome, Rejection, Success, classify
+from sightline.loadtest.outcome import OWN, Failure, Outcome, Rejection, Success, classify
 
 PAUSE_S = 0.05  # pause of a client after a rejection or failure, so that it does not flood a failing service
 TICK_S = 0.01  # interval of the timer that measures the lag
 ARRIVALS_SEED = 20
+# Files, ports and memory that the machine of the load test does not have.
+OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class _Run:
             return Failure("timeout")
         except IncompleteResponseError as error:
             return Failure(str(error))
-        except OSError:
-            return Failure("connection failed")
+        except OSError as error:
+            own = error.errno in OWN_ERRORS
+            return Failure(f"{OWN}{os.strerror(error.errno).lower()}" if own else "connection failed")
         return classify(response, due, self._load.is_streamed, self._load.has_usage)

@@ -58,6 +58,7 @@ class Failure:
 
 
 Outcome = Success | Rejection | Failure
+OWN = "load test: "  # start of the reasons of failures of the load test itself, which say nothing about the service
 
 
 def classify(response: Response, due: float, is_streamed: bool, has_usage: bool = True) -> Outcome:
@@ -121,10 +122,15 @@ def _output_tokens(usage: Mapping[str, Any]) -> int:
 def _has_token(item: Mapping[str, Any]) -> bool:
     """Return False for an event that has only a role, the finish reason or the usage."""
     if (choices := item.get("choices")) is not None:  # of OpenAI's API
-        return any(choice.get("text") or choice.get("delta", {}).get("content") for choice in choices)
+        return any(choice.get("text") or _has_part(choice.get("delta") or {}) for choice in choices)
     if "text_output" in item:  # of Triton's generate endpoint
         return bool(item["text_output"])
     return "finish_reason" not in item
+
+
+def _has_part(delta: Mapping[str, Any]) -> bool:
+    """Return True for a part of a message: a text, a thought (`reasoning`), a refusal or a call."""
+    return any(value for name, value in delta.items() if name != "role")
 
 
 def _error_code(body: bytes) -> str | None:

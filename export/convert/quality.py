@@ -51,9 +51,16 @@ def check_loss(quality: Quality) -> None:
     """Check that no BLEU is more than `MAX_LOSS` lower than that of the float32 bundle.
 
     Raises:
-        VerificationError: a BLEU is too low.
+        VerificationError: a BLEU is too low, or that of float32 is so low that no loss would be too
+            large.
     """
     for bleu in quality.bleu:
+        if bleu.float32 <= MAX_LOSS:
+            raise VerificationError(
+                f"with num_beams {bleu.num_beams}, BLEU of the float32 bundle is {bleu.float32:.2f} "
+                f"({quality.signature}), which is too low to measure a loss; check that the texts of --source and "
+                "--target belong together and are in the languages of the model, or use --texts instead of --data"
+            )
         if bleu.float32 - bleu.quantized > MAX_LOSS:
             raise VerificationError(
                 f"with num_beams {bleu.num_beams}, BLEU falls from {bleu.float32:.2f} to {bleu.quantized:.2f}, but the "
@@ -95,7 +102,7 @@ def _translate(sessions: Sessions, tokenizer: Tokenizer, sources: Sequence[Seque
 
 
 def _bleu(outputs: Sequence[str], text: ParallelText) -> "Score":
-    """Compute cased BLEU with the 13a tokenization of sacreBLEU."""
+    """Compute cased BLEU with sacreBLEU's tokenization for the target language."""
     from sightline.model.evaluation.bleu import EvaluationSet, score
 
     cased = EvaluationSet(text.pairs.sources, text.pairs.references, tokenised_references=None)

@@ -348,8 +348,8 @@ def chrf(outputs: Sequence[str], references: Sequence[str]) -> float:
         if num_output and num_reference:
             precisions.append(matches / num_output)
             recalls.append(matches / num_reference)
-    if not precisions:  # all texts are empty
-        return 100.0 if list(outputs) == list(references) else 0.0
+    if not precisions:  # all outputs or all references are empty, which shows nothing
+        return 0.0
     precision, recall = np.mean(precisions), np.mean(recalls)
     if precision + recall == 0:
         return 0.0

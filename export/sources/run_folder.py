@@ -145,7 +145,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _epochs(run: Path) -> list[Path]:
-    return sorted((run / EPOCHS).glob("*.safetensors"))
+    return sorted((run / EPOCHS).glob("*.safetensors"), key=lambda path: (len(path.stem), path.stem))
 
 
 def _has_parts(folder: Path) -> bool:

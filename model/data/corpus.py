@@ -21,6 +21,7 @@ from sightline.model.data.records import LabelledRecord, Record, TaskName, texts
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "val", "valid", "validation"), "test": ("test",)}
 DEV_SHARE, MAX_DEV_RECORDS = 0.05, 1_000  # of a train file that is divided
+MIN_DEV_PAIRS = 4  # of an encoder, whose loss compares the pairs of a batch
 MAX_LABELS = 10_000
 # BCP 47, without the rare forms; private tags begin with x-. The export writes the usual case.
 LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{1,8})+")
@@ -303,8 +304,8 @@ def check_number_of_labels(number: int, split: Split) -> None:
 def _divide(split: Split, seed: int) -> tuple[Split, Split]:
     """Divide the records of train between train and dev.
 
-    About 5 % of the different records are in dev, at least 1 and at most 1,000. The first record of
-    each label stays in train.
+    About 5 % of the different records are in dev, at least 1 and at most 1,000; for an encoder, at
+    least `MIN_DEV_PAIRS`, or half of fewer than 8. The first record of each label stays in train.
 
     Raises:
         CorpusError: a line is not a record, or there are too few different records.
@@ -325,6 +326,7 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
             f"{split} has too few different examples ({len(different)}) to keep one for dev; add examples, or add a "
             "file dev"
         )
-    count = min(max(round(DEV_SHARE * len(different)), 1), MAX_DEV_RECORDS, len(candidates))
+    fewest = max(1, min(MIN_DEV_PAIRS, len(different) // 2)) if split.task == "encoder" else 1
+    count = min(max(round(DEV_SHARE * len(different)), fewest), MAX_DEV_RECORDS, len(candidates))
     part = Division(False, seed, int(candidates[count - 1]), frozenset(train_only))
     return replace(split, part=part), replace(split, name="dev", part=replace(part, is_dev=True))

@@ -15,6 +15,7 @@ one line at a time is in memory.
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedReader
 from itertools import zip_longest
@@ -35,7 +36,7 @@ from sightline.model.data.records import (
 )
 
 PAIR_TASKS: tuple[TaskName, ...] = ("translation", "encoder")
-MAX_LINE_BYTES = 2**24
+MAX_LINE_BYTES = 2**22  # its encoding takes up to 180 times the memory
 MAX_LABEL_CHARACTERS = 200
 DEVELOPER = "developer"  # role that APIs also have for system messages
 SEPARATOR = "|"  # of several labels in a cell of a table
@@ -187,6 +188,7 @@ class _Reader:
         return value
 
     def _read_csv(self) -> Iterator[tuple[int, list[str]]]:
+        csv.field_size_limit(MAX_LINE_BYTES)  # of all readers of this process; by default 131,072
         rows = csv.reader((line for _, line in read_lines(self._path)), strict=True)
         while True:
             number = rows.line_num + 1  # a row may have several lines
@@ -370,8 +372,8 @@ def _reject_constant(name: str) -> NoReturn:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
         raise ValueError(f"the field {repeated[:40]!r} occurs twice")
     return fields
 

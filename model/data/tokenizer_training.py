@@ -7,6 +7,7 @@ token at the start of a sentence and within it; `decode_ids` removes the space.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -20,6 +21,7 @@ SPECIAL_TOKENS = (PAD, BOS, EOS)  # ids 0, 1, 2, as in ArchitectureConfig; in th
 # Training time grows with the square of the length of a word, so that one long line without spaces
 # could take hours.
 MAX_LEARNT_CHARACTERS = 10_000
+BATCH_CHARACTERS = 2**20  # of lines that are encoded at once, unless one line has more
 
 
 def train_tokenizer(lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = ()) -> Tokenizer:
@@ -192,8 +194,13 @@ def prompt_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def encode_lines(tokenizer: Tokenizer, lines: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each line with the special tokens that the tokenizer adds."""
-    return [encoding.ids for encoding in tokenizer.encode_batch(list(lines))]
+    """Return the token ids of each line with the special tokens that the tokenizer adds.
+
+    The encodings of a batch take up to 180 bytes of memory for each character, and their ids 20.
+    """
+    ends = accumulate(map(len, lines))
+    batches = groupby(lines, key=lambda line: next(ends) // BATCH_CHARACTERS)
+    return [encoding.ids for _, batch in batches for encoding in tokenizer.encode_batch_fast(list(batch))]
 
 
 def decode_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

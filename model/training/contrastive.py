@@ -85,7 +85,8 @@ def sum_of_directions(scores: Tensor, is_counted: Tensor) -> Tensor:
 
 
 def count_pairs(batch: PairBatch, pad_id: int) -> int:
-    return len(batch.source)
+    """Return the number of pairs that have another one to be compared with, and so a loss."""
+    return int((batch.is_negative.any(dim=0) | batch.is_negative.any(dim=1)).sum())
 
 
 def sizes(lengths: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -120,6 +120,8 @@ class Trainer:
             check_tokenizer(self.tokenizer, model_config)
             self._check_sizes("train", data.train)
             self._check_sizes("dev", data.dev)
+            self._check_loss("train", data.train, epoch=1)
+            self._check_loss("dev", data.dev, epoch=0)
             torch.manual_seed(config.seed)
             self.model: Any = build_model(model_config)
             if not is_resumed:
@@ -174,6 +176,19 @@ class Trainer:
             raise ValueError(
                 f"an example of {split} has {longest} tokens, but max_positions of the model is {positions}; set "
                 f"max_length_tokens to {positions} to skip longer examples"
+            )
+
+    def _check_loss(self, split: str, examples: Examples, epoch: int) -> None:
+        """Check that a split has a loss, which would otherwise be 0 in each epoch.
+
+        Raises:
+            UsageError: no batch of the epoch has anything to predict.
+        """
+        if not any(self.task.count(batch, self.model_config.pad_id) for batch in self.batches(examples, epoch)):
+            raise UsageError(
+                f"{split} has no loss: a text needs at least one token to predict, and a pair of an encoder needs "
+                f"another pair with other texts in its batch; add examples of {split}, or increase "
+                f"{self._flag('batch_tokens')}"
             )
 
     def _load_state(self) -> None:

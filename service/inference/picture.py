@@ -1,5 +1,6 @@
 """Pictures of attention maps as SVG: the maps to request, and the drawing of a result."""
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -21,6 +22,10 @@ TITLES: dict[MapKind, str] = {
     "cross": "Cross-attention",
     "decoder": "Decoder self-attention",
 }
+
+_MARKS = {" ": "␣", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
+# All but whitespace and characters without width; `visible` of the page does the same.
+_VISIBLE = re.compile("[^\\s\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
 
 
 def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: View) -> AttentionSelection:
@@ -92,13 +97,17 @@ def _all_heads(output: TargetAttention, maps: AttentionMap) -> list[tuple[int, l
 
 def _labels(output: TargetAttention, maps: AttentionMap) -> tuple[Sequence[str], Sequence[str]]:
     """Return the labels of the rows and columns of a map."""
-    source, target = _stripped(output.source_tokens), _stripped(output.target_tokens)
+    source, target = _visible(output.source_tokens), _visible(output.target_tokens)
     if maps.kind == "cross":
         return target, source
     if maps.kind == "decoder":
-        return target, _stripped(output.decoder_input_tokens)
+        return target, _visible(output.decoder_input_tokens)
     return source, source if maps.kind == "encoder" else [f"key {index}" for index in range(maps.columns)]
 
 
-def _stripped(tokens: Sequence[str]) -> list[str]:
-    return [token.strip() or token for token in tokens]
+def _visible(tokens: Sequence[str]) -> list[str]:
+    """Return tokens without whitespace around them, and those of invisible characters as marks."""
+    return [
+        token.strip() if _VISIBLE.search(token) else "".join(_MARKS.get(c, f"\\u{ord(c):04x}") for c in token)
+        for token in tokens
+    ]

@@ -19,7 +19,7 @@ EXIT_STATUSES = {
     "settings contradict each other or the model, a file or bundle that an argument names is missing, or a library "
     "is not installed.",
     EXIT_CANNOT_SERVE: "Only `serve`: no bundle can be served, or the address cannot be used.",
-    EXIT_LAGGED: "Only `load`: the run is invalid, because the load test itself was too slow.",
+    EXIT_LAGGED: "Only `load`: the run is invalid, because the load test itself was too slow or failed.",
     EXIT_WORSE: "Only `load`: a figure became worse, between two runs or during a soak.",
     EXIT_INTERRUPTED: "Ctrl-C ended the command.",
     EXIT_BROKEN_PIPE: "The reader of the output has ended.",

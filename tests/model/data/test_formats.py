@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sightline.base.errors import UsageError
-from sightline.model.data.formats import MAX_LINE_BYTES, CorpusError, read_records
+from sightline.model.data.formats import MAX_LINE_BYTES, CorpusError, _unique, read_records
 from sightline.model.data.records import (
     DialogueMessage,
     DialogueRecord,
@@ -429,7 +429,32 @@ def test_bytes_that_are_not_utf_8_are_named(tmp_path: Path, ending: str, content
 
 def test_a_line_that_is_too_long_is_an_error(tmp_path: Path) -> None:
     message = error_of(tmp_path / "train.txt", b"a\n" + b"a" * (MAX_LINE_BYTES + 1), "language-model")
-    assert message == "line 2: longer than 16 MiB; divide the text into several lines"
+    assert message == "line 2: longer than 4 MiB; divide the text into several lines"
+
+
+def test_a_cell_may_be_as_long_as_a_line(tmp_path: Path) -> None:
+    line = "b" * (MAX_LINE_BYTES // 4 - 1) + "\n"
+    texts = ["a" * 200_000, 4 * line]
+    write_csv(tmp_path / "a.csv", ["text"], [[text] for text in texts])
+    assert read(tmp_path / "a.csv", "language-model") == [TextRecord(text) for text in texts]
+    message = error_of(tmp_path / "a.csv", f'text\n"{5 * line}"\n', "language-model")
+    assert message.startswith(f"line 2: CSV error: field larger than field limit ({MAX_LINE_BYTES})")
+
+
+def test_the_time_to_find_a_repeated_field_is_linear() -> None:
+    class Name(str):
+        comparisons = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.comparisons += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(number) for number in range(1_000)]
+    with pytest.raises(ValueError, match="the field '999' occurs twice"):
+        _unique([(name, 0) for name in (*names, Name(999))])
+    assert Name.comparisons < 10_000
 
 
 def test_sides_of_different_lengths_are_named_with_both_numbers(tmp_path: Path) -> None:

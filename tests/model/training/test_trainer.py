@@ -5,18 +5,22 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from sightline.base.errors import UsageError
 from sightline.model.checkpoint import average, load_checkpoint, load_metadata
 from sightline.model.config import TransformerConfig
+from sightline.model.data.examples import Example, MemoryExamples, TrainingData
+from sightline.model.data.tokenizer_training import train_tokenizer
 from sightline.model.training.folder import RunFolder, read_log
 from sightline.model.training.train_config import TrainConfig, read_train_config
 from sightline.model.training.trainer import Trainer, inverse_sqrt_rate
 from sightline.model.training.translation import TRANSLATION
-from tests.model.training.toys import VOCABULARY, assert_same_run, read_corpus
+from tests.model.training.toys import CONFIG, TOYS, VOCABULARY, assert_same_run, read_corpus, toy_trainer
 
 MakeConfig = Callable[[int], TransformerConfig]
 TOY = TrainConfig(max_epochs=3, batch_tokens=256, warmup_steps=20, average_last=2)
@@ -388,3 +392,36 @@ def test_the_state_of_another_model_is_rejected_with_its_name(
     shutil.copyfile(run / "epochs" / "0003.safetensors", run / "state.safetensors")
     with pytest.raises(ValueError, match=r"state\.safetensors does not match this model .*Missing key.*choose"):
         make_trainer(run, corpus, toy_config, TOY)
+
+
+PAIR: Example = ([5, 2], [6, 7, 2])
+
+
+@pytest.mark.parametrize(
+    ("task", "dev", "changes"),
+    [
+        ("encoder", [PAIR], {}),
+        ("encoder", [PAIR, PAIR], {}),
+        ("encoder", [PAIR, ([5, 2], [8, 2]), ([5, 2], [9, 2])], {}),  # all with the same source
+        ("encoder", [PAIR, ([8, 2], [9] * 11)], {"batch_tokens": 12, "max_length_tokens": 12}),  # two batches
+        ("language-model", [([5], [0])], {}),
+    ],
+)
+def test_a_dev_set_whose_loss_is_always_0_is_rejected(
+    tmp_path: Path, task: str, dev: list[Example], changes: dict[str, Any]
+) -> None:
+    config, toy = dataclasses.replace(CONFIG, **changes), TOYS[task]
+    data = TrainingData(train_tokenizer(["a b c"], VOCABULARY), toy.examples(1, 30), MemoryExamples(dev), digest="toy")
+    with pytest.raises(UsageError, match=r"dev has no loss: .* add examples of dev, or increase batch_tokens"):
+        Trainer(tmp_path / "run", config, toy.task, data, toy.model, CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_newest_epochs_are_kept_and_averaged_after_epoch_9999(tmp_path: Path) -> None:
+    trainer = toy_trainer("encoder", tmp_path)
+    for epoch in range(9_998, 10_003):
+        trainer.folder.write_epoch(
+            trainer.model_config, trainer.model.state_dict(), {"epoch": epoch}, kept=3, averaged=2, is_best=False
+        )
+    assert {path.stem for path in trainer.folder.epochs.iterdir()} == {"10000", "10001", "10002"}
+    assert load_metadata(trainer.folder.averaged / "weights.safetensors") == {"epochs": [10_001, 10_002]}
