@@ -98,7 +98,9 @@ async def read_by_sentence(
     is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
 
     def run() -> list[SplitText]:
-        split_texts = list(_split(call, inputs, languages.source, num_samples)) if is_split else _whole(inputs)
+        split_texts = [SplitText([text], ["", ""]) for text in inputs.texts]
+        if is_split:
+            split_texts = list(_split(call, inputs, languages.source, num_samples))
         return [text.copying(languages.target) for text in split_texts] if copies else split_texts
 
     split_texts = await call.tokenize(run, inputs.texts)
@@ -127,10 +129,6 @@ def _is_about_tokens(parameters: GenerateParameters, is_whole: bool) -> bool:
     """Return True if a call asks for values of tokens beside the text, or sets some of them."""
     asks = parameters.top_logprobs, parameters.return_attention, parameters.hidden_source_tokens
     return is_whole or any(asks) or parameters.target_prefix is not None
-
-
-def _whole(inputs: Texts) -> list[SplitText]:
-    return [SplitText([text], ["", ""]) for text in inputs.texts]
 
 
 def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> Iterator[SplitText]:

@@ -52,13 +52,9 @@ class Stream:
         submission: Submission | None,
         arrived: list[Arrival],
     ) -> None:
-        """Create a stream.
+        """Create a stream of the sentences of `split_texts`.
 
-        Args:
-            decoding: the decoding that was submitted.
-            split_texts: the sentences of each input, which the decoding has read.
-            submission: its requests in the engine; None if all inputs are copied.
-            arrived: the first events, already taken from the submission.
+        `arrived` are the first events of the submission, which is None if all inputs are copied.
         """
         self._call = decoding.call
         self._submission = submission
@@ -130,15 +126,8 @@ class StreamedSequence:
     """
 
     def __init__(self, decoding: Decoding, number: int, split_text: SplitText, numbers: Sequence[int]) -> None:
-        """Create a sequence.
-
-        Args:
-            decoding: the decoding.
-            number: index of the sequence in the stream.
-            split_text: sentences of its input, and the text around them.
-            numbers: indices of the requests of the sentences.
-        """
-        self._requests = [decoding.requests[number] for number in numbers]
+        """Create sequence `number` of a stream; `numbers` are the requests of its sentences."""
+        self._requests = [decoding.requests[index] for index in numbers]
         self._gaps = split_text.with_separators(decoding.languages.target).gaps
         self._waiting: list[deque[tuple[TokenEvent | Generated, float]]] = [deque() for _ in numbers]
         self._results: list[Generated] = []  # of complete sentences

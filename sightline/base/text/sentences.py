@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from unicodedata import category
 
 import sentencex
 
@@ -14,37 +15,31 @@ import sentencex
 WINDOW_CHARACTERS = 2048
 # Languages that write no space between sentences.
 LANGUAGES_WITHOUT_SPACES = frozenset({"bo", "dz", "ja", "km", "lo", "my", "shn", "th", "yue", "zh"})
-# Abbreviations that `sentencex` does not know, and that end no sentence whatever follows, in all
-# languages and in some. Others end none if the next word is in lower case.
-_IN_ALL = "approx aprox ca cca cf e.g excl fig figs i.e incl max máx min mín nr pp vol vs"
-ABBREVIATIONS = {
-    language: frozenset(f"{_IN_ALL} {words}".split())
-    for language, words in {
-        "": "",
-        "da": "bl.a f.eks",
-        "de": "ausschl durchschn ehem einschl exkl geb gest inkl insb insbes mind Tsd urspr versch zzgl",
-        "en": "avg ch chap ed eq esp est sect",
-        "fi": "esim tri",
-        "fr": "Dr env MM Me Mlle Mme Mmes no pag St Ste",
-        "it": "pag pagg",
-        "nb": "bl.a f.eks",
-        "nl": "d.w.z i.p.v m.b.t o.a t.a.v",
-        "no": "bl.a f.eks",
-        "pl": "im m.in ok rys str św",
-        "pt": "pág",
-        "ru": "гл им ок рис стр табл",
-        "sv": "bl.a t.ex",
-    }.items()
+# Abbreviations that `sentencex` does not know, and that end no sentence whatever follows: of all
+# languages, and those that are words of another language. After others, a word in lower case tells.
+_IN_ALL = (
+    "approx aprox avg bl.a ca cca cf d.w.z e.g esim excl exkl f.eks fig figs i.e i.p.v incl inkl insb insbes m.b.t "
+    "m.in max máx min mín nr o.a pp pág t.a.v t.ex versch vol vs zzgl św гл рис стр табл"
+)
+_IN_SOME = {
+    "": "",
+    "de": "durchschn ehem geb gest mind Tsd urspr",
+    "en": "ch chap ed eq esp est sect",
+    "fi": "tri",
+    "fr": "Dr env MM Me Mlle Mme no pag St Ste",
+    "it": "pag",
+    "pl": "im ok rys str",
+    "ru": "им ок",
 }
+ABBREVIATIONS = {language: frozenset(f"{_IN_ALL} {words}".split()) for language, words in _IN_SOME.items()}
+# Languages in which `sentencex` ends a sentence after an initial, such as "J. Smith".
+_INITIALS = frozenset({"am", "bg", "ca", "cs", "da", "es", "fr", "kk", "pl", "pt", "ru", "sk", "sr", "uk"})
 _WHITESPACE = re.compile(r"\s")
 # Whitespace, and characters that show nothing: control and format characters, such as a byte order
 # mark, a zero-width space or a mark of the writing direction, and fillers.
-_BLANK_RANGES = (
-    *((0x00, 0x20), (0x7F, 0xA0), (0xAD, 0xAD), (0x61C, 0x61C), (0x115F, 0x1160), (0x1680, 0x1680), (0x180E, 0x180E)),
-    *((0x2000, 0x200F), (0x2028, 0x202F), (0x205F, 0x206F), (0x2800, 0x2800), (0x3000, 0x3000), (0x3164, 0x3164)),
-    *((0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0)),
+_BLANK = "\u115f\u1160\u2800\u3164\ufeff\uffa0" + "".join(
+    character for character in map(chr, range(0x3001)) if category(character) in ("Cc", "Cf", "Zl", "Zp", "Zs")
 )
-_BLANK = "".join(chr(code) for first, last in _BLANK_RANGES for code in range(first, last + 1))
 # Marks that change the character before them, and show nothing alone.
 _SELECTORS = "\u034f" + "".join(map(chr, range(0xFE00, 0xFE10)))
 _SHOWS_NOTHING = re.compile(f"[{re.escape(_BLANK)}{_SELECTORS}]*")
@@ -100,8 +95,8 @@ class SplitText:
         """Insert a space between two sentences without a gap, unless the language writes none."""
         if language.partition("-")[0] in LANGUAGES_WITHOUT_SPACES:
             return self
-        first, *inner, last = self.gaps if self.sentences else (*self.gaps, "")
-        return replace(self, gaps=[first, *(gap or " " for gap in inner), last])
+        last = len(self.gaps) - 1
+        return replace(self, gaps=[gap or " " * (0 < index < last) for index, gap in enumerate(self.gaps)])
 
     def copying(self, language: str) -> "SplitText":
         """Make sentences without a letter a part of the gaps; the others become this language."""
@@ -208,19 +203,16 @@ def _sentence_end(line: str, start: int, position: int, language: str) -> int | 
     if not is_spaced:
         is_between = _UNSPACED_WORD.search(before) and _UNSPACED_NEXT.match(after)
         return end if is_between or _UNSPACED_MARK.search(before) else None
-    is_first = position - start <= _CONTEXT
-    return None if _goes_on(before, after, language, is_first, _begins_in_lower_case(line, start)) else end
+    first = _FIRST.search(line, start, start + _CONTEXT)
+    is_lower = first is not None and first[0] != first[0].title()
+    return None if _goes_on(before, after, language, position - start <= _CONTEXT, is_lower) else end
 
 
 def _goes_on(before: str, after: str, language: str, is_first: bool, is_lower: bool) -> bool:
-    """Return True if a sentence goes on after a period or dots.
+    """Return True if a sentence goes on between `before` and `after`, after a period or dots.
 
-    Args:
-        before: the last characters of the sentence so far.
-        after: the characters that follow.
-        language: ISO 639 code.
-        is_first: `before` is the whole sentence so far.
-        is_lower: the sentence begins in lower case, so the next one may do so, too.
+    `is_first` says that `before` is all of the sentence so far, and `is_lower` that it begins in
+    lower case, so that the next sentence may do so, too.
     """
     dots = _DOTS.search(before)
     if dots is None:
@@ -228,23 +220,12 @@ def _goes_on(before: str, after: str, language: str, is_first: bool, is_lower: b
     if dots[1] == "." and (last := _LAST_WORD.search(before, 0, dots.start())):
         word, abbreviations = last[2], ABBREVIATIONS.get(language, ABBREVIATIONS[""])
         is_first = is_first and not has_letter(before[: last.start(2)])
-        names = {word, word.lower() if is_first else word}
-        is_initial = len(word) == 1 and word.lower() != word.upper()
-        if last[1] is None and (is_initial or not abbreviations.isdisjoint(names)):
+        is_initial = len(word) == 1 and language in _INITIALS
+        if last[1] is None and (is_initial or {word, word.lower() if is_first else word} & abbreviations):
             return True
         is_lower = is_lower and not _CONSONANTS.fullmatch(word)
-    following = _NEXT_WORD.match(after)
-    return following is not None and not is_lower and _is_lower(following[1]) and not following[2].isupper()
-
-
-def _begins_in_lower_case(line: str, start: int) -> bool:
-    character = _FIRST.search(line, start, start + _CONTEXT)
-    return character is not None and _is_lower(character[0])
-
-
-def _is_lower(letter: str) -> bool:
-    """Return True for a letter that would be another one at the start of a sentence."""
-    return letter != letter.title()
+    letters = None if is_lower else _NEXT_WORD.match(after)
+    return letters is not None and letters[1] != letters[1].title() and not letters[2].isupper()
 
 
 def _segment_lengths(text: str, language: str) -> list[int]:

@@ -115,6 +115,7 @@ def test_sentences_and_gaps_are_exactly_the_text(text: str, language: str) -> No
             "It takes 5 min. The rest is approx. 10 kg, incl. VAT.",
             ["It takes 5 min.", "The rest is approx. 10 kg, incl. VAT."],
         ),
+        ("en", "Take vitamin C. We met J. Smith.", ["Take vitamin C.", "We met J. Smith."]),
         ("en", "iPhones run... and stop. iPads, too.", ["iPhones run... and stop.", "iPads, too."]),
         (
             "en",
