@@ -2,11 +2,12 @@
 without a letter are copied.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from sightline.base.text.sentences import SplitText, split_sentences
+from sightline.base.text.sentences import ONE_SENTENCE, SplitText, split_sentences
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import OnEmpty, Texts
 from sightline.service.inference.call import AnyInputs, Call
@@ -61,10 +62,10 @@ async def generate_texts(
     decoding = begin(call, model, inputs, parameters)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
     result = await finish(decoding)
-    by_rank: list[list[GenerateOutput]] = [[] for _ in range(sum(len(text.sentences) for text in split_texts))]
+    by_sentence = defaultdict[int, list[GenerateOutput]](list)
     for output in result.outputs:
-        by_rank[output.index].append(output)
-    sentences, outputs = iter(by_rank), list[GenerateOutput]()
+        by_sentence[output.index].append(output)
+    sentences, outputs = iter(by_sentence.values()), list[GenerateOutput]()
     for index, split_text in enumerate(split_texts):
         if not split_text.sentences:
             outputs += [_copied(index, rank, split_text, parameters) for rank in range(parameters.num_return_sequences)]
@@ -88,9 +89,11 @@ async def read_by_sentence(
         ApiError: see `Decoding.read`; `invalid_parameter` if there are too many sentences.
     """
     call, model, parameters = decoding.call, decoding.model, decoding.parameters
-    if not isinstance(inputs, Texts) or not translates(model.manifest):
+    is_plain = not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts))
+    if is_plain or not translates(model.manifest):
         await decoding.read(inputs, stream=stream)
         return [WHOLE] * len(inputs)
+    assert isinstance(inputs, Texts)
     _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
     num_samples, languages = decoding.num_samples, decoding.languages
     count = len(inputs) * num_samples  # each input counts, whatever its sentences; `Decoding.read` counts them all
@@ -187,8 +190,10 @@ async def sentence_warnings(
     Raises:
         ApiError: `deadline_exceeded`.
     """
+    if not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts)):
+        return {}
     is_decided = parameters.split_sentences is not None or splits(model, parameters, is_whole)
-    if model.manifest.training_unit != "sentence" or is_decided or not isinstance(inputs, Texts):
+    if is_decided or model.manifest.training_unit != "sentence":
         return {}
     language = choose_languages(model, parameters.source_language, parameters.target_language).source
     texts, field, warnings = inputs.texts, call.field_names.get("inputs", "inputs"), {}

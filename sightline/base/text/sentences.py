@@ -34,6 +34,8 @@ _IN_SOME = {
 ABBREVIATIONS = {language: frozenset(f"{_IN_ALL} {words}".split()) for language, words in _IN_SOME.items()}
 # Languages in which `sentencex` ends a sentence after an initial, such as "J. Smith".
 _INITIALS = frozenset({"am", "bg", "ca", "cs", "da", "es", "fr", "kk", "pl", "pt", "ru", "sk", "sr", "uk"})
+# A text that is a sentence for certain, as most inputs are.
+ONE_SENTENCE = re.compile(r"[^\W\d_]([\w ,'-]*\w)?[.?!]?")
 _WHITESPACE = re.compile(r"\s")
 # Whitespace, and characters that show nothing: control and format characters, such as a byte order
 # mark, a zero-width space or a mark of the writing direction, and fillers.
@@ -137,8 +139,9 @@ def split_sentences(text: str, language: str, max_sentences: int) -> SplitText |
             if len(sentences) == max_sentences:
                 return None
             sentence = segment.lstrip(_BLANK)
-            if marker := _COPIED_MARKER.match(sentence):
-                sentence = sentence[marker.end() :].lstrip(_BLANK) or sentence
+            marker = _COPIED_MARKER.match(sentence)
+            if marker and not _SHOWS_NOTHING.fullmatch(sentence, marker.end()):
+                sentence = sentence[marker.end() :].lstrip(_BLANK)
             start = position + len(segment) - len(sentence)
             sentence = sentence.rstrip(_BLANK)
             gaps.append(text[gap_start:start])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sightline.base.text.sentences import (
     ABBREVIATIONS,
     LANGUAGES_WITHOUT_SPACES,
+    ONE_SENTENCE,
     WINDOW_CHARACTERS,
     SplitText,
     split_sentences,
@@ -70,6 +71,7 @@ def test_sentences_and_gaps_are_exactly_the_text(text: str, language: str) -> No
     parts = zip(found.gaps, [*found.sentences, ""], strict=True)
     assert "".join(gap + sentence for gap, sentence in parts) == text
     assert found.join(found.sentences, language) == text
+    assert not ONE_SENTENCE.fullmatch(text) or found == SplitText([text], ["", ""])
     marker = re.compile(rf"{BLANK}(\(?\w[\w.]*[.)]+\s+{BLANK})?")
     assert all(map(marker.fullmatch, found.gaps))
     for sentence in found.sentences:
