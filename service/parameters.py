@@ -335,13 +335,13 @@ class GenerateParameters(TextParameters, NullsOmitted):
         ReturnAttention, Field(description="Attention maps of each output; true returns all of them.")
     ] = None
     split_sentences: Annotated[
-        bool,
+        bool | None,
         Field(
             description="Translate each sentence of the inputs, and join the translations with the spacing and line "
-            "breaks of the input. Only for models that translate, without stream, target_prefix and "
-            "hidden_source_tokens."
+            "breaks of the input. Only for models that translate, without target_prefix and hidden_source_tokens. "
+            "Default: true for models that were trained on sentences, unless the request needs the text as a whole."
         ),
-    ] = False
+    ] = None
 
 
 PARAMETER_NAMES = tuple(GenerateParameters.model_fields)

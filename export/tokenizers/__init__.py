@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tokenizers import AddedToken, Tokenizer, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, processors
 
 from sightline.base.text.tokenizer import check_bounds
 from sightline.export.import_errors import ImportFailedError
@@ -25,6 +25,12 @@ END = "</s>"
 # Model types whose inputs start with a token of the language. `Languages` in the manifest has these
 # tokens, so that the tokenizer must not add them.
 MULTILINGUAL = ("m2m_100", "mbart")
+# Soft hyphens, and other characters that show nothing and would cut a word. Joiners and non-joiners
+# are removed only after letters of scripts that do not write them.
+INVISIBLE = (
+    r"[\x{AD}\x{34F}\x{61C}\x{180E}\x{200B}\x{200E}\x{200F}\x{202A}-\x{202E}\x{2060}-\x{206F}\x{FEFF}]+"
+    r"|(?<=[\p{Latin}\p{Greek}\p{Cyrillic}])[\x{200C}\x{200D}]+"
+)
 # Words of Qwen 2 and 3: contractions, letters after at most one other character, single digits,
 # other characters, line breaks, and spaces.
 QWEN_WORDS = (
@@ -116,7 +122,8 @@ def _read_or_convert(reader: "_TokenizerFiles") -> ConvertedTokenizers:
 def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
     """Convert a vocabulary of a Firefox translation model, such as `vocab.ende.spm`.
 
-    The ids are those of the file, and an encoded text ends with `</s>`.
+    The ids are those of the file, and an encoded text ends with `</s>`. Invisible characters, such
+    as soft hyphens, are removed before the text is tokenized, as Firefox does.
 
     Raises:
         ImportFailedError: the file is not a SentencePiece model with the piece `</s>`.
@@ -125,7 +132,7 @@ def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
     if END not in model.ids:
         raise ImportFailedError(f"{file} has no piece {END!r}, which ends a text")
     with _library_errors(file):
-        tokenizer = convert_sentencepiece(model, special=[END])
+        tokenizer = convert_sentencepiece(model, special=[END], prefix=[normalizers.Replace(Regex(INVISIBLE), "")])
         _set_template(tokenizer, f"$A {END}", f"$A $B {END}")
         _try(tokenizer)
     return tokenizer

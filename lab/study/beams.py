@@ -46,7 +46,8 @@ def measure(arguments: argparse.Namespace) -> Result:
 
 def _translate(served: Served, setting: Setting, sources: Sequence[str]) -> list[Any]:
     width, penalty = setting
-    parameters = {} if penalty is None else {"num_beams": width, "length_penalty": penalty}
+    beams = {} if penalty is None else {"num_beams": width, "length_penalty": penalty}
+    parameters = {"split_sentences": False, **beams}
     print(f"{width} beams, length penalty {penalty}", flush=True)
     return served.outputs("/v1/generate", {"model": MULTI30K.name, "parameters": parameters}, sources)
 

@@ -113,7 +113,7 @@ def translations(bundle: Path, damage: Damage | None, sources: Sequence[str]) ->
         changed = damage_weights(copy, manifest, damage) if damage else []
         files = {**manifest.files, **record_files(copy, changed)}
         write_manifest(copy, manifest.model_copy(update={"files": files, "lazy": False}))
-        body = {"model": manifest.name, "parameters": {"max_new_tokens": MAX_NEW_TOKENS}}
+        body = {"model": manifest.name, "parameters": {"max_new_tokens": MAX_NEW_TOKENS, "split_sentences": False}}
         with serve(copy.parent) as served:
             return [output["text"] for output in served.outputs("/v1/generate", body, sources)]
 

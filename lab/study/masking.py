@@ -95,7 +95,8 @@ def explain_translation(served: Served, manifest: Manifest, text: str, seed: int
     Nothing is hidden from a model whose attention depends on positions.
     """
     model, kinds = manifest.name, {attention.kind for attention in manifest.attention}
-    (generated,) = served.post("/v1/generate", {"model": model, "inputs": text})
+    request = {"model": model, "inputs": text, "parameters": {"split_sentences": False}}
+    (generated,) = served.post("/v1/generate", request)
     target = generated["outputs"][0]["text"]
     selection = {"kinds": [kind for kind in ("encoder", "cross") if kind in kinds], "encoding": "base64"}
     (response,) = served.post("/v1/attention", {"model": model, "inputs": text, "targets": target, **selection})

@@ -67,7 +67,7 @@ def _scores(served: Served, manifest: Manifest, data: Path, derived: Path) -> Se
 
 def _bleu(served: Served, name: str, data: Path, num_beams: int) -> Mapping[str, Any]:
     test_set = read_test_set(data, TEST_SPLIT, SOURCE, TARGET)
-    body = {"model": name, "parameters": {"num_beams": num_beams}}
+    body = {"model": name, "parameters": {"num_beams": num_beams, "split_sentences": False}}
     outputs = [output["text"] for output in served.outputs("/v1/generate", body, test_set.sources)]
     scores = score(outputs, test_set, TARGET)
     if scores.tokenised_bleu is None:

@@ -188,7 +188,7 @@ def _time_decoding(arguments: argparse.Namespace, bundles: Mapping[str, Path]) -
 
 def _tokens_per_s(served: Served, model: str, texts: Sequence[str], count: int) -> float:
     """Send all texts repeatedly, `count` requests at a time, and return the tokens per second."""
-    bodies = [{"model": model, "inputs": text} for text in texts]
+    bodies = [{"model": model, "inputs": text, "parameters": {"split_sentences": False}} for text in texts]
     num_tokens, started = 0, time.perf_counter()
     while time.perf_counter() - started < DECODING_S:
         for start in range(0, len(bodies), count):

@@ -41,8 +41,8 @@ from sightline.service.compat.ollama_schemas import (
     Version,
 )
 from sightline.service.inference.encode import embed_texts
-from sightline.service.inference.generate import generate
 from sightline.service.inference.results import OutputToken, TimingsMs, Usage, alternatives_of
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import Stream, StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.parameters import MODEL_DEFAULTS, GenerateParameters, given_parameters
@@ -114,9 +114,11 @@ class OllamaResponse:
 
     async def of(self, inputs: Texts | Prompt) -> Any:
         """Generate from the inputs and return the response."""
+        is_whole = bool(self._body.logprobs)
         if self._body.is_streamed:
-            return EventStream(await stream(self._call, self._model, inputs, self._parameters), self, NDJSON)
-        result = await generate(self._call, self._model, inputs, self._parameters)
+            events = await stream(self._call, self._model, inputs, self._parameters, is_whole=is_whole)
+            return EventStream(events, self, NDJSON)
+        result = await generate_texts(self._call, self._model, inputs, self._parameters, is_whole=is_whole)
         (output,) = result.outputs
         end = self._end(output.finish_reason, result.usage, result.timings_ms)
         return self._part(output.text, output.tokens) | end

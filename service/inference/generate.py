@@ -296,12 +296,17 @@ def check_parameters(
             raise ApiError("invalid_parameter", message, field=field, index=index)
 
 
+def translates(manifest: Manifest) -> bool:
+    """Return True for a model that translates, whose texts can be split into sentences."""
+    return manifest.languages is not None or manifest.training_unit == "sentence"
+
+
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
-    if model.manifest.languages is None and model.manifest.training_unit != "sentence":
+    if not translates(model.manifest):
         message = f"{{split_sentences}} is supported only by models that translate, and {model.name} does not."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
-    if stream:
-        message = "Texts split into sentences cannot be streamed: set {split_sentences} to false, or do not stream."
+    if stream and parameters.return_attention is not None:
+        message = "{split_sentences} has no {return_attention} in a stream; leave out one of them, or do not stream."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
     for field in ("target_prefix", "hidden_source_tokens"):
         if getattr(parameters, field) not in (None, ()):
@@ -495,7 +500,9 @@ class Decoding:
                 num_output_tokens += len(target.tokens) - num_known
             return convert(index, result)
 
-        outputs, times = await call.submit(self.model, self.requests).gather(convert_and_count)
+        outputs, times = (
+            await call.submit(self.model, self.requests).gather(convert_and_count) if self.requests else ([], [])
+        )
         timings = call.timings(times)
         ordered = [reason for index in range(len(reasons)) for reason in reasons[index]]
         call.record_usage(self.model, timings, self.num_input_tokens, num_output_tokens, ordered)

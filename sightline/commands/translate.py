@@ -19,14 +19,14 @@ from sightline.base.bundle import MAX_BEAMS, BundleError, Manifest
 from sightline.base.errors import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, exit_status
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
-from sightline.base.text.sentences import split_sentences
+from sightline.base.text.sentences import has_letter, split_sentences
 from sightline.commands.bundles import choose_bundle, load_service
 from sightline.commands.output import OutputBusyError, OutputError, OutputFile, StreamOutput, TranslationOutput
 from sightline.service.api_errors import ApiError
 from sightline.service.body_fields import MAX_INPUTS, Texts
 from sightline.service.inference.call import Call
-from sightline.service.inference.generate import check_parameters, generate
-from sightline.service.inference.sentence_splitting import generate_by_sentence
+from sightline.service.inference.generate import check_parameters
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel, Service
 from sightline.service.parameters import GenerateParameters
 from sightline.service.settings import Settings, make_settings
@@ -224,7 +224,7 @@ def check_lengths(source: Source, model: ServedModel, first: int, parameters: Ge
             split = split_sentences(line, languages.source if languages else "", max_sentences=len(line))
             texts = [] if split is None else split.sentences
         for index, text in enumerate(texts, 1):
-            count = len(model.source_tokenizer.encode(text)) if text.strip() else 0
+            count = len(model.source_tokenizer.encode(text)) if has_letter(text) else 0
             if count > limit:
                 sentence = f", sentence {index}" if len(texts) > 1 else ""
                 raise LineError(
@@ -278,9 +278,9 @@ async def translate_line(service: Service, model: ServedModel, line: str, parame
     is_split = parameters.split_sentences
     if not line.strip():
         return line if is_split else ""
-    call, run = Call(service, "translate"), generate_by_sentence if is_split else generate
+    call = Call(service, "translate")
     try:
-        result = await run(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
+        result = await generate_texts(call, model, Texts.one(line if is_split else line.removesuffix("\r")), parameters)
     finally:
         call.close()
     # A line must stay one line. Models of single lines do not generate line breaks.

@@ -102,7 +102,7 @@ def test_a_sentence_that_is_too_long_is_named(translated: Translate, bundle: Pat
     limit = read_manifest(bundle).limits.max_source_tokens
     fitting = "A man sleeps. " * limit
     assert translated([fitting])[0] == 0
-    code, output, errors = translated(["a", f"A man. {'x ' * limit}"])
+    code, output, errors = translated(["a", f"A man. X {'x ' * limit}"])
     assert (code, output) == (1, "")
     assert re.search(rf"/source, line 2, sentence 2 has \d+ tokens, but toy reads at most {limit};", errors)
 

@@ -28,8 +28,8 @@ from sightline.service.compat.open_inference.schemas import (
 from sightline.service.compat.open_inference.tensors import Tensor, read_inputs, tensor_response
 from sightline.service.inference.classify import classify
 from sightline.service.inference.encode import embed_texts
-from sightline.service.inference.generate import generate as generate_texts
 from sightline.service.inference.generate import parameters_for
+from sightline.service.inference.sentence_splitting import generate_texts
 from sightline.service.inference.service import ServedModel
 from sightline.service.inference.streaming import StreamedSequence, StreamEnd, StreamToken, stream
 from sightline.service.inference.tag import tag
@@ -57,7 +57,8 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
         match task:
             case "generate":
                 generation_parameters = generate_parameters(model, parameters, of_task)
-                results[task] = await generate_texts(call, model, texts, generation_parameters)
+                is_whole = "logprobs" in {output.name for output in body.outputs or ()}
+                results[task] = await generate_texts(call, model, texts, generation_parameters, is_whole=is_whole)
             case "classify" | "rerank":
                 selection, read = attention_selection(parameters, of_task), pairs if task == "rerank" else texts
                 results[task] = await classify(call, model, read, return_attention=selection, **options)

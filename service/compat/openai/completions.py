@@ -35,7 +35,8 @@ async def completions(call: Call, body: CompletionBody) -> Completion | EventStr
         check_continues_prompt(model, "echo")
     parameters = decoding_parameters(call, body, model)
     response = TextResponse(call, model, body, partial(CompletionWriter, model, body), "text_completion", "cmpl")
-    return cast(Completion | EventStream, await response.of(body.inputs, parameters))
+    is_whole = body.top_logprobs is not None  # `text_offset` counts the characters of the text
+    return cast(Completion | EventStream, await response.of(body.inputs, parameters, is_whole=is_whole))
 
 
 class CompletionWriter:
@@ -70,7 +71,7 @@ class CompletionWriter:
         """Return the choice with new text and new tokens."""
         if not self._has_begun:
             self._has_begun = True
-            text = self._echo + self._blank_before(tokens[0]) + text
+            text = self._echo + (self._blank_before(tokens[0]) if tokens else "") + text
         return {
             "index": self._index,
             "text": text,

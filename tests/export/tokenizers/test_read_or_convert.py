@@ -440,6 +440,17 @@ def test_a_firefox_vocabulary_keeps_its_ids_and_ends_with_the_end_token() -> Non
     assert ids(tokenizer, "a aa") == [3, 3, 4, 0]
 
 
+@pytest.mark.parametrize("mark", ["\xad", "\u200b", "\u2060\ufeff", "\u200e", "\u202a", "\u200d", "\u034f"])
+def test_a_firefox_model_does_not_see_invisible_characters(mark: str) -> None:
+    pieces = special_pieces("</s>", "<unk>") + unigram_pieces("▁", "▁ab", "a", "b", "я", "\u0645", "\u200c")
+    tokenizer = firefox_tokenizer(write_sentencepiece(replace(UNIGRAM, pieces=pieces)), "vocab.ende.spm")
+    text = f"a{mark}b{mark} я{mark}"
+    assert ids(tokenizer, text) == ids(tokenizer, "ab я")
+    spans = [(text[span.start : span.end], span.is_special) for span in TextTokenizer(tokenizer).encode_spans(text)]
+    assert [part.replace(mark, "") for part, is_special in spans if not is_special] == ["ab", " ", "я"]
+    assert ids(tokenizer, "\u0645\u200c\u0645") == [2, 7, 8, 7, 0]  # Persian writes it
+
+
 def test_a_firefox_vocabulary_without_an_end_token() -> None:
     model = SentencePieceModel((Piece("<unk>", 0.0, PieceKind.UNKNOWN), Piece("a", -1.0)))
     with pytest.raises(ImportFailedError, match=r"vocab\.ende\.spm has no piece '</s>', which ends a text"):
