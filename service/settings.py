@@ -164,8 +164,8 @@ class Settings(Options):
     token."""
     max_rows: int = Field(default=0, ge=0, le=1024)
     """Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0
-    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128). More rows raise the
-    throughput and the time of each token."""
+    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128), or fewer for a model of
+    which only these fit. More rows raise the throughput and the time of each token."""
     max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
     """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
     into sentences is one input. A smaller number keeps one client from occupying the service."""

@@ -52,7 +52,7 @@ async def generate_by_sentence(
     _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
     num_samples, languages = decoding.num_samples, decoding.languages
     count = len(inputs) * num_samples  # each input has a sentence or more; `Decoding.read` counts them all
-    call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
+    await call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
     split_texts = await _split(call, inputs, languages.source, num_samples)
     sentences = Texts(tuple([sentence for split_text in split_texts for sentence in split_text.sentences]))
     try:

@@ -199,10 +199,13 @@ class Supervisor:
                 await self._start_others(threads)
 
         async def begin_quota(label: str, quota: dict[str, Any]) -> Grant:
-            return await self._quotas.begin(worker.pid, label, Quota.model_validate(quota))
+            return await self._quotas.begin(label, Quota.model_validate(quota))
 
-        async def hold_quota(label: str, sequences: int) -> None:
-            self._quotas.hold(worker.pid, label, sequences)
+        async def hold_quota(label: str, more: int, limit: int) -> bool:
+            return self._quotas.hold(worker.pid, label, more, limit)
+
+        async def release_quota(label: str, sequences: int) -> None:
+            self._quotas.release(worker.pid, label, sequences)
 
         await worker.channel.run(
             {
@@ -213,6 +216,8 @@ class Supervisor:
                 "unload": self._unload,
                 "begin_quota": begin_quota,
                 "hold_quota": hold_quota,
+                "release_quota": release_quota,
+                "reserve_quota": self._quotas.reserve,
                 "end_quota": self._quotas.end,
             }
         )

@@ -59,12 +59,17 @@ class SupervisedQuotas:
     async def begin(self, label: str, quota: Quota) -> Grant:
         return Grant.from_json(await self._channel.call("begin_quota", label, quota.model_dump()))
 
-    def hold(self, label: str, sequences: int) -> None:
-        self._channel.notify("hold_quota", label, sequences)
+    async def hold(self, label: str, more: int, limit: int) -> bool:
+        return bool(await self._channel.call("hold_quota", label, more, limit))
 
-    def end(self, label: str, quota: Quota, tokens: int) -> None:
-        if quota.tokens_per_minute is not None and tokens:
-            self._channel.notify("end_quota", label, quota.tokens_per_minute, tokens)
+    def release(self, label: str, sequences: int) -> None:
+        self._channel.notify("release_quota", label, sequences)
+
+    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
+        return Grant.from_json(await self._channel.call("reserve_quota", label, tokens_per_minute, tokens))
+
+    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
+        self._channel.notify("end_quota", label, tokens_per_minute, tokens, reserved, ends_at)
 
 
 class WorkerServer(DrainingServer):

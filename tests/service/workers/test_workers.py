@@ -364,8 +364,8 @@ def test_a_wrong_number_of_workers_is_an_error(workers: str) -> None:
 
 
 def test_quotas_hold_for_all_workers_and_administrators_have_their_own_port(run: Run, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    secret, other = add_key(keys, "a", "use", Quota(requests_per_minute=4)), add_key(keys, "admin", "admin")
+    keys, others = tmp_path / "keys.json", {"tokens_per_minute": 10_000, "concurrent_sequences": 1}
+    secret, other = add_key(keys, "a", "use", Quota(requests_per_minute=4, **others)), add_key(keys, "admin", "admin")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with run(keys=keys, admin_address=f"127.0.0.1:{port}") as service:
