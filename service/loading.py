@@ -247,6 +247,12 @@ class BundleRepository:
         """See `ModelRepository.find`."""
         return {manifest.name: manifest for manifest in self._find().values()}
 
+    def check(self, name: str) -> None:
+        """See `ModelRepository.check`."""
+        for folder, manifest in self._find().items():
+            if manifest.name == name:
+                check_files(folder, manifest)
+
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
         """See `ModelRepository.load`.
 

@@ -104,6 +104,14 @@ class ModelRepository(Protocol):
         """Return the manifests of all bundles by name, without those that cannot be read."""
         ...
 
+    def check(self, name: str) -> None:
+        """Check the files of the bundle with this name.
+
+        Raises:
+            BundleError: a file is damaged or missing.
+        """
+        ...
+
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
         """Load the bundle with this name in its manifest.
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,72 @@ def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bund
         # The counters of workers that have ended are kept.
         total = service.metric('sightline_http_requests_total{route="/v1/generate",status="200"}')
         assert counted > 0 and total == len(load.statuses)
+
+
+def weights_of(service: WorkerService, name: str) -> Path:
+    return max((service.folder / name).iterdir(), key=lambda path: path.stat().st_size)
+
+
+def test_a_damaged_bundle_costs_no_model_that_works_and_one_that_changes_in_place_only_itself(run: Run) -> None:
+    with run(copies=("one", "two"), default_model="one") as service:
+        service.wait_ready()
+        weights = weights_of(service, "two")
+        content = weights.read_bytes()
+        for data, message in ((b"damaged", "no other is replaced"), (content, "replaced the workers")):
+            beside = weights.with_name("beside")
+            beside.write_bytes(data)
+            beside.replace(weights)
+            service.process.send_signal(signal.SIGHUP)
+            wait_until(partial(service.logged, message))
+            assert states(service) == [{"one": "ready", "two": "ready"}] * 4
+        (reason,) = service.logged("cannot serve the models of the others")
+        assert "two would be lost, because two cannot be served; repair it first" in reason["message"]
+        weights.write_bytes(b"")  # in place: its pages are gone
+        with pytest.raises((OSError, http.client.HTTPException)):
+            service.ask("/v1/generate", GENERATE | {"model": "two"})
+        wait_until(lambda: bool(service.logged("two is not served any more")))
+        wait_until(lambda: len(service.workers) == 2 and states(service) == [{"one": "ready"}] * 4)
+        assert "overwritten or truncated in place" in service.logged("SIGBUS")[0]["message"]
+        assert "SIGBUS" in service.logged("a new one starts")[0]["message"]
+        assert service.ask("/v1/generate", GENERATE)[0] == 200
+
+
+def test_a_service_of_one_process_says_that_a_file_was_changed_in_place(run: Run) -> None:
+    with run(workers=1) as service:
+        service.wait_ready()
+        weights_of(service, "toy").write_bytes(b"")
+        with pytest.raises((OSError, http.client.HTTPException)):
+            service.ask("/v1/generate", GENERATE)
+        assert service.process.wait(60) == -signal.SIGBUS
+        wait_until(lambda: bool(service.logged("overwritten or truncated in place")))
+
+
+WITH_SHORT_INTERVALS = """
+import sys
+from sightline.service.workers import channel
+channel.ALIVE_S = 0.4
+from sightline.service.__main__ import main
+sys.exit(main([]))
+"""
+
+
+def test_a_worker_that_hangs_is_replaced_and_metrics_and_model_control_do_not_wait(run: Run) -> None:
+    """It takes as long as a worker may be silent."""
+    program, settings = ("-c", WITH_SHORT_INTERVALS), {"default_model": "one", "model_control": "explicit"}
+    with run(program=program, copies=("one", "two"), **settings) as service, contextlib.ExitStack() as stack:
+        service.wait_ready()
+        connections = [stack.enter_context(contextlib.closing(service.connect())) for _ in range(2)]
+        for one in connections:
+            assert service.ask("/v1/models", None, one)[0] == 200
+        wait_until(lambda: len({line["worker"] for line in service.logged("request")}) == 2)
+        of_other = connections[[line["worker"] for line in service.logged("request")].index(2)]
+        victim = service.workers[0]
+        os.kill(victim, signal.SIGSTOP)
+        assert service.ask("/metrics", None, of_other)[0] == 200
+        assert service.ask("/v2/repository/models/two/unload", {}, of_other)[0] == 200
+        wait_until(lambda: victim not in service.workers and service.ask("/health/ready")[0] == 200)
+        assert "worker 1 has shown no sign of life" in service.logged("no sign of life")[0]["message"]
+        wait_until(lambda: len(service.logged("serving")) == 3 and states(service) == [{"one": "ready"}] * 4)
 
 
 def test_sigterm_lets_clients_leave_and_ends_with_0(run: Run) -> None:
