@@ -172,9 +172,10 @@ class Settings(Options):
     max_waiting_sequences: int = Field(default=256, ge=1)
     """Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A
     call enters a quarter of them at a time, at least 32; its other sequences follow as these
-    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. The source
-    tokens of a model's calls are limited to 256 times this number. Raise it if clients prefer
-    waiting to 429."""
+    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. One API key
+    holds at most half of all places, and without keys an address three quarters. The source tokens
+    of a model's calls are limited to 256 times this number, of which one call counts with at most a
+    quarter. Raise it if clients prefer waiting to 429, or come through one proxy."""
     queue_timeout_s: float = Field(default=5.0, gt=0)
     """Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately,
     so that its client can try another service."""

@@ -15,7 +15,7 @@ from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, T
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.request import Request, Timings
-from sightline.service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from sightline.service.inference.admission import SLICES, AdmissionController, Reservation, ResponseReservation
 from sightline.service.inference.lazy import load_on_first_use
 from sightline.service.inference.results import TimingsMs
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
@@ -28,7 +28,7 @@ AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token id
 T = TypeVar("T")
 
 # A call has at most a quarter of the sequences that may wait for a model, or 32 if that is more.
-SLICES, LEAST_SLICE = 4, 32
+LEAST_SLICE = 32
 # Longer texts are tokenized in a thread. This many characters take about ten milliseconds.
 INLINE_CHARACTERS = 16_384
 
@@ -41,6 +41,7 @@ class Call:
         self.request_id = request_id
         self.key: Key | None = None  # API key of the client; None if the service needs none
         self.caller = ""  # label of the key
+        self.address = ""  # address or network of the client
         self.grant: Grant | None = None  # use of the key's quota; None if it has none
         self._num_held = 0  # sequences that count towards the quota
         self._reserved = 0  # tokens that count towards the quota until the call ends
@@ -202,7 +203,9 @@ class Call:
         if listed is None or listed.loaded is None or listed.loaded.model is not model:  # it was unloaded meanwhile
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
-        self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left, self.caller)
+        self.reservation = self.controller.reserve(
+            sequences, self.num_bytes, units, seconds_left, self.caller, self.address
+        )
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
         """Run a tokenization: of long texts in another thread.

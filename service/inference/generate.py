@@ -387,14 +387,15 @@ class Decoding:
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
         call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
-        most = sum(
-            min(
-                len(request.target_prefix) + self.parameters.num_new_tokens,
-                model.manifest.max_new_tokens_for(len(request.source_ids)),
+        if call.grant is not None:
+            most = sum(
+                min(
+                    len(request.target_prefix) + self.parameters.num_new_tokens,
+                    model.manifest.max_new_tokens_for(len(request.source_ids)),
+                )
+                for request in self.requests
             )
-            for request in self.requests
-        )
-        await call.reserve_tokens(self.num_input_tokens + num_targets * most)
+            await call.reserve_tokens(self.num_input_tokens + num_targets * most)
         if self.maps:
             self.maps.check(self.requests)
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +192,10 @@ def test_sighup_replaces_all_workers_without_a_failed_request_and_reads_the_bund
         assert counted > 0 and total == len(load.statuses)
 
 
+def wait_logged(service: WorkerService, message: str) -> None:
+    wait_until(lambda: bool(service.logged(message)))
+
+
 def weights_of(service: WorkerService, name: str) -> Path:
     return max((service.folder / name).iterdir(), key=lambda path: path.stat().st_size)
 
@@ -207,7 +210,7 @@ def test_a_damaged_bundle_costs_no_model_that_works_and_one_that_changes_in_plac
             beside.write_bytes(data)
             beside.replace(weights)
             service.process.send_signal(signal.SIGHUP)
-            wait_until(partial(service.logged, message))
+            wait_logged(service, message)
             assert states(service) == [{"one": "ready", "two": "ready"}] * 4
         (reason,) = service.logged("cannot serve the models of the others")
         assert "two would be lost, because two cannot be served; repair it first" in reason["message"]
