@@ -234,25 +234,18 @@ def test_a_service_of_one_process_says_that_a_file_was_changed_in_place(run: Run
         wait_until(lambda: bool(service.logged("overwritten or truncated in place")))
 
 
-WITH_SHORT_INTERVALS = """
-import sys
-from sightline.service.workers import channel
-channel.ALIVE_S = 0.4
-from sightline.service.__main__ import main
-sys.exit(main([]))
-"""
-
-
 def test_a_worker_that_hangs_is_replaced_and_metrics_and_model_control_do_not_wait(run: Run) -> None:
     """It takes as long as a worker may be silent."""
-    program, settings = ("-c", WITH_SHORT_INTERVALS), {"default_model": "one", "model_control": "explicit"}
-    with run(program=program, copies=("one", "two"), **settings) as service, contextlib.ExitStack() as stack:
+    settings = {"default_model": "one", "model_control": "explicit"}
+    with run(copies=("one", "two"), **settings) as service, contextlib.ExitStack() as stack:
         service.wait_ready()
-        connections = [stack.enter_context(contextlib.closing(service.connect())) for _ in range(2)]
-        for one in connections:
-            assert service.ask("/v1/models", None, one)[0] == 200
-        wait_until(lambda: len({line["worker"] for line in service.logged("request")}) == 2)
-        of_other = connections[[line["worker"] for line in service.logged("request")].index(2)]
+        of_worker: dict[int, http.client.HTTPConnection] = {}
+        for count in (1, 2):
+            connection = stack.enter_context(contextlib.closing(service.connect()))
+            assert service.ask("/v1/models", None, connection)[0] == 200
+            wait_until(lambda count=count: len(service.logged("request")) == count)  # type: ignore[misc]
+            of_worker[service.logged("request")[-1]["worker"]] = connection
+        of_other = of_worker[2]
         victim = service.workers[0]
         os.kill(victim, signal.SIGSTOP)
         assert service.ask("/metrics", None, of_other)[0] == 200
