@@ -182,7 +182,7 @@ async def _follow(keys: KeyRing) -> None:
     """Read the keys again when their file changes."""
     while True:
         await asyncio.sleep(WATCH_INTERVAL_S)
-        keys.reload()
+        await run_in_daemon_thread(keys.reload)
 
 
 def log_ready(service: Service) -> None:

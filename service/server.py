@@ -7,6 +7,7 @@ signal ends the process immediately.
 """
 
 import asyncio
+import ctypes
 import functools
 import logging
 import os
@@ -39,6 +40,7 @@ RESPONSE_S = 4
 END_S = 1.0
 # An address for clients on this machine, by an address that means every interface.
 ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound to it
+_handlers: list[Any] = []  # C functions, which must exist as long as the process
 logger = logging.getLogger(__name__)
 
 
@@ -195,6 +197,27 @@ def log_end(exit_code: int) -> None:
     flush_logs()
 
 
+def explain_bus_errors() -> None:
+    """Log a line before the process ends by SIGBUS.
+
+    The kernel sends it if a mapped file, such as the weights of a bundle, was truncated. A handler
+    of Python's module `signal` would never run, because the thread cannot go on.
+    """
+    libc = ctypes.CDLL(None)
+
+    def on_bus_error(number: int) -> None:
+        logger.error(
+            "a file that is in use, probably the weights of a bundle, was overwritten or truncated in place, and the "
+            "process ends (SIGBUS); write a new bundle beside the old one, and then rename it"
+        )
+        flush_logs()
+        libc.signal(number, None)  # the default, which ends the process
+        os.kill(os.getpid(), number)
+
+    _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(on_bus_error))
+    libc.signal(signal.SIGBUS, _handlers[-1])
+
+
 def has_terminal() -> bool:
     """Return True if the process was started from a terminal, whose end sends SIGHUP."""
     try:
@@ -207,6 +230,7 @@ def serve(settings: Settings) -> NoReturn:
     """Serve in this process until the server ends, then exit the process."""
     if not has_terminal():  # without a handler, SIGHUP would end the process
         signal.signal(signal.SIGHUP, _ignore_reload)
+    explain_bus_errors()
     app = create_app(settings, load_backend, lambda exit_code: server.end(exit_code))
     server = DrainingServer(app, settings)
     try:

@@ -165,17 +165,18 @@ class Settings(Options):
     token."""
     max_rows: int = Field(default=0, ge=0, le=1024)
     """Rows that one model decodes at once: one for each sequence, `num_beams` for a beam search; 0
-    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128). More rows raise the
-    throughput and the time of each token."""
+    derives the number from `memory_bytes`, between 8 and 32 (on CUDA 128), or fewer for a model of
+    which only these fit. More rows raise the throughput and the time of each token."""
     max_inputs: int = Field(default=MAX_INPUTS, ge=1, le=MAX_INPUTS)
     """Maximum inputs of a call, and samples of all its inputs; more get 422. A text that is split
     into sentences is one input. A smaller number keeps one client from occupying the service."""
     max_waiting_sequences: int = Field(default=256, ge=1)
     """Maximum sequences that wait for one model, in addition to those in its rows; more get 429. A
     call enters a quarter of them at a time, at least 32; its other sequences follow as these
-    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. The source
-    tokens of a model's calls are limited to 256 times this number. Raise it if clients prefer
-    waiting to 429."""
+    finish. A call that enters n sequences needs 2n - 1 free places unless it is alone. One API key
+    holds at most half of all places, and without keys an address three quarters. The source tokens
+    of a model's calls are limited to 256 times this number, of which one call counts with at most a
+    quarter. Raise it if clients prefer waiting to 429, or come through one proxy."""
     queue_timeout_s: float = Field(default=5.0, gt=0)
     """Maximum expected queue time in seconds. A call that would wait longer gets 429 immediately,
     so that its client can try another service."""

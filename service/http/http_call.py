@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sightline.service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import first_error, paths_of, validate
+from sightline.service.http.connections import network_of
 from sightline.service.http.incoming import EXCHANGE, Exchange
 from sightline.service.inference.call import Call
 from sightline.service.inference.service import Service
@@ -65,6 +66,9 @@ class HttpCall(Call):
         is_usable = own_id and REQUEST_ID.fullmatch(own_id)
         super().__init__(service, own_id if is_usable else f"{_process_id}{next(_numbers) % 2**32:08x}")
         self.scope = scope
+        if scope.get("client"):
+            address = scope["client"][0]
+            self.address = network_of(address) if ":" in address else address
         self.receive = receive  # `exchange.rejection` says if the connection has rejected the body
         self._send = send
         self.exchange: Exchange | None = scope.get(EXCHANGE)  # absent in tests without a connection

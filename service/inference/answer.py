@@ -77,12 +77,13 @@ async def answer(
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    call.reserve(model, 1, 1.0, field)
+    await call.reserve(model, 1, 1.0, field)
     windows = await call.tokenize(lambda: _windows(call, model, question, context, options, field), (question, context))
-    call.reserve(model, len(windows), len(windows), field)
+    await call.reserve(model, len(windows), len(windows), field)
     num_tokens = sum(len(window.ids) for window in windows)
     assert call.controller is not None and call.reservation is not None
     call.controller.add_tokens(call.reservation, num_tokens)
+    await call.reserve_tokens(num_tokens)
     call.response_memory.reserve(BYTES_PER_SPAN * num_tokens)
 
     def convert(index: int, result: Encoded) -> tuple[list[Answer], float]:

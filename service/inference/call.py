@@ -15,7 +15,7 @@ from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, T
 from sightline.service.api_errors import ApiError, ClientGoneError
 from sightline.service.body_fields import IdLists, Texts
 from sightline.service.engine.request import Request, Timings
-from sightline.service.inference.admission import AdmissionController, Reservation, ResponseReservation
+from sightline.service.inference.admission import SLICES, AdmissionController, Reservation, ResponseReservation
 from sightline.service.inference.lazy import load_on_first_use
 from sightline.service.inference.results import TimingsMs
 from sightline.service.inference.service import DefaultTask, ServedModel, Service
@@ -28,7 +28,7 @@ AnyInputs = Texts | Prompt | IdLists  # texts, the prompt of a chat, or token id
 T = TypeVar("T")
 
 # A call has at most a quarter of the sequences that may wait for a model, or 32 if that is more.
-SLICES, LEAST_SLICE = 4, 32
+LEAST_SLICE = 32
 # Longer texts are tokenized in a thread. This many characters take about ten milliseconds.
 INLINE_CHARACTERS = 16_384
 
@@ -41,8 +41,11 @@ class Call:
         self.request_id = request_id
         self.key: Key | None = None  # API key of the client; None if the service needs none
         self.caller = ""  # label of the key
+        self.address = ""  # address or network of the client
         self.grant: Grant | None = None  # use of the key's quota; None if it has none
         self._num_held = 0  # sequences that count towards the quota
+        self._reserved = 0  # tokens that count towards the quota until the call ends
+        self._reserved_until = 0.0  # end of the minute in which they count
         self.started = time.monotonic()
         self.deadline = float("inf")  # on the engines' clock, `time.monotonic`
         self.num_bytes = 0  # size of the request body
@@ -91,11 +94,13 @@ class Call:
 
     def _end_quota(self) -> None:
         assert self.key is not None and self.key.quota is not None
-        self._hold(-self._num_held)
+        self._release_sequences(self._num_held)
         tokens = self.details.get("input_tokens", 0) + self.details.get("output_tokens", 0)
-        self.service.quotas.end(self.key.label, self.key.quota, tokens)
+        limit = self.key.quota.tokens_per_minute
+        if limit is not None and (tokens or self._reserved):
+            self.service.quotas.end(self.key.label, limit, tokens, self._reserved, self._reserved_until)
 
-    def _hold_sequences(self, sequences: int) -> int:
+    async def _hold_sequences(self, sequences: int) -> int:
         """Count sequences towards the quota; return how many of them may be in the engine at once.
 
         Raises:
@@ -105,18 +110,33 @@ class Call:
         if self.grant is None or limit is None:
             return sequences
         sequences = min(sequences, limit)
-        others = self.service.held_sequences[self.caller] - self._num_held + self.grant.sequences_elsewhere
-        if others + sequences > limit:
+        more = sequences - self._num_held
+        if more <= 0:
+            self._release_sequences(-more)
+            return sequences
+        self._num_held += more  # before the wait, so that a call that is cancelled meanwhile releases them
+        if not await self.service.quotas.hold(self.caller, more, limit):
+            self._num_held -= more
             raise QuotaExceededError("sequences", limit, RETRY_SEQUENCES_S)
-        self._hold(sequences - self._num_held)
         return sequences
 
-    def _hold(self, more: int) -> None:
-        if more:
-            held = self.service.held_sequences
-            self._num_held += more
-            held[self.caller] += more
-            self.service.quotas.hold(self.caller, held[self.caller])
+    def _release_sequences(self, sequences: int) -> None:
+        if sequences:
+            self._num_held -= sequences
+            self.service.quotas.release(self.caller, sequences)
+
+    async def reserve_tokens(self, tokens: int) -> None:
+        """Count the most tokens that the call can use towards the quota of its key, if it has one.
+
+        Raises:
+            QuotaExceededError: the tokens of this minute are used or reserved.
+        """
+        limit = None if self.key is None or self.key.quota is None else self.key.quota.tokens_per_minute
+        if self.grant is not None and limit is not None:
+            grant = await self.service.quotas.reserve(self.caller, limit, tokens)
+            grant.check()
+            if grant.windows:
+                self._reserved, self._reserved_until = tokens, grant.ends_at
 
     async def model(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
@@ -142,7 +162,7 @@ class Call:
         service.find_manifest(requested, task)  # the bundle may have changed since the service started
         return model
 
-    def reserve(
+    async def reserve(
         self,
         model: ServedModel,
         sequences: int,
@@ -175,7 +195,7 @@ class Call:
             raise too_many_sequences(sequences, limit, field)
         sequences = min(sequences, limit, max(LEAST_SLICE, settings.max_waiting_sequences // SLICES))
         if self.grant is not None:
-            sequences = self._hold_sequences(sequences)
+            sequences = await self._hold_sequences(sequences)
         seconds_left = self.deadline - time.monotonic()
         if self.controller is not None and self.reservation is not None:
             assert self.model_name == model.name, "a call uses one model"
@@ -186,7 +206,9 @@ class Call:
             raise ApiError("model_not_found", field="model")
         self.model_name, self.controller = model.name, listed.admission
         self.service.metrics.for_model(model.name).use()
-        self.reservation = self.controller.reserve(sequences, self.num_bytes, units, seconds_left, self.caller)
+        self.reservation = self.controller.reserve(
+            sequences, self.num_bytes, units, seconds_left, self.caller, self.address
+        )
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
         """Run a tokenization: of long texts in another thread.

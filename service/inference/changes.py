@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from sightline.base.bundle import BundleError, Manifest
 from sightline.base.interruptions import INTERRUPTIONS
@@ -19,6 +21,7 @@ from sightline.service.inference.admission import AdmissionController
 from sightline.service.inference.service import LoadedModel, Service
 from sightline.service.metrics import Texts, texts_of
 
+T = TypeVar("T")
 POLL_S = 0.01
 RETRY_DELAY_S = 30.0  # time after a failed load of a lazy model before a call starts the next one
 logger = logging.getLogger(__name__)
@@ -81,6 +84,8 @@ class ModelLoad:
             if service.state_of(name) != "ready" or service.models[name].manifest != manifest:
                 self._loaded = await _load_from_repository(service, name)
                 manifest = self._loaded.model.manifest
+            else:
+                await _use_repository(name, partial(service.repository.check, name))
         except BaseException as error:
             if isinstance(error, ApiError):
                 self._delay_retry()
@@ -154,17 +159,25 @@ async def _load_from_repository(service: Service, name: str) -> LoadedModel:
     Raises:
         ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
     """
-    load = partial(service.repository.load, name, service.reserved_bytes(name))
+    loaded = await _use_repository(name, partial(service.repository.load, name, service.reserved_bytes(name)))
+    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
+    return loaded
+
+
+async def _use_repository(name: str, work: Callable[[], T]) -> T:
+    """Run a function that reads a bundle in a thread of its own.
+
+    Raises:
+        ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
+    """
     try:
-        loaded = await run_in_daemon_thread(load)
+        return await run_in_daemon_thread(work)
     except INTERRUPTIONS:
         raise
     except BaseException as error:
         is_expected = isinstance(error, BundleError)
         logger.error("%s is not loaded: %s", name, error, exc_info=None if is_expected else error)
         raise ApiError("internal", f"{name} failed to load; the log has the reason.") from None
-    logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
-    return loaded
 
 
 async def _unload(service: Service, name: str) -> None:

@@ -362,7 +362,7 @@ class Decoding:
         units = expected_work(throughput, self.parameters)[1]
         count = len(inputs) * num_samples
         field = "inputs" if not isinstance(inputs, Prompt) and num_samples == 1 else "num_return_sequences"
-        call.reserve(model, count, units * count, field, is_counted=is_counted)
+        await call.reserve(model, count, units * count, field, is_counted=is_counted)
         max_tokens, tokenizer = model.manifest.limits.max_source_tokens, model.source_tokenizer
         num_added = len(languages.source_prefix), len(languages.source_suffix)
         if isinstance(inputs, IdLists):
@@ -392,6 +392,15 @@ class Decoding:
         num_targets = self.parameters.num_return_sequences if self.parameters.num_beams > 1 else 1
         num_tokens = (num_known + len(self.requests) * num_tokens) * num_targets * (1 + self.parameters.top_logprobs)
         call.response_memory.reserve(int(num_tokens) * BYTES_PER_TOKEN)
+        if call.grant is not None:
+            most = sum(
+                min(
+                    len(request.target_prefix) + self.parameters.num_new_tokens,
+                    model.manifest.max_new_tokens_for(len(request.source_ids)),
+                )
+                for request in self.requests
+            )
+            await call.reserve_tokens(self.num_input_tokens + num_targets * most)
         if self.maps:
             self.maps.check(self.requests)
 

@@ -65,7 +65,7 @@ async def rerank(
     """
     function = function_of(model.manifest.label_kind, raw_scores)
     if max_document_tokens is not None:
-        call.reserve(model, len(documents), field="documents")
+        await call.reserve(model, len(documents), field="documents")
         documents = await _cut(call, model, documents, max_document_tokens)
     pairs = Texts((query,) * len(documents), second_texts=documents.texts)
     sources = await read_sources(call, model, pairs, "documents", truncate=truncate, instruction=instruction)

@@ -97,7 +97,7 @@ async def read_by_sentence(
     _, units = expected_work(call.service.models[model.name].admission.throughput, parameters)
     num_samples, languages = decoding.num_samples, decoding.languages
     count = len(inputs) * num_samples  # each input counts, whatever its sentences; `Decoding.read` counts them all
-    call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
+    await call.reserve(model, count, units * count, "inputs" if num_samples == 1 else "num_return_sequences")
     is_split, copies = splits(model, parameters, is_whole), not _is_about_tokens(parameters, is_whole)
 
     def run() -> list[SplitText]:

@@ -1,7 +1,7 @@
 """The served models and the state of the process: loading, ready or draining."""
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +19,7 @@ from sightline.service.inference.dense import DenseLayer
 from sightline.service.keys import KeyRing
 from sightline.service.metrics import Metrics, Texts
 from sightline.service.quotas import LocalQuotas, Quotas, QuotaStore
-from sightline.service.runtime.state_memory import ModelMemory, prefix_block_bytes, row_bytes
+from sightline.service.runtime.state_memory import ModelMemory, fitted_rows, prefix_block_bytes, row_bytes
 from sightline.service.settings import Settings
 from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
 
@@ -104,6 +104,14 @@ class ModelRepository(Protocol):
         """Return the manifests of all bundles by name, without those that cannot be read."""
         ...
 
+    def check(self, name: str) -> None:
+        """Check the files of the bundle with this name.
+
+        Raises:
+            BundleError: a file is damaged or missing.
+        """
+        ...
+
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
         """Load the bundle with this name in its manifest.
 
@@ -146,7 +154,7 @@ class Backend:
     """The models by name, and the worker that runs their engines."""
 
     loaded: Mapping[str, LoadedModel]
-    max_rows: int  # rows of each model
+    max_rows: int  # rows of each model, of which a model with long sequences may have fewer
     worker: Worker
     repository: ModelRepository
     failed: Mapping[str, str] = field(default_factory=dict)  # bundles that failed to load, with the reason
@@ -208,7 +216,6 @@ class Service:
         self.keys = None if settings.keys is None else KeyRing(settings.keys)
         self.traces = Traces() if traces_endpoint() else None
         self.quotas: Quotas = LocalQuotas(QuotaStore(settings.quota_storage_url))
-        self.held_sequences: Counter[str] = Counter()  # in progress, by label of a key that has a quota
         self.is_retiring = False  # connections close after their next response, so that clients leave
         self.rejection_pacer = RejectionPacer(2 * settings.max_waiting_sequences)
         self.response_memory = ResponseMemory(settings.max_response_bytes)
@@ -236,7 +243,8 @@ class Service:
             self.attach_model(loaded)
         for manifest in backend.lazy.values():
             self.metrics.for_model(manifest.name).unwatch()  # the gauges are 0 until the model is loaded
-            self.list_lazy(manifest, backend.max_rows)
+            rows = self.settings.max_rows or fitted_rows(backend.max_rows, self.settings.max_state_bytes, manifest)
+            self.list_lazy(manifest, rows)
         self.failed_models = sorted(backend.failed)
         self.metrics.set_failed_models(len(backend.failed))
         backend.worker.on_close = self._set_unavailable

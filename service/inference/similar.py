@@ -52,7 +52,7 @@ async def similar(call: Call, model: ServedModel, words: Texts, *, side: Side, t
         ApiError: the request is invalid, is rejected, or fails.
         ClientGoneError: the client closed the connection.
     """
-    call.reserve(model, 1, units=1.0)
+    await call.reserve(model, 1, units=1.0)
     tokenizer = tokenizer_of(model, side)
     ids = await call.tokenize(lambda: _read_tokens(tokenizer, words), words.texts)
     # For the cosines and their weighted sum.

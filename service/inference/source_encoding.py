@@ -56,7 +56,7 @@ async def read_sources(
             raise ApiError("unsupported_parameter", message, field="instruction")
         check_characters(len(instruction), model.manifest.limits.max_source_tokens, "instruction", None)
         template = template.model_copy(update={"instruction": instruction})
-    call.reserve(model, count, count, field)
+    await call.reserve(model, count, count, field)
     languages = choose_languages(model, None, None)
     before, after = languages.source_prefix, languages.source_suffix
     limits = [model.manifest.limits.max_source_tokens - len(before) - len(after)] * count
@@ -73,7 +73,9 @@ async def read_sources(
     if before or after:
         sources = [(*before, *source, *after) for source in sources]
     assert call.controller is not None and call.reservation is not None
-    call.controller.add_tokens(call.reservation, sum(map(len, sources)))
+    num_tokens = sum(map(len, sources))
+    call.controller.add_tokens(call.reservation, num_tokens)
+    await call.reserve_tokens(num_tokens)
     return sources
 
 

@@ -57,13 +57,14 @@ async def tokenize(
         ApiError: the request is invalid or is rejected.
     """
     texts = inputs.texts
-    call.reserve(model, len(texts))
+    await call.reserve(model, len(texts))
     tokenizer = tokenizer_of(model, side)
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > MAX_TEXT_BYTES:
         message = f"The inputs have {num_bytes} bytes of text; a call tokenizes at most {MAX_TEXT_BYTES}."
         raise ApiError("response_too_large", message)
     call.response_memory.reserve(num_bytes * BYTES_PER_SPAN)
+    await call.reserve_tokens(num_bytes)
 
     def run() -> list[list[InputToken]]:
         return [_tokens_of(tokenizer, text, add_special_tokens) for text in texts]
@@ -100,7 +101,7 @@ async def detokenize(
     Raises:
         ApiError: the request is invalid or is rejected.
     """
-    call.reserve(model, len(ids), field="ids")
+    await call.reserve(model, len(ids), field="ids")
     tokenizer = tokenizer_of(model, side)
     if not ids:
         raise ApiError("empty_input", "It is an empty list.", field="ids")

@@ -69,7 +69,7 @@ def _state_bytes(manifest: Manifest, sizes: Mapping[str, int]) -> int:
 def rows_within(num_bytes: int, sizes: Iterable[int], provider: "Provider") -> int:
     """Return the number of rows of each model with which all models fit into `num_bytes`.
 
-    The result is at least `MAX_BEAMS`, even if these rows do not fit.
+    The result is at least `MAX_BEAMS`, even if these rows do not fit; see `fitted_rows`.
 
     Args:
         num_bytes: memory for the rows of all models.
@@ -77,6 +77,13 @@ def rows_within(num_bytes: int, sizes: Iterable[int], provider: "Provider") -> i
         provider: provider that runs the models.
     """
     return max(MAX_BEAMS, min(MAX_AUTO_ROWS[provider], num_bytes // max(1, sum(sizes))))
+
+
+def fitted_rows(most: int, num_bytes: int, manifest: Manifest) -> int:
+    """Return the number of rows of a model: at most `most`, and at least one, as many as fit into
+    `num_bytes` if no other model has a row.
+    """
+    return max(1, min(most, num_bytes // max(1, row_bytes(manifest))))
 
 
 class PagedArray:

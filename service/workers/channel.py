@@ -19,6 +19,7 @@ from sightline.service.api_errors import ApiError
 
 Handler = Callable[..., Awaitable[Any]]  # takes and returns values of JSON
 _LENGTH = struct.Struct("!I")
+ALIVE_S = 1.0  # a worker gives two signs of life in this time
 logger = logging.getLogger(__name__)
 
 

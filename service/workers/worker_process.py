@@ -23,9 +23,9 @@ from sightline.service.logs import configure_logging
 from sightline.service.metrics import Texts, texts_of
 from sightline.service.quotas import Grant
 from sightline.service.runtime.thread_counts import ThreadPlan
-from sightline.service.server import DrainingServer, log_end
+from sightline.service.server import DrainingServer, explain_bus_errors, log_end
 from sightline.service.settings import Settings
-from sightline.service.workers.channel import Channel, ChannelClosedError
+from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
 from sightline.service.workers.handover import Handover
 
 RETIRE_CHECK_S = 0.05
@@ -59,12 +59,17 @@ class SupervisedQuotas:
     async def begin(self, label: str, quota: Quota) -> Grant:
         return Grant.from_json(await self._channel.call("begin_quota", label, quota.model_dump()))
 
-    def hold(self, label: str, sequences: int) -> None:
-        self._channel.notify("hold_quota", label, sequences)
+    async def hold(self, label: str, more: int, limit: int) -> bool:
+        return bool(await self._channel.call("hold_quota", label, more, limit))
 
-    def end(self, label: str, quota: Quota, tokens: int) -> None:
-        if quota.tokens_per_minute is not None and tokens:
-            self._channel.notify("end_quota", label, quota.tokens_per_minute, tokens)
+    def release(self, label: str, sequences: int) -> None:
+        self._channel.notify("release_quota", label, sequences)
+
+    async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
+        return Grant.from_json(await self._channel.call("reserve_quota", label, tokens_per_minute, tokens))
+
+    def end(self, label: str, tokens_per_minute: int, tokens: int, reserved: int, ends_at: float) -> None:
+        self._channel.notify("end_quota", label, tokens_per_minute, tokens, reserved, ends_at)
 
 
 class WorkerServer(DrainingServer):
@@ -79,6 +84,7 @@ class WorkerServer(DrainingServer):
         self._control = control
         self._channel: Channel
         self._running: asyncio.Task[None]
+        self._signs: asyncio.Task[None]
         self._loads: dict[str, ModelLoad] = {}  # loads that wait for the other workers, by model
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,8 +94,14 @@ class WorkerServer(DrainingServer):
         self._service.quotas = SupervisedQuotas(self._channel)
         self._service.not_ready_code = "loading"
         self._running = asyncio.create_task(self._follow_supervisor())
+        self._signs = asyncio.create_task(self._show_life())
         await super().startup(sockets=[])
         self._handover.receive(self._accept)
+
+    async def _show_life(self) -> None:
+        while True:
+            self._channel.notify("alive")
+            await asyncio.sleep(ALIVE_S / 2)
 
     async def _follow_supervisor(self) -> None:
         await self._channel.run(
@@ -156,6 +168,7 @@ class WorkerServer(DrainingServer):
             "ready",
             {name: [model.manifest.digest, model.state] for name, model in service.models.items()},
             {name: dict(model.loaded.model.threads) for name, model in service.models.items() if model.loaded},
+            service.failed_models,
         )
 
     async def _drain(self, drain_s: float) -> None:
@@ -212,6 +225,7 @@ def run_worker(
         handover: socket over which the supervisor sends connections.
     """
     configure_logging(settings.log_level, worker=number)
+    explain_bus_errors()
     server = WorkerServer(settings, plan, Handover(handover), control)
     try:
         server.run()

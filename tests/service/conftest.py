@@ -142,7 +142,7 @@ class FakeRepository:
     settings: Settings
     observer_of: Callable[[str], EngineObserver]
     manifests: dict[str, Manifest] = dataclasses.field(default_factory=dict)
-    error: Exception | None = None  # `load` raises it
+    error: Exception | None = None  # `load` and `check` raise it
     wait_for: threading.Event | None = None  # `load` waits for it
     loads: list[str] = dataclasses.field(default_factory=list)  # names of the loads that have started
 
@@ -151,6 +151,10 @@ class FakeRepository:
 
     def find(self) -> dict[str, Manifest]:
         return self.manifests
+
+    def check(self, name: str) -> None:
+        if self.error is not None:
+            raise self.error
 
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
         self.loads.append(name)

@@ -139,7 +139,7 @@ async def test_a_load_that_fails_leaves_the_old_state(
         repository.manifests["one"] = repository.manifests["one"].model_copy(update={"description": "newer"})
         repository.manifests["new"] = repository.manifests["two"].model_copy(update={"name": "new"})
         repository.error = error
-        for name in ("one", "new"):
+        for name in ("one", "new", "two"):  # the manifest of the last one has not changed
             response = await change(running, "load", name)
             assert response.status_code == 500
             assert response.json() == {"error": f"{name} failed to load; the log has the reason."}
