@@ -410,13 +410,21 @@ def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream
         ApiError: `invalid_parameter` or `unsupported_parameter`.
     """
     count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
-    for fields, has_effect, needed in (
-        (SAMPLING_PARAMETERS, parameters.do_sample, "{do_sample}: true"),
-        (BEAM_PARAMETERS, has_beams, "{num_beams} above 1"),
+    # What a parameter needs must not lead to the next error.
+    samples, beams = "without {do_sample}: true", "without {num_beams} above 1"
+    if has_beams:
+        samples = "with {num_beams} above 1; leave it out, or set {do_sample} to true and {num_beams} to 1"
+    if stream:
+        beams = "in a stream, which has no beam search; leave it out, or set {num_beams} above 1 and do not stream"
+    if parameters.do_sample:
+        beams = "with {do_sample}: true; leave it out, or set {num_beams} above 1 and {do_sample} to false"
+    for fields, has_effect, need in (
+        (SAMPLING_PARAMETERS, parameters.do_sample, samples),
+        (BEAM_PARAMETERS, has_beams, beams),
     ):
         for field in () if has_effect else fields:
             if getattr(parameters, field) != getattr(NEUTRAL, field):
-                raise ApiError("invalid_parameter", f"{{{field}}} has no effect without {needed}.", field=field)
+                raise ApiError("invalid_parameter", f"{{{field}}} has no effect {need}.", field=field)
     if has_beams and parameters.do_sample:
         message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
         raise ApiError("invalid_parameter", message, field="num_beams")
@@ -424,9 +432,9 @@ def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream
         message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
         raise ApiError("unsupported_parameter", message, field="num_beams")
     if not parameters.do_sample and count > parameters.num_beams:
+        condition = "" if has_beams else " without {do_sample}: true"
         message = (
-            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}) without "
-            f"{{do_sample}}: true, got {count}."
+            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}){condition}, got {count}."
         )
         raise ApiError("invalid_parameter", message, field="num_return_sequences")
     if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:

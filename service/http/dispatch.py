@@ -222,22 +222,39 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](path_parameters)
-    if call.scope["query_string"] and not endpoint.ignores_query:
-        call.check_query(endpoint)
+    has_late_key = service.keys is not None and call.key is None and endpoint.key_field is not None
+
+    def check_head() -> None:
+        if call.scope["query_string"] and not endpoint.ignores_query:
+            call.check_query(endpoint)
+        if endpoint.body_type is not None:
+            call.deadline = call.started + service.settings.request_timeout_s
+            if b"x-request-timeout-ms" in call.headers:
+                call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
+
+    def check_key(fields: Mapping[str, Any]) -> None:
+        if has_late_key:
+            assert service.keys is not None and endpoint.key_field is not None
+            secret = fields.get(endpoint.key_field)
+            authorize_with(call, endpoint, service.keys, secret.encode() if isinstance(secret, str) else None)
+            check_head()
+
+    if not has_late_key:
+        check_head()
     if endpoint.body_type is not None:
         if service.unavailable_code is not None:
             raise ApiError(service.unavailable_code)
         if call.key is not None and call.key.quota is not None:
             await call.begin_quota()
-        call.deadline = call.started + service.settings.request_timeout_s
-        if b"x-request-timeout-ms" in call.headers:
-            call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
         if call.exchange is not None:
             call.exchange.on_lost = call.on_client_gone
-        arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type)
-        if endpoint.key_field is not None and service.keys is not None and call.key is None:
-            secret = getattr(arguments["body"], endpoint.key_field) or ""
-            authorize_with(call, endpoint, service.keys, secret.encode())
+        try:
+            arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type, check_key)
+        except ApiError as error:
+            if call.key is None and error.kind.status in (400, 415, 422):  # a body that cannot be read has no key
+                check_key({})
+            raise
+        if has_late_key:
             await call.begin_quota()
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail

@@ -27,6 +27,7 @@ from sightline.service.inference.call import (
     Ids,
     check_ids,
     tokenize_prompt,
+    tokenize_prompts,
     tokenize_within_limits,
     too_many_sequences,
 )
@@ -288,7 +289,10 @@ def check_parameters(
             message = "{" + field + "}" + f" must be at most {limits.max_target_tokens} for {model.name}, got {number}."
             raise ApiError("invalid_parameter", message, field=field)
     if parameters.num_beams > model.max_rows:
-        message = f"{{num_beams}} must be at most {model.max_rows}, got {parameters.num_beams}."
+        message = (
+            f"{{num_beams}} must be at most {model.max_rows}, the rows of {model.name} (SIGHTLINE_MAX_ROWS), got "
+            f"{parameters.num_beams}."
+        )
         raise ApiError("invalid_parameter", message, field="num_beams")
     for field, index, token_id in parameters.token_ids:
         if token_id >= limits.vocabulary:
@@ -297,7 +301,7 @@ def check_parameters(
 
 
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
-    if model.manifest.languages is None and model.manifest.training_unit != "sentence":
+    if not model.translates:
         message = f"{{split_sentences}} is supported only by models that translate, and {model.name} does not."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
     if stream:
@@ -363,7 +367,10 @@ class Decoding:
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         elif isinstance(inputs, Prompt):
-            sources = await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)
+            sources = [await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)]
+        elif inputs.are_prompts and not model.translates:
+            prompts = partial(tokenize_prompts, tokenizer, inputs, max_tokens, call.deadline)
+            sources = await call.tokenize(prompts, inputs.texts)
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)
             work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
