@@ -411,13 +411,13 @@ def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream
     """
     count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
     # What a parameter needs must not lead to the next error.
-    samples, beams = "without {do_sample}: true", "without {num_beams} above 1"
+    samples, beams = "without {sampling}", "without {num_beams} above 1"
     if has_beams:
-        samples = "with {num_beams} above 1; leave it out, or set {do_sample} to true and {num_beams} to 1"
-    if stream:
-        beams = "in a stream, which has no beam search; leave it out, or set {num_beams} above 1 and do not stream"
-    if parameters.do_sample:
-        beams = "with {do_sample}: true; leave it out, or set {num_beams} above 1 and {do_sample} to false"
+        samples = "with {num_beams} above 1; leave it out, or set {num_beams} to 1 with {sampling}"
+    if stream or parameters.do_sample:
+        cause = "in a stream, which has no beam search" if stream else "with {sampling}"
+        needs = (*(["without a stream"] if stream else ()), *(["with {no_sampling}"] if parameters.do_sample else ()))
+        beams = f"{cause}; leave it out, or set {{num_beams}} above 1 {' and '.join(needs)}"
     for fields, has_effect, need in (
         (SAMPLING_PARAMETERS, parameters.do_sample, samples),
         (BEAM_PARAMETERS, has_beams, beams),
@@ -426,13 +426,13 @@ def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream
             if getattr(parameters, field) != getattr(NEUTRAL, field):
                 raise ApiError("invalid_parameter", f"{{{field}}} has no effect {need}.", field=field)
     if has_beams and parameters.do_sample:
-        message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
+        message = "{num_beams} above 1 cannot be combined with {sampling}."
         raise ApiError("invalid_parameter", message, field="num_beams")
     if has_beams and stream:
         message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
         raise ApiError("unsupported_parameter", message, field="num_beams")
     if not parameters.do_sample and count > parameters.num_beams:
-        condition = "" if has_beams else " without {do_sample}: true"
+        condition = "" if has_beams else " without {sampling}"
         message = (
             f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}){condition}, got {count}."
         )

@@ -10,6 +10,7 @@ from sightline.base.bundle import ChatTemplate, Manifest, Task
 from sightline.base.text.chat_prompt import Prompt, apply_chat_template
 from sightline.service.api.endpoint import (
     CURL_JSON,
+    ENGINE_ERRORS,
     JSON,
     NDJSON,
     OUTPUT_ERRORS,
@@ -20,7 +21,7 @@ from sightline.service.api.endpoint import (
     line_of,
 )
 from sightline.service.api.messages import prompt_of
-from sightline.service.api_errors import ApiError
+from sightline.service.api_errors import ApiError, ErrorCode
 from sightline.service.body_fields import Texts, paths_of
 from sightline.service.compat.common import FINISH_REASONS, SENTENCE_ERRORS, blank_before, parameters_by_temperature
 from sightline.service.compat.ollama_schemas import (
@@ -304,12 +305,13 @@ def nanoseconds(milliseconds: float) -> int:
 
 _POST: dict[str, Any] = {"error_format": SENTENCE_ERRORS, "body_format": CURL_JSON}
 _STREAMED = {**_POST, "errors": PARAMETER_ERRORS, "media_types": (JSON, NDJSON)}
+_EMBEDDING_ERRORS: tuple[ErrorCode, ...] = ("model_not_found", "unsupported_task", *ENGINE_ERRORS, "response_too_large")
 PREFIX = "/api/"
 ENDPOINTS = (
     Endpoint("POST", "/api/generate", generate_text, GeneratedPart, **_STREAMED),
     Endpoint("POST", "/api/chat", chat, DialoguePart, **_STREAMED),
     Endpoint("POST", "/api/embed", embed, Embeddings, errors=OUTPUT_ERRORS, **_POST),
-    Endpoint("POST", "/api/embeddings", embed_prompt, OneEmbedding, errors=OUTPUT_ERRORS, **_POST),
+    Endpoint("POST", "/api/embeddings", embed_prompt, OneEmbedding, errors=_EMBEDDING_ERRORS, **_POST),
     Endpoint("GET", "/api/tags", tags, Tags, errors=("loading",), error_format=SENTENCE_ERRORS),
     Endpoint("GET", "/api/ps", loaded_tags, LoadedTags, errors=("loading",), error_format=SENTENCE_ERRORS),
     Endpoint("POST", "/api/show", show, Shown, errors=("model_not_found", "loading"), **_POST),

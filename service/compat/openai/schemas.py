@@ -253,7 +253,8 @@ def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> G
     Raises:
         ApiError: `invalid_parameter` if `n` needs sampling or beam search.
     """
-    call.field_names = {**call.field_names, "do_sample": "temperature"}
+    sampling = {"sampling": "a temperature above 0", "no_sampling": "a temperature of 0"}
+    call.field_names = {**call.field_names, **sampling}
     requested = given_parameters(body)
     if body.length is not None:
         requested["max_new_tokens"] = body.length
