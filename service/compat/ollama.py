@@ -90,8 +90,7 @@ async def chat(call: Call, body: DialogueBody) -> DialoguePart | EventStream:
 
 
 def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
-    if not body.inputs.strip():
-        raise ApiError("empty_input", field="inputs")
+    check_blank(body.inputs)
     template = model.manifest.chat
     if template is not None and not body.raw:
         system = [body.system] if body.system else []
@@ -100,6 +99,13 @@ def _prompt(model: ServedModel, body: PromptBody) -> Texts | Prompt:
         reason = "It cannot be combined with raw: true." if template else f"{model.name} has no chat template."
         raise ApiError("unsupported_parameter", f"{reason} Leave it out.", path="system")
     return Texts.one(body.inputs).as_prompts()
+
+
+def check_blank(text: str) -> str:
+    """Return a text; raise `ApiError` if it contains only whitespace."""
+    if not text.strip():
+        raise ApiError("empty_input", field="inputs")
+    return text
 
 
 def decoding_parameters(body: OllamaBody, model: ServedModel) -> GenerateParameters:
@@ -135,14 +141,14 @@ class OllamaResponse:
         result = await generate(self._call, self._model, inputs, self._parameters)
         (output,) = result.outputs
         end = self._end(output.finish_reason, result.usage, result.timings_ms)
-        return self._part(self._blank_before(output.tokens[0]) + output.text, output.tokens) | end
+        return self._part(self._blank_before(output.tokens) + output.text, output.tokens) | end
 
     def loaded(self) -> Any:
         """Return the response to a request without a prompt, which only loads the model."""
         return self._part("", []) | {"done": True, "done_reason": "load"}
 
     def token(self, sequence: StreamedSequence, event: StreamToken) -> bytes:
-        return line_of(self._part(self._blank_before(event.token) + event.text, [event.token]))
+        return line_of(self._part(self._blank_before([event.token]) + event.text, [event.token]))
 
     def end(self, sequence: StreamedSequence, event: StreamEnd) -> bytes:
         return line_of(self._part("", []) | self._end(event.finish_reason, event.usage, event.timings_ms))
@@ -153,10 +159,9 @@ class OllamaResponse:
     def error(self, body: bytes) -> bytes:
         return body + b"\n"
 
-    def _blank_before(self, token: OutputToken) -> str:
-        blank = blank_before(self._model, token) if self._continues else ""
-        self._continues = False
-        return blank
+    def _blank_before(self, tokens: Sequence[OutputToken]) -> str:
+        continues, self._continues = self._continues, False
+        return blank_before(self._model, tokens[0]) if continues and tokens else ""
 
     def _part(self, text: str, tokens: Sequence[OutputToken]) -> dict[str, Any]:
         part = {"model": self._body.model, "created_at": rfc3339(time.time()), **self._content(text), "done": False}
@@ -196,16 +201,12 @@ async def embed(call: Call, body: OllamaEmbedBody) -> Embeddings:
 
 
 async def embed_prompt(call: Call, body: OllamaEmbeddingBody) -> OneEmbedding:
-    """Encode a text to a vector with the model's own settings; Ollama's API had this before
-    `/api/embed`.
-    """
+    """Encode a text to a vector, cut if it is too long, with the model's own settings."""
     model = await call.model(name_of(call, body.model), "encode")
     if not body.inputs:
         return {"embedding": []}
-    if not body.inputs.strip():
-        raise ApiError("empty_input", field="inputs")
-    result = await embed_texts(call, model, Texts.one(body.inputs), truncate=True)
-    return {"embedding": result.embeddings[0]}
+    texts = Texts.one(check_blank(body.inputs))
+    return {"embedding": (await embed_texts(call, model, texts, truncate=True)).embeddings[0]}
 
 
 async def tags(call: Call) -> Tags:

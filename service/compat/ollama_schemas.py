@@ -173,10 +173,8 @@ class DialogueBody(OllamaBody):
         return self
 
 
-_EMBEDDED = [
-    {"type": "string", "pattern": f"^$|{NOT_BLANK}"},
-    {**list_schema(TEXT_SCHEMA), "minItems": 0},
-]
+_EMPTY_OR_TEXT = {"type": "string", "pattern": f"^$|{NOT_BLANK}"}
+_EMBEDDED = {"anyOf": [_EMPTY_OR_TEXT, {**list_schema(TEXT_SCHEMA), "minItems": 0}, NULL]}
 
 
 def _check_embedded(value: Any) -> Texts | None:
@@ -186,12 +184,8 @@ def _check_embedded(value: Any) -> Texts | None:
 
 class OllamaEmbedBody(RequestBody):
     model: RequiredModel
-    inputs: Annotated[Texts | None, PlainValidator(_check_embedded), WithJsonSchema({"anyOf": [*_EMBEDDED, NULL]})] = (
-        Field(
-            default=None,
-            alias="input",
-            description="Text to encode, or a list of texts; without a text, the model is only loaded.",
-        )
+    inputs: Annotated[Texts | None, PlainValidator(_check_embedded), WithJsonSchema(_EMBEDDED)] = Field(
+        default=None, alias="input", description="Text or texts to encode; without any, the model is only loaded."
     )
     truncate: bool | None = Field(
         default=None, description="Cut inputs that are too long instead of rejecting them; the default is true."
@@ -213,9 +207,7 @@ class OllamaEmbedBody(RequestBody):
 class OllamaEmbeddingBody(RequestBody):
     model: RequiredModel
     inputs: str | None = Field(
-        default=None,
-        alias="prompt",
-        description="Text to encode; one that is too long is cut. Without a text, the model is only loaded.",
+        default=None, alias="prompt", description="Text to encode; without one, the model is only loaded."
     )
     options: Ignored[DecodingOptions] = None
     keep_alive: Ignored[float | str] = None

@@ -222,7 +222,7 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](path_parameters)
-    has_late_key = service.keys is not None and call.key is None and endpoint.key_field is not None
+    keys, key_field = service.keys if call.key is None else None, endpoint.key_field
 
     def check_head() -> None:
         if call.scope["query_string"] and not endpoint.ignores_query:
@@ -233,13 +233,12 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
                 call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
 
     def check_key(fields: Mapping[str, Any]) -> None:
-        if has_late_key:
-            assert service.keys is not None and endpoint.key_field is not None
-            secret = fields.get(endpoint.key_field)
-            authorize_with(call, endpoint, service.keys, secret.encode() if isinstance(secret, str) else None)
+        if keys is not None and key_field is not None and call.key is None:
+            secret = fields.get(key_field)
+            authorize_with(call, endpoint, keys, secret.encode() if isinstance(secret, str) else None)
             check_head()
 
-    if not has_late_key:
+    if keys is None or key_field is None:
         check_head()
     if endpoint.body_type is not None:
         if service.unavailable_code is not None:
@@ -251,10 +250,10 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
         try:
             arguments["body"], call.tail = await receive_body(call, endpoint.body_format, endpoint.body_type, check_key)
         except ApiError as error:
-            if call.key is None and error.kind.status in (400, 415, 422):  # a body that cannot be read has no key
+            if error.kind.status in (400, 415, 422):  # a body that cannot be read has no key
                 check_key({})
             raise
-        if has_late_key:
+        if keys is not None and key_field is not None:
             await call.begin_quota()
     if "tail" in endpoint.takes:
         arguments["tail"] = call.tail

@@ -300,6 +300,7 @@ def tokenize_within_limits(
     mask_id: int | None = None,
     partner: str = "the other text of its pair",
     way_out: str = "",
+    are_prompts: bool = False,
 ) -> list[Ids]:
     """Tokenize texts, each with its own maximum number of tokens.
 
@@ -316,6 +317,7 @@ def tokenize_within_limits(
         mask_id: special token whose name in a text stands for it; not with `truncate`.
         partner: second text of a pair, for errors.
         way_out: end of the errors' advice.
+        are_prompts: names of special tokens stand for them; other options are not used.
 
     Raises:
         ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
@@ -328,6 +330,9 @@ def tokenize_within_limits(
     for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
+        if are_prompts:
+            sequences.append(tokenize_prompt(tokenizer, raw_prompt(text, tokenizer), max_tokens, texts.index(index)))
+            continue
         parts = [part for part in (text, second) if part and len(part) >= LONG_TEXT]
         where: dict[str, Any] = {"field": field, "index": texts.index(index)}
         where |= {"together": "" if second is None else f" together with {partner}", "way_out": way_out}
@@ -355,7 +360,7 @@ def tokenize_within_limits(
 
 
 def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, index: int | None = None) -> Ids:
-    """Tokenize a prompt; `index` is its position among the inputs.
+    """Tokenize the prompt of a chat, or the raw prompt with this index.
 
     Raises:
         ApiError: `input_too_long`.
@@ -365,20 +370,6 @@ def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, i
     if len(ids) > max_tokens:
         raise input_too_long(str(len(ids)), max_tokens, "inputs", index)
     return tuple(ids)
-
-
-def tokenize_prompts(tokenizer: TextTokenizer, prompts: Texts, max_tokens: int, deadline: float) -> list[Ids]:
-    """Tokenize raw prompts, in which names of special tokens stand for them.
-
-    Raises:
-        ApiError: `input_too_long`; `deadline_exceeded`.
-    """
-    sequences: list[Ids] = []
-    for index, text in enumerate(prompts.texts):
-        if time.monotonic() > deadline:
-            raise ApiError("deadline_exceeded")
-        sequences.append(tokenize_prompt(tokenizer, raw_prompt(text, tokenizer), max_tokens, prompts.index(index)))
-    return sequences
 
 
 def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:

@@ -27,7 +27,6 @@ from sightline.service.inference.call import (
     Ids,
     check_ids,
     tokenize_prompt,
-    tokenize_prompts,
     tokenize_within_limits,
     too_many_sequences,
 )
@@ -368,13 +367,11 @@ class Decoding:
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         elif isinstance(inputs, Prompt):
             sources = [await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)]
-        elif inputs.are_prompts and not model.translates:
-            prompts = partial(tokenize_prompts, tokenizer, inputs, max_tokens, call.deadline)
-            sources = await call.tokenize(prompts, inputs.texts)
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)
             work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
-            sources = await call.tokenize(work, inputs.texts)
+            are_prompts = inputs.are_prompts and not model.translates
+            sources = await call.tokenize(partial(work, are_prompts=are_prompts), inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))

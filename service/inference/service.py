@@ -28,9 +28,7 @@ ENCODER_TASKS = frozenset[Task]({"encode", "attention", "similar"})  # of a mode
 # What a model needs for a task that is not in its list of tasks.
 NEEDS: Mapping[DefaultTask | None, str] = {
     "chat": "it needs a model with a chat template, whose `chat` in GET /v1/models is true",
-    "zero-shot": (
-        "it needs a model for natural language inference, one of whose labels in GET /v1/models begins with entail"
-    ),
+    "zero-shot": "it needs a model for natural language inference, one of whose labels begins with entail",
 }
 
 
@@ -200,26 +198,19 @@ def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict
 def models_for(task: DefaultTask | None, manifests: Sequence[Manifest], chosen: Sequence[str]) -> list[str]:
     """Return the models among which the default of a task is chosen.
 
-    Almost every model can encode texts. If some were trained for it, only these count: vectors of a
-    translator are no substitute for those of an embedding model. A lazy one must be in the setting.
+    Almost every model can encode texts. If some were trained for it, only these count; a lazy one
+    must be in the setting.
     """
-    trained = [
-        manifest.name
-        for manifest in manifests
-        if task == "encode" and _is_embedding_model(manifest) and (manifest.name in chosen or not manifest.lazy)
-    ]
+    candidates = [manifest for manifest in manifests if not manifest.lazy or manifest.name in chosen]
+    trained = [manifest.name for manifest in candidates if task == "encode" and _is_embedding_model(manifest)]
     return trained or models_by_task(manifests).get(task, [])
 
 
 def _is_embedding_model(manifest: Manifest) -> bool:
-    """Return True for models with settings of sentence-transformers, or with an encoder alone.
-
-    An imported encoder without such settings has the default ones, also if it has a head.
-    """
-    embedding = manifest.embedding
-    if embedding is None or "encode" not in manifest.tasks:
-        return False
-    return embedding != SentenceEmbedding(pooling="mean", normalize=False) or set(manifest.tasks) <= ENCODER_TASKS
+    """Return True for models with settings of sentence-transformers, or with an encoder alone."""
+    default = SentenceEmbedding(pooling="mean", normalize=False)  # of an encoder without such settings, or with a head
+    embedding = None if "encode" not in manifest.tasks else manifest.embedding
+    return embedding is not None and (embedding != default or set(manifest.tasks) <= ENCODER_TASKS)
 
 
 def models_by_task(manifests: Iterable[Manifest]) -> dict[DefaultTask | None, list[str]]:
