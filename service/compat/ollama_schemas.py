@@ -207,7 +207,10 @@ class OllamaEmbedBody(RequestBody):
 class OllamaEmbeddingBody(RequestBody):
     model: RequiredModel
     inputs: str | None = Field(
-        default=None, alias="prompt", description="Text to encode; without one, the model is only loaded."
+        default=None,
+        alias="prompt",
+        description="Text to encode; without one, the model is only loaded.",
+        json_schema_extra={"pattern": f"^$|{NOT_BLANK}"},
     )
     options: Ignored[DecodingOptions] = None
     keep_alive: Ignored[float | str] = None
