@@ -227,7 +227,11 @@ class _Names(dict[str, str]):
     """Maps a canonical name to an API's own; names that are the same in both need no entry."""
 
     def __missing__(self, name: str) -> str:
-        return name
+        return SAMPLING[name].format_map(self) if name in SAMPLING else name
+
+
+# Names of sampling and of its absence; APIs without `do_sample` have their own.
+SAMPLING = {"sampling": "{do_sample}: true", "no_sampling": "{do_sample}: false"}
 
 
 class ClientGoneError(Exception):

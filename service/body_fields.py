@@ -3,8 +3,9 @@
 import difflib
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
 
@@ -38,16 +39,17 @@ UNKNOWN_FIELD = "extra_forbidden"  # type of Pydantic's errors
 # Similarity of an unknown field to the field that an error suggests: `inputs` is similar to
 # `text_input`, but `text` is not similar to `target`.
 MIN_SIMILARITY = 0.61
-# Words of Pydantic's messages and those of this service.
+# Words of Pydantic's messages, as regular expressions, and those of this service.
 PYDANTIC_WORDS = (
-    ("Input should ", "It must "),
-    ("List should ", "It must "),
-    ("Tuple should ", "It must "),
-    ("String should ", "It must "),
-    ("a valid list", "a list"),
-    ("a valid tuple", "a list"),
+    (r"^[A-Z][A-Za-z ]* should ", "It must "),
+    ("a valid list|a valid tuple", "a list"),
     ("a valid dictionary", "an object"),
     (" after validation, not ", ", got "),
+    (", unable to parse string as an? (integer|number)", ", such as 3"),
+    (", unable to interpret input", ", true or false"),
+    (r"\bTrue\b", "true"),
+    (r"\bFalse\b", "false"),
+    (r"\bNone\b", "null"),
 )
 JSON_VALUES = {str: "a string", list: "a list", dict: "an object", NoneType: "null"}
 JSON_TYPES = {bool: "boolean", int: "number", str: "string", dict: "object", list: "array"}
@@ -120,10 +122,15 @@ class Texts:
     second_texts: Annotated[
         tuple[str | None, ...] | None, Field(description="Second text of each input that is a pair of texts.")
     ] = None
+    are_prompts: Annotated[bool, Field(description="Names of special tokens stand for them.")] = False
 
     @classmethod
     def one(cls, text: str) -> "Texts":
         return cls((text,), is_list=False)
+
+    def as_prompts(self) -> "Texts":
+        """Return the texts as raw prompts, in which names of special tokens stand for them."""
+        return replace(self, are_prompts=True)
 
     def index(self, position: int) -> int | None:
         """Return the index of a text for an error; None for a text that is not in a list."""
@@ -134,7 +141,8 @@ class Texts:
     def select(self, indices: Sequence[int]) -> "Texts":
         """Return some of the texts; errors still name their indices in the request."""
         second_texts = self.second_texts and tuple(self.second_texts[index] for index in indices)
-        return Texts(tuple(self.texts[index] for index in indices), self.is_list, tuple(indices), second_texts)
+        texts = tuple(self.texts[index] for index in indices)
+        return replace(self, texts=texts, indices=tuple(indices), second_texts=second_texts)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -289,14 +297,14 @@ Text = Annotated[str, PlainValidator(check_text), WithJsonSchema(TEXT_SCHEMA)]
 Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA, "maxLength": MAX_WORD_CHARACTERS})]
 
 
-def validate(document: dict[str, Any], model: type[Model]) -> Model:
-    """Validate a JSON object.
+def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = True) -> Model:
+    """Validate a JSON object, or with `is_strict=False` the fields of a form, which are texts.
 
     Raises:
         ApiError: the first value that is not allowed.
     """
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, strict=None if is_strict else False)
     except ValidationError as error:
         raise unknown_field(document, model) or first_error(error, kind=model) from None
 
@@ -398,6 +406,7 @@ def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
 HINTS = {
     ("greater_than", "temperature"): "; for the most probable tokens, leave it out or set do_sample to false",
     ("literal_error", "role"): "; there are no tools, so send the result of a tool as a message of the user",
+    ("literal_error", "stream"): "; leave it out, because this route always streams",
     **{
         ("less_than_equal", name): "; GET /v1/models has the limits of each model"
         for name in ("max_new_tokens", "max_tokens", "max_completion_tokens", "num_predict")
@@ -437,7 +446,7 @@ def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = No
 def reworded(message: str) -> str:
     """Return a message of Pydantic in the words of this service."""
     for theirs, ours in PYDANTIC_WORDS:
-        message = message.replace(theirs, ours)
+        message = re.sub(theirs, ours, message)
     return message
 
 

@@ -410,23 +410,31 @@ def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream
         ApiError: `invalid_parameter` or `unsupported_parameter`.
     """
     count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
-    for fields, has_effect, needed in (
-        (SAMPLING_PARAMETERS, parameters.do_sample, "{do_sample}: true"),
-        (BEAM_PARAMETERS, has_beams, "{num_beams} above 1"),
+    # What a parameter needs must not lead to the next error.
+    samples, beams = "without {sampling}", "without {num_beams} above 1"
+    if has_beams:
+        samples = "with {num_beams} above 1; leave it out, or set {num_beams} to 1 with {sampling}"
+    if stream or parameters.do_sample:
+        cause = "in a stream, which has no beam search" if stream else "with {sampling}"
+        needs = (*(["without a stream"] if stream else ()), *(["with {no_sampling}"] if parameters.do_sample else ()))
+        beams = f"{cause}; leave it out, or set {{num_beams}} above 1 {' and '.join(needs)}"
+    for fields, has_effect, need in (
+        (SAMPLING_PARAMETERS, parameters.do_sample, samples),
+        (BEAM_PARAMETERS, has_beams, beams),
     ):
         for field in () if has_effect else fields:
             if getattr(parameters, field) != getattr(NEUTRAL, field):
-                raise ApiError("invalid_parameter", f"{{{field}}} has no effect without {needed}.", field=field)
+                raise ApiError("invalid_parameter", f"{{{field}}} has no effect {need}.", field=field)
     if has_beams and parameters.do_sample:
-        message = "{num_beams} above 1 cannot be combined with {do_sample}: true."
+        message = "{num_beams} above 1 cannot be combined with {sampling}."
         raise ApiError("invalid_parameter", message, field="num_beams")
     if has_beams and stream:
         message = "Beam search cannot be streamed: set {num_beams} to 1, or do not stream."
         raise ApiError("unsupported_parameter", message, field="num_beams")
     if not parameters.do_sample and count > parameters.num_beams:
+        condition = "" if has_beams else " without {sampling}"
         message = (
-            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}) without "
-            f"{{do_sample}}: true, got {count}."
+            f"{{num_return_sequences}} must be at most {{num_beams}} ({parameters.num_beams}){condition}, got {count}."
         )
         raise ApiError("invalid_parameter", message, field="num_return_sequences")
     if parameters.max_new_tokens is not None and parameters.min_new_tokens > parameters.max_new_tokens:

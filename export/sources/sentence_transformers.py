@@ -101,7 +101,13 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
     # Normalization removes the length of a vector, unless a layer comes before it.
     is_scaled = normalize and not dense
     pooling = _pooling(read_json, steps[1][1], is_scaled, has_prompts=any(prompts.values()))
-    embedding = SentenceEmbedding(pooling=pooling, normalize=normalize, prompts=prompts, default_prompt=default)
+    embedding = SentenceEmbedding(
+        pooling=pooling,
+        normalize=normalize,
+        prompts=prompts,
+        default_prompt=default,
+        matryoshka=_matryoshka(read_json(f"{folder}config.json")),
+    )
     max_tokens, has_template = _max_tokens(read_json, folder)
     if has_template:
         raise ImportFailedError(
@@ -109,6 +115,15 @@ def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
             "each text into the chat template; this is not supported for embeddings"
         )
     return SentenceOptions(embedding, max_tokens, dense)
+
+
+def _matryoshka(config: Any) -> tuple[int, ...] | None:
+    """Return the lengths to which vectors can be cut; none if the model was not trained for any."""
+    config = config if isinstance(config, dict) else {}
+    lengths = config.get("matryoshka_dimensions")
+    if isinstance(lengths, list) and lengths and all(type(length) is int and length > 0 for length in lengths):
+        return tuple(lengths)
+    return () if config.get("is_matryoshka") is True else None
 
 
 def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> SentenceOptions:

@@ -81,9 +81,11 @@ class BodyFormat:
     media_types: Sequence[str] = (JSON,)  # "" is that of a request which names none
     length_header: str | None = None  # number of bytes that are JSON, all if absent; the rest is the handler's `tail`
     is_optional: bool = False  # an empty body is an empty object
+    is_form: bool = True  # a body of the type of a form is one, and not JSON
 
 
 UNTYPED_JSON = BodyFormat((JSON, ""))  # of APIs whose clients send no Content-Type
+CURL_JSON = BodyFormat((*UNTYPED_JSON.media_types, FORM), is_form=False)  # `curl -d` names the type of a form
 
 
 class Error(BaseModel):

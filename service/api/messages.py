@@ -60,16 +60,11 @@ class Message(RequestBody):
         return self.role in ("system", "developer")
 
 
-Messages = Annotated[
-    list[Message],
-    Field(
-        min_length=1,
-        max_length=MAX_MESSAGES,
-        fail_fast=True,
-        description="System messages, if any, then messages of user and assistant, beginning with the user's. The "
-        "model replies to the last message, or continues it if it is the assistant's.",
-    ),
-]
+DIALOGUE = (
+    "System messages, if any, then messages of user and assistant, beginning with the user's. The model replies to the "
+    "last message, or continues it if it is the assistant's."
+)
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True, description=DIALOGUE)]
 
 
 def check_dialogue(messages: Sequence[Message]) -> None:

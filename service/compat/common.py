@@ -26,7 +26,12 @@ PLACEHOLDER_MODELS = frozenset({"tgi", "text-embeddings-inference", "dummy", "mo
 # A field that has no effect, whatever its value.
 Ignored = Annotated[T | None, Field(description="Accepted for compatibility; ignored.")]
 Dimensions = Annotated[
-    int | None, Field(ge=1, le=MAX_ID, description="Only the dimensions of the model are supported.")
+    int | None,
+    Field(
+        ge=1,
+        le=MAX_ID,
+        description="Length of the vectors: that of the model, or a smaller one that it was trained for (Matryoshka).",
+    ),
 ]
 # Finish reasons of OpenAI and Ollama, by the service's own.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -156,14 +161,3 @@ def blank_before(model: ServedModel, token: OutputToken, target_prefix: str = ""
     if not (model.manifest.is_decoder_only and model.target_tokenizer.strips_leading_space):
         return ""
     return " " if target_prefix or token.text.startswith(" ") else ""
-
-
-def check_dimensions(requested: int | None, model: ServedModel) -> None:
-    """Reject embeddings of another size than the model's.
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
-    if requested not in (None, model.embedding_size):
-        message = f"It must be {model.embedding_size}, the dimensions of the model's vectors, got {requested}."
-        raise ApiError("unsupported_parameter", message, path="dimensions")

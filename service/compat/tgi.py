@@ -68,7 +68,7 @@ async def generate_text(
     if parameters.is_sampled:
         requested["do_sample"] = True
     generate_parameters = parameters_for(served, requested, stream=bool(body.stream), is_lenient=True)
-    inputs = Texts.one(body.inputs)
+    inputs = Texts.one(body.inputs).as_prompts()
     if body.stream:
         return EventStream(await stream(call, served, inputs, generate_parameters), generation)
     (output,) = (await generate_texts(call, served, inputs, generate_parameters)).outputs

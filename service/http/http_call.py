@@ -8,18 +8,18 @@ import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.datastructures import QueryParams
 from starlette.types import Message, Receive, Scope, Send
 
 from sightline.service.api.endpoint import FORM, NATIVE_ERRORS, BodyFormat, Endpoint, ErrorFormat
 from sightline.service.api_errors import ApiError, ClientGoneError
-from sightline.service.body_fields import first_error, paths_of, validate
+from sightline.service.body_fields import paths_of, validate
 from sightline.service.http.connections import network_of
 from sightline.service.http.incoming import EXCHANGE, Exchange
 from sightline.service.inference.call import Call
@@ -165,7 +165,7 @@ async def receive_body(
     exchange, headers = call.exchange, call.headers
     media_type = headers.get(b"content-type", b"").decode("latin-1")
     if media_type not in body_format.media_types:
-        media_type = _check_media_type(media_type, body_format.media_types)
+        media_type = _check_media_type(media_type, body_format)
     coding = _check_coding(call) if b"content-encoding" in headers else None
     try:
         data = await _receive(call)
@@ -178,19 +178,23 @@ async def receive_body(
     call.field_names = paths_of(body_type)
     if not data and body_format.is_optional:
         return validate({}, body_type), tail
-    if media_type == FORM:  # in a thread, because a megabyte of percent signs takes long
-        return await asyncio.to_thread(parse_form, data, body_type, check), tail
+    if media_type == FORM and body_format.is_form:  # in a thread, because a megabyte of percent signs takes long
+        fields = await asyncio.to_thread(parse_form, data)
+        if check is not None:
+            check(fields)
+        return validate(fields, body_type, is_strict=False), tail
     if body_format.length_header is not None:
         size = _json_bytes(call, data, body_format.length_header)
         data, tail = data[:size], data[size:]
     return parse_body(data, body_type, check), tail
 
 
-def _check_media_type(header: str, media_types: Sequence[str]) -> str:
+def _check_media_type(header: str, body_format: BodyFormat) -> str:
     kind, *parameters = (part.strip().lower() for part in header.split(";"))
     charsets = [part.removeprefix("charset=").strip('"') for part in parameters if part.startswith("charset=")]
+    media_types = body_format.media_types
     if kind not in media_types or any(charset != "utf-8" for charset in charsets):
-        named = " or ".join(media_type for media_type in media_types if media_type)
+        named = " or ".join(name for name in media_types if name and (name != FORM or body_format.is_form))
         raise ApiError("unsupported_media_type", f"The Content-Type must be {named}, in UTF-8.")
     return kind
 
@@ -305,21 +309,20 @@ def invalid_utf8(data: bytes) -> int | None:
     return None
 
 
-def parse_form(data: bytes, body_type: type[Body], check: CheckFields | None = None) -> Body:
-    """Parse and validate a form. If a field is repeated, the last value wins.
+def parse_form(data: bytes) -> dict[str, str | list[str]]:
+    """Return the fields of a form; the value of a repeated field is a list.
 
     Raises:
-        ApiError: `malformed_json`, or the first value that is not allowed.
+        ApiError: `malformed_json`.
     """
+    count = 1 + data.count(b"&")
+    if count > MAX_FORM_FIELDS:
+        message = f"A form must have at most {MAX_FORM_FIELDS} fields, got {count}; send more texts as a list in JSON."
+        raise ApiError("malformed_json", message)
+    fields: dict[str, list[str]] = {}
     try:
-        pairs = parse_qsl(
-            data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict", max_num_fields=MAX_FORM_FIELDS
-        )
+        for name, value in parse_qsl(data.decode(), keep_blank_values=True, strict_parsing=True, errors="strict"):
+            fields.setdefault(name, []).append(value)
     except ValueError:
         raise ApiError("malformed_json", "The body is not a form in UTF-8.") from None
-    if check is not None:
-        check(dict(pairs))
-    try:
-        return body_type.model_validate_strings(dict(pairs), strict=False)
-    except ValidationError as error:
-        raise first_error(error, kind=body_type) from None
+    return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}

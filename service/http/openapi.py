@@ -124,7 +124,9 @@ def declared_request(endpoint: Endpoint) -> dict[str, Any]:
     if body_format.length_header is not None:
         parameters.append(LENGTH_PARAMETER | {"name": body_format.length_header})
     declared: dict[str, Any] = {"parameters": parameters}
-    others = [kind for kind in body_format.media_types if kind not in ("", JSON)]
+    others = [
+        kind for kind in body_format.media_types if kind not in ("", JSON) and (kind != FORM or body_format.is_form)
+    ]
     if body_type is not None and others:
         binary = {"type": "string", "format": "binary"}
         schemas = {kind: _form_schema(body_type) if kind == FORM else binary for kind in others}

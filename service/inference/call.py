@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from sightline.base.bundle import PairTemplate, Task
-from sightline.base.text.chat_prompt import Prompt
+from sightline.base.text.chat_prompt import Prompt, raw_prompt
 from sightline.base.text.pairs import tokenize_with_template
 from sightline.base.text.tokenizer import LONG_TEXT, MAX_CHARACTERS_PER_TOKEN, TextTokenizer
 from sightline.service.api_errors import ApiError, ClientGoneError
@@ -323,6 +323,9 @@ def tokenize_within_limits(
     add_special_tokens: bool = True,
     pair_template: PairTemplate | None = None,
     mask_id: int | None = None,
+    partner: str = "the other text of its pair",
+    way_out: str = "",
+    are_prompts: bool = False,
 ) -> list[Ids]:
     """Tokenize texts, each with its own maximum number of tokens.
 
@@ -337,6 +340,9 @@ def tokenize_within_limits(
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
         pair_template: formats a pair of texts; None if the tokenizer does.
         mask_id: special token whose name in a text stands for it; not with `truncate`.
+        partner: second text of a pair, for errors.
+        way_out: end of the errors' advice.
+        are_prompts: names of special tokens stand for them; other options are not used.
 
     Raises:
         ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
@@ -349,9 +355,14 @@ def tokenize_within_limits(
     for index, (text, second, max_tokens) in enumerate(zip(texts.texts, second_texts, limits, strict=True)):
         if time.monotonic() > deadline:
             raise ApiError("deadline_exceeded")
+        if are_prompts:
+            sequences.append(tokenize_prompt(tokenizer, raw_prompt(text, tokenizer), max_tokens, texts.index(index)))
+            continue
         parts = [part for part in (text, second) if part and len(part) >= LONG_TEXT]
+        where: dict[str, Any] = {"field": field, "index": texts.index(index)}
+        where |= {"together": "" if second is None else f" together with {partner}", "way_out": way_out}
         if parts and not truncate:
-            _check_before_tokenization(tokenizer, parts, max_tokens, field, texts.index(index))
+            _check_before_tokenization(tokenizer, parts, max_tokens, **where)
         if truncate and second is None:
             ids = tokenizer.encode_truncated(text, max_tokens)
         elif truncate and second is not None and cuts_first:  # too many ids if the second text alone has too many
@@ -360,7 +371,7 @@ def tokenize_within_limits(
             try:
                 ids = encode_pair(text, second, max_tokens)
             except ValueError:  # the texts before the document leave no token for it
-                raise input_too_long(f"more than {max_tokens}", max_tokens, field, texts.index(index)) from None
+                raise input_too_long(f"more than {max_tokens}", max_tokens, **where | {"way_out": ""}) from None
         elif mask_id is not None:
             ids = tokenizer.encode_masked(text, mask_id)
         elif second is None:
@@ -368,22 +379,22 @@ def tokenize_within_limits(
         else:
             ids = encode_pair(text, second, None)
         if len(ids) > max_tokens:
-            raise input_too_long(str(len(ids)), max_tokens, field, texts.index(index))
+            raise input_too_long(str(len(ids)), max_tokens, **where)
         sequences.append(tuple(ids))
     return sequences
 
 
-def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int) -> list[Ids]:
-    """Tokenize the prompt of a chat; return its ids as the only item.
+def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, index: int | None = None) -> Ids:
+    """Tokenize the prompt of a chat, or the raw prompt with this index.
 
     Raises:
         ApiError: `input_too_long`.
     """
-    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", None)
+    _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", index)
     ids = prompt.encode(tokenizer)
     if len(ids) > max_tokens:
-        raise input_too_long(str(len(ids)), max_tokens, "inputs", None)
-    return [tuple(ids)]
+        raise input_too_long(str(len(ids)), max_tokens, "inputs", index)
+    return tuple(ids)
 
 
 def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
@@ -407,20 +418,20 @@ def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
 
 
 def _check_before_tokenization(
-    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None
+    tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None, **words: str
 ) -> None:
     """Reject texts that are certain to have too many tokens together.
 
     Raises:
         ApiError: `input_too_long`.
     """
-    check_characters(sum(map(len, texts)), max_tokens, field, index)
+    check_characters(sum(map(len, texts)), max_tokens, field, index, **words)
     least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
     if least > max_tokens:
-        raise input_too_long(f"at least {least}", max_tokens, field, index)
+        raise input_too_long(f"at least {least}", max_tokens, field, index, **words)
 
 
-def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None) -> None:
+def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None, **words: str) -> None:
     """Check that a text is not so long that even its tokenization would take too much time.
 
     Raises:
@@ -428,13 +439,18 @@ def check_characters(num_characters: int, max_tokens: int, field: str, index: in
     """
     limit = MAX_CHARACTERS_PER_TOKEN * max_tokens
     if num_characters > limit:
-        message = (
-            f"It must have at most {max_tokens} tokens for this model, and so at most {limit} characters, got "
-            f"{num_characters} characters; shorten or split it."
-        )
-        raise ApiError("input_too_long", message, field=field, index=index)
+        number = f", and so at most {limit} characters, got {num_characters} characters"
+        raise _too_long(number, max_tokens, field, index, **words)
 
 
-def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None) -> ApiError:
-    message = f"It must have at most {max_tokens} tokens for this model, got {num_tokens}; shorten or split it."
+def input_too_long(num_tokens: str, max_tokens: int, field: str, index: int | None, **words: str) -> ApiError:
+    return _too_long(f", got {num_tokens}", max_tokens, field, index, **words)
+
+
+def _too_long(
+    number: str, max_tokens: int, field: str, index: int | None, together: str = "", way_out: str = ""
+) -> ApiError:
+    message = (
+        f"It must have at most {max_tokens} tokens for this model{together}{number}; shorten or split it{way_out}."
+    )
     return ApiError("input_too_long", message, field=field, index=index)

@@ -288,7 +288,10 @@ def check_parameters(
             message = "{" + field + "}" + f" must be at most {limits.max_target_tokens} for {model.name}, got {number}."
             raise ApiError("invalid_parameter", message, field=field)
     if parameters.num_beams > model.max_rows:
-        message = f"{{num_beams}} must be at most {model.max_rows}, got {parameters.num_beams}."
+        message = (
+            f"{{num_beams}} must be at most {model.max_rows}, the rows of {model.name} (SIGHTLINE_MAX_ROWS), got "
+            f"{parameters.num_beams}."
+        )
         raise ApiError("invalid_parameter", message, field="num_beams")
     for field, index, token_id in parameters.token_ids:
         if token_id >= limits.vocabulary:
@@ -296,13 +299,8 @@ def check_parameters(
             raise ApiError("invalid_parameter", message, field=field, index=index)
 
 
-def translates(manifest: Manifest) -> bool:
-    """Return True for a model that translates, whose texts can be split into sentences."""
-    return manifest.languages is not None or manifest.training_unit == "sentence"
-
-
 def _check_split_sentences(model: ServedModel, parameters: GenerateParameters, *, stream: bool) -> None:
-    if not translates(model.manifest):
+    if not model.translates:
         message = f"{{split_sentences}} is supported only by models that translate, and {model.name} does not."
         raise ApiError("unsupported_parameter", message, field="split_sentences")
     if stream and parameters.return_attention is not None:
@@ -368,11 +366,12 @@ class Decoding:
         if isinstance(inputs, IdLists):
             sources = check_ids(inputs, len(tokenizer), max_tokens - sum(num_added))
         elif isinstance(inputs, Prompt):
-            sources = await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)
+            sources = [await call.tokenize(partial(tokenize_prompt, tokenizer, inputs, max_tokens), inputs.texts)]
         else:
             limits = [max_tokens - sum(num_added)] * len(inputs.texts)
             work = partial(tokenize_within_limits, tokenizer, inputs, "inputs", limits, call.deadline)
-            sources = await call.tokenize(work, inputs.texts)
+            are_prompts = inputs.are_prompts and not model.translates
+            sources = await call.tokenize(partial(work, are_prompts=are_prompts), inputs.texts)
         if any(num_added):
             sources = [(*languages.source_prefix, *source, *languages.source_suffix) for source in sources]
         self.num_input_tokens = sum(map(len, sources))

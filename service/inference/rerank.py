@@ -5,7 +5,7 @@ Cho 2019, "Passage Re-ranking with BERT").
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -68,7 +68,8 @@ async def rerank(
         await call.reserve(model, len(documents), field="documents")
         documents = await _cut(call, model, documents, max_document_tokens)
     pairs = Texts((query,) * len(documents), second_texts=documents.texts)
-    sources = await read_sources(call, model, pairs, "documents", truncate=truncate, instruction=instruction)
+    options: dict[str, Any] = {"truncate": truncate, "instruction": instruction, "partner": "{query}"}
+    sources = await read_sources(call, model, pairs, "documents", **options)
 
     def convert(index: int, result: Encoded) -> RankedDocument:
         assert result.label_scores is not None

@@ -23,7 +23,6 @@ from sightline.service.inference.generate import (
     expected_work,
     finish,
     generate_without_blanks,
-    translates,
 )
 from sightline.service.inference.language_choice import choose_languages
 from sightline.service.inference.service import ServedModel
@@ -90,7 +89,7 @@ async def read_by_sentence(
     """
     call, model, parameters = decoding.call, decoding.model, decoding.parameters
     is_plain = not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts))
-    if is_plain or not translates(model.manifest):
+    if is_plain or not model.translates:
         await decoding.read(inputs, stream=stream)
         return [WHOLE] * len(inputs)
     assert isinstance(inputs, Texts)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol
 
-from sightline.base.bundle import GenerationDefaults, Manifest, Task
+from sightline.base.bundle import GenerationDefaults, Manifest, SentenceEmbedding, Task
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api_errors import ApiError, ErrorCode
@@ -24,6 +24,12 @@ from sightline.service.settings import Settings
 from sightline.service.traces import SHUTDOWN_TIMEOUT_S, Traces, traces_endpoint
 
 DefaultTask = Task | Literal["chat", "zero-shot"]
+ENCODER_TASKS = frozenset[Task]({"encode", "attention", "similar"})  # of a model without a decoder and without a head
+# What a model needs for a task that is not in its list of tasks.
+NEEDS: Mapping[DefaultTask | None, str] = {
+    "chat": "it needs a model with a chat template, whose `chat` in GET /v1/models is true",
+    "zero-shot": "it needs a model for natural language inference, one of whose labels begins with entail",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,11 @@ class ServedModel:
     def has_generation_defaults(self) -> bool:
         """True if the model has defaults for parameters that a request omits."""
         return self.manifest.generation != GenerationDefaults()
+
+    @property
+    def translates(self) -> bool:
+        """True if the inputs of generations are sources of translations, not prompts."""
+        return self.manifest.languages is not None or self.manifest.training_unit == "sentence"
 
     @property
     def embedding_size(self) -> int:
@@ -169,9 +180,9 @@ class Backend:
 def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
     """Return the model of requests that name no model, by task.
 
-    It is the first model of the setting that can do the task, or else the only model that can,
-    apart from those whose manifest has `lazy`. A task has no default if several models can do it,
-    or while a model of the setting is missing.
+    It is the first model of the setting that can do the task (see `models_for`), or else the only
+    model that can, apart from those whose manifest has `lazy`. A task has no default if several
+    models can do it, or while a model of the setting is missing.
 
     Args:
         manifests: manifests of the served models.
@@ -181,7 +192,8 @@ def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict
     by_task, lazy = models_by_task(manifests), {manifest.name for manifest in manifests if manifest.lazy}
     is_complete = set(chosen) <= set(by_task[None])
     defaults: dict[DefaultTask, str] = {}
-    for task, names in by_task.items():
+    for task in by_task:
+        names = models_for(task, manifests, chosen)
         first = next((name for name in chosen if name in names), None)
         others = [name for name in names if name not in lazy]
         if first is None and len(others) == 1 and is_complete:
@@ -189,6 +201,24 @@ def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict
         if task is not None and first is not None:
             defaults[task] = first
     return defaults
+
+
+def models_for(task: DefaultTask | None, manifests: Sequence[Manifest], chosen: Sequence[str]) -> list[str]:
+    """Return the models among which the default of a task is chosen.
+
+    Almost every model can encode texts. If some were trained for it, only these count; a lazy one
+    must be in the setting.
+    """
+    candidates = [manifest for manifest in manifests if not manifest.lazy or manifest.name in chosen]
+    trained = [manifest.name for manifest in candidates if task == "encode" and _is_embedding_model(manifest)]
+    return trained or models_by_task(manifests).get(task, [])
+
+
+def _is_embedding_model(manifest: Manifest) -> bool:
+    """Return True for models with settings of sentence-transformers, or with an encoder alone."""
+    default = SentenceEmbedding(pooling="mean", normalize=False)  # of an encoder without such settings, or with a head
+    embedding = None if "encode" not in manifest.tasks else manifest.embedding
+    return embedding is not None and (embedding != default or set(manifest.tasks) <= ENCODER_TASKS)
 
 
 def models_by_task(manifests: Iterable[Manifest]) -> dict[DefaultTask | None, list[str]]:
@@ -393,9 +423,10 @@ class Service:
         self._check_loaded("")
         if not self.models:
             raise ApiError("model_not_found", "No model is loaded.", field="model")
-        able = models_by_task(self.manifests).get(task)
-        if able is None:
-            message = f"No model of this service can do the task {task}; GET /v1/models lists the tasks of each model."
+        able = models_for(task, self.manifests, self.settings.default_model_names)
+        if not able:
+            need = NEEDS.get(task, "GET /v1/models lists the tasks of each model")
+            message = f"No model of this service can do the task {task}; {need}."
             raise ApiError("unsupported_task", message, field="model")
         message = (
             f"It is required, because several models can do this: {', '.join(able)}. Name one of them, or set "

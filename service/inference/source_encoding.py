@@ -26,6 +26,7 @@ async def read_sources(
     instruction: str | None = None,
     cuts_first: bool = False,
     mask_id: int | None = None,
+    partner: str | None = None,
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
@@ -40,6 +41,7 @@ async def read_sources(
         instruction: task of a reranker with a template; that of the template if None.
         cuts_first: truncate only the first text of a pair.
         mask_id: special token that texts can contain.
+        partner: second text of each pair, for errors.
 
     Raises:
         ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
@@ -66,6 +68,8 @@ async def read_sources(
         "cuts_first": cuts_first,
         "pair_template": template,
         "mask_id": mask_id,
+        "way_out": ", or set {truncate} to true" if "truncate" in call.field_names and not truncate else "",
+        **({} if partner is None else {"partner": partner}),
     }
     work = partial(tokenize_within_limits, tokenizer, inputs, field, limits, deadline, **options)
     second_texts = [text for text in inputs.second_texts or () if text]

@@ -75,7 +75,7 @@ async def classify_zero_shot(
         tuple(index for index in range(len(inputs)) for _ in labels),
         hypotheses * len(inputs),
     )
-    sources = await read_sources(call, model, pairs, truncate=truncate, cuts_first=True)
+    sources = await read_sources(call, model, pairs, truncate=truncate, cuts_first=True, partner="the hypothesis")
 
     def convert(index: int, result: Encoded) -> NDArray[np.float32]:
         assert result.label_scores is not None

@@ -370,6 +370,8 @@ class SentenceEmbedding(_Part):
     # Texts put before an input, by name, for models trained with them: {"query": "query: "}.
     prompts: dict[str, str] = {}
     default_prompt: str | None = None  # name of the prompt of an input without one
+    # Lengths to which vectors can be cut (Matryoshka); null for none, empty for any length.
+    matryoshka: tuple[Annotated[int, Field(ge=1)], ...] | None = None
 
 
 class Origin(_Part):

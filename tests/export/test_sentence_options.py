@@ -34,6 +34,21 @@ def test_minilm() -> None:
     assert options.max_tokens == 256
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"matryoshka_dimensions": [64, 128, 384]}, (64, 128, 384)),
+        ({"matryoshka_dimensions": [64], "is_matryoshka": True}, (64,)),
+        ({"is_matryoshka": True}, ()),
+        ({"is_matryoshka": False}, None),
+        ({"matryoshka_dimensions": None}, None),
+        ({}, None),
+    ],
+)
+def test_lengths_that_the_model_was_trained_for(config: dict[str, Any], expected: tuple[int, ...] | None) -> None:
+    assert read_sentence_options((MINILM | {"config.json": config}).get).embedding.matryoshka == expected
+
+
 def test_folder_without_modules_has_mean_pooling() -> None:
     limits: dict[float | None, int | None] = {512: 512, 1e30: None, None: None}
     for given, expected in limits.items():

@@ -124,7 +124,7 @@ def _head(request_id: str | None, model_name: str) -> dict[str, Any]:
 async def generate(call: Call, model_name: PathModel, body: GenerateTextBody) -> GenerateTextResponse:
     """Generate one text from one text."""
     model, parameters = await _prepare(call, model_name, body)
-    result = await generate_texts(call, model, Texts.one(body.inputs), parameters)
+    result = await generate_texts(call, model, Texts.one(body.inputs).as_prompts(), parameters)
     (output,) = result.outputs
     return {
         **_head(body.id, result.model),  # type: ignore[typeddict-item]
@@ -139,7 +139,7 @@ async def generate_stream(call: Call, model_name: PathModel, body: StreamTextBod
     One event for each token, then one with the finish reason.
     """
     model, parameters = await _prepare(call, model_name, body)
-    events = await stream(call, model, Texts.one(body.inputs), parameters)
+    events = await stream(call, model, Texts.one(body.inputs).as_prompts(), parameters)
     return EventStream(events, TextEvents(_head(body.id, model_name)))
 
 

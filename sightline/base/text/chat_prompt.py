@@ -20,6 +20,7 @@ class Prompt:
 
     parts: tuple[str | int, ...]
     add_special_tokens: bool = True  # the tokenizer's own special tokens, if the parts have none
+    around: tuple[Sequence[int], Sequence[int]] = ((), ())  # ids before and after several parts
 
     def __len__(self) -> int:
         """Return the number of inputs, which is always 1."""
@@ -34,13 +35,19 @@ class Prompt:
         """Return the token ids. Names of special tokens in the texts are plain text."""
         if len(self.parts) == 1 and isinstance(self.parts[0], str):
             return tokenizer.encode(self.parts[0], add_special_tokens=self.add_special_tokens)
-        ids: list[int] = []
+        before, after = self.around
+        ids = list(before)
         for index, part in enumerate(self.parts):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += tokenizer.encode(part, add_special_tokens=False, is_start=index == 0)
-        return ids
+        return [*ids, *after]
+
+
+def raw_prompt(text: str, tokenizer: TextTokenizer) -> Prompt:
+    """Return a text in which the names of special tokens stand for them, as in Transformers."""
+    return Prompt(tuple(merge_parts(tokenizer.split_special(text), tokenizer)), around=tokenizer.template_ids())
 
 
 def apply_chat_template(

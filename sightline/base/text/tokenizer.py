@@ -355,6 +355,13 @@ class TextTokenizer:
                 parts.append(self._id_of_special[part] if index % 2 else part)
         return parts
 
+    def template_ids(self) -> tuple[list[int], list[int]]:
+        """Return the ids of special tokens that the model expects before a text, and after it."""
+        encoding = self._tokenizer.encode("a")
+        ids: list[int] = encoding.ids
+        num_first = next((index for index, is_added in enumerate(encoding.special_tokens_mask) if not is_added), 0)
+        return ids[:num_first], ids[len(ids) - self._num_final :]
+
     def absorbs_whitespace(self, token_id: int) -> tuple[bool, bool]:
         """Return two flags: a special token absorbs the whitespace before it, and after it."""
         return self._absorbs.get(token_id, (False, False))

@@ -20,6 +20,7 @@ from tests.service.conftest import Running, Start
 pytestmark = pytest.mark.anyio
 
 KEYS = Path("tests/data/keys.json")
+FORM = "application/x-www-form-urlencoded"
 OPEN = {"/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready", "/ping"}
 ADMIN = {"/metrics", "/v2/repository/models/{model_name}/load", "/v2/repository/models/{model_name}/unload"}
 USE, ADMIN_KEY = {"x-api-key": "sl-alice"}, {"x-api-key": "sl-boss"}
@@ -44,12 +45,11 @@ async def test_every_route_needs_a_key_and_some_need_the_role_admin(start: Start
             count = 0
             for method, path in routes(running):
                 count += 1
-                translate = {"q": "x", "source": "en", "target": "de"} if path == "/translate" else {}
                 for headers in ({}, {"x-api-key": "sl-nobody"}, {"x-api-key": ""}):
-                    response = await client.request(method, prefix + path, headers=headers, json=translate)
+                    response = await client.request(method, prefix + path, headers=headers, json={})
                     assert (response.status_code == 401) == (path not in OPEN), path
                 for headers, role in ((USE, "use"), (ADMIN_KEY, "admin")):
-                    response = await client.request(method, prefix + path, headers=headers, json=translate)
+                    response = await client.request(method, prefix + path, headers=headers, json={})
                     assert response.status_code != 401, path
                     assert (response.status_code == 403) == (path in ADMIN and role == "use"), path
             assert count > 60
@@ -167,6 +167,37 @@ async def test_libretranslate_sends_its_key_in_the_body(start: Start) -> None:
             types |= USE
             response = await running.client.post(f"/translate{query}", content=text_body, headers=types)
             assert response.status_code in (400, 415, 422), text_body
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "query"),
+    [
+        (b"{}", "application/json", ""),
+        (b'{"q": 1, "api_key": %s}', "application/json", ""),
+        (b'{"api_key": %s}', "application/json", "?model=fake"),
+        (b'{"api_key": 5}', "application/json", ""),
+        (b"[]", "application/json", ""),
+        (b"{", "application/json", ""),
+        (b"", "application/json", ""),
+        (b"{}", "text/plain", ""),
+        (b"api_key=%s", FORM, ""),
+        (b"api_key=x&api_key=%s", FORM, ""),
+        (b"%%FF", FORM, ""),
+        (b"q=x&" * 99, FORM, ""),
+    ],
+)
+async def test_the_key_is_checked_before_the_rest_of_the_body(
+    start: Start, content: bytes, kind: str, query: str
+) -> None:
+    async with start(keys=KEYS) as running:
+        for key, headers in (("sl-nobody", {}), ("sl-alice", {}), ("sl-nobody", USE)):
+            quote = b'"%s"' if kind == "application/json" else b"%s"
+            body = content.replace(b"%s", quote % key.encode()).replace(b"%%", b"%")
+            late = {"content-type": kind, "x-request-timeout-ms": "no", **headers}
+            response = await running.client.post("/translate" + query, content=body, headers=late)
+            has_key = bool(headers) or (key == "sl-alice" and b"%s" in content and b"=x&" not in content)
+            assert (response.status_code == 401) != has_key, (body, headers)
+            assert response.status_code in (400, 401, 415, 422)
 
 
 async def test_a_preflight_needs_no_key_and_its_request_does(start: Start) -> None:

@@ -48,6 +48,8 @@ ROUTES = {
     ("post", "/api/chat"),
     ("post", "/api/embed"),
     ("get", "/api/tags"),
+    ("post", "/api/embeddings"),
+    ("get", "/api/ps"),
     ("post", "/api/show"),
     ("get", "/api/version"),
     ("get", "/languages"),
