@@ -102,7 +102,9 @@ class SplitOutput(GenerateOutput):
 
     sentences: Annotated[
         list[SentenceOutput],
-        Field(description="Sentences of the input; only with split_sentences, if the input is not just one sentence."),
+        Field(
+            description="Sentences of an input that is split, without copied ones; absent if it is just one sentence."
+        ),
     ]
 
 

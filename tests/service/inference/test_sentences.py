@@ -205,8 +205,8 @@ async def test_every_api_translates_each_sentence_and_copies_what_has_no_letter(
 @pytest.mark.parametrize("path", STREAMS)
 async def test_every_stream_joins_the_sentences_in_order(start: Start, of_sentences: FakeBackend, path: str) -> None:
     body_of, text_of = READS[path.removesuffix("_stream")][0], STREAMS[path]
-    async with start(of_sentences, max_rows=4) as running:
-        for text, _ in TEXTS:
+    async with start(of_sentences, max_rows=4, max_inputs=3) as running:
+        for text in (*(text for text, _ in TEXTS), "A dog. Two men! " * 5):
             (whole,) = (await generate(running, text))["outputs"]
             response = await running.post(path, {**body_of(text), "stream": True})
             lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
