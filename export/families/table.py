@@ -36,11 +36,13 @@ _HARMLESS = (
     "use_cache", "use_return_dict", "xla_device", "eos_token_ids", "max_sequence_length", "is_matryoshka",
     "matryoshka_dimensions",
 )  # fmt: skip
-# Keys that code of transformers for all classes reads, and the version whose code was searched. The
-# families know all other keys that their classes read.
+# Keys that code of transformers for all classes reads, also as second names of others, and the
+# version whose code was searched. The families know all other keys that their classes read.
 _READ_BY_ALL = (
-    "attention_chunk_size", "cache_implementation", "is_causal", "kv_sharing_modes", "layer_types", "per_layer_config",
-    "quantization_config*", "rope_parameters", "rope_scaling", "sliding_window", "use_bidirectional_attention",
+    "attention_chunk_size", "cache_implementation", "head_dim", "hidden_size", "is_causal",
+    "is_encoder_decoder", "kv_sharing_modes", "layer_types", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "per_layer_config", "quantization_config*", "rope_parameters",
+    "rope_scaling", "sliding_window", "use_bidirectional_attention",
 )  # fmt: skip
 _TRANSFORMERS = [5, 23]
 

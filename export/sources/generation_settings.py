@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from sightline.base.bundle import MAX_BEAMS, GenerationDefaults
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.sources.opened_checkpoint import Config
+from sightline.export.sources.opened_checkpoint import Config, first_of
 
 # Keys of config.json that `read_generation` reads, or that only control the library.
 GENERATION_KEYS = (
@@ -33,10 +33,14 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "eta_cutoff": (None, 0.0),
     "exponential_decay_length_penalty": (None,),
     "force_words_ids": (None,),
+    "forced_decoder_ids": (None, []),
     "guidance_scale": (None, 1.0),
     "num_beam_groups": (None, 1),
     "penalty_alpha": (None, 0.0),
+    "renormalize_logits": (None, False),
     "sequence_bias": (None,),
+    "stop_strings": (None, []),
+    "token_healing": (None, False),
     "top_h": (None,),
     "watermarking_config": (None,),
 }
@@ -85,9 +89,13 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
     source = config if generation is None else generation
     for key, values in _NEUTRAL.items():
         source.neutral(key, *values)
+    notes = list[str]()
     if generation is not None:
         generation.ignore(*GENERATION_KEYS, *_HARMLESS)
-        generation.check_all_read()
+        if unread := [key for key, value in generation.unread().items() if value is not None]:
+            notes.append(
+                f"generation_config.json has keys that do not change the model and are ignored: {first_of(unread)}"
+            )
     end_ids = _ids(source, "eos_token_id") or _ids(config, "eos_token_id")
     if not end_ids:
         raise ImportFailedError("neither generation_config.json nor config.json has eos_token_id; add it")
@@ -100,7 +108,7 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
             "forced: remove forced_eos_token_id"
         )
     suppressed, bad_words = _suppressed(source, end_ids)
-    num_beams, notes = _integer(source, "num_beams"), list[str]()
+    num_beams = _integer(source, "num_beams")
     if num_beams is not None and num_beams > MAX_BEAMS:
         notes.append(
             f"num_beams is {num_beams}, but the service searches with at most {MAX_BEAMS} beams: it uses these"

@@ -249,61 +249,54 @@ def contradictions(folder: Files, tokenizer: Tokenizer, ids: Mapping[str, Collec
     Raises:
         ImportFailedError: tokenizer_config.json gives a token another id.
     """
-    reader = _TokenizerFiles(folder)
-    named = ((key, reader.special_token(key), expected) for key, expected in ids.items() if expected)
-    notes = [
-        f"{TOKENIZER_CONFIG} has the {key} {token}, whose id is {tokenizer.token_to_id(token)}, but the configuration "
-        f"has the id {', '.join(map(str, expected))}, which is used"
-        for key, token, expected in named
-        if token is not None and tokenizer.token_to_id(token) not in (None, *expected)
-    ]
+    reader, notes = _TokenizerFiles(folder), list[str]()
+    for key, expected in ids.items():
+        named = reader.special_token(key)
+        if named and expected and (own := tokenizer.token_to_id(named)) not in (None, *expected):
+            used = ", ".join(map(str, expected))
+            notes.append(
+                f"{TOKENIZER_CONFIG} has the {key} {named}, whose id is {own}, but the configuration has the id "
+                f"{used}, which is used"
+            )
     if reader.model_type == "marian" or reader.data(TOKENIZER) is None:
         return notes  # the tokenizer was made from these files
-    for key, value in _options(json.loads(tokenizer.to_str())).items():
-        stated = reader.config.get(key)
-        if isinstance(stated, bool) and stated != value:
-            notes.append(_contradiction(f"{key} {json.dumps(stated)}", json.dumps(value)))
+    options, stated = _options(json.loads(tokenizer.to_str())), list[str]()
+    for key in sorted(options.keys() & reader.config.keys()):
+        if isinstance(value := reader.config[key], bool) and value != options[key]:
+            stated.append(f"{key} {json.dumps(value)}, but {TOKENIZER}: {json.dumps(options[key])}")
     added = tokenizer.get_added_tokens_decoder()
     for id_, token in _described_tokens(reader):
+        name = repr(token.content[:40])
         if (known := tokenizer.token_to_id(token.content)) not in (None, id_):
             raise ImportFailedError(
-                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives the token {token.content[:40]!r} the id {id_}, but "
-                f"{TOKENIZER} {known}; correct the one that is wrong, or download both again"
+                f"{TOKENIZER_CONFIG}: added_tokens_decoder gives the token {name} the id {id_}, but {TOKENIZER} "
+                f"{known}; correct the one that is wrong, or download both again"
             )
         if id_ not in added or added[id_].__getstate__() != token.__getstate__():
-            notes.append(
-                _contradiction(f"an added token {token.content[:40]!r}", "it is none, or one of other options")
-            )
-    return notes
-
-
-def _contradiction(stated: str, used: str) -> str:
-    return (
-        f"{TOKENIZER_CONFIG} says {stated}, but {TOKENIZER}: {used}. The latter is used; AutoTokenizer of transformers "
-        "may give other tokens"
-    )
+            stated.append(f"an added token {name}, but {TOKENIZER}: it is none, or one of other options")
+    end = "The latter is used; AutoTokenizer of transformers may give other tokens"
+    return [*notes, *(f"{TOKENIZER_CONFIG} says {text}. {end}" for text in stated)]
 
 
 def _options(document: Mapping[str, Any]) -> dict[str, bool]:
     """Return the options of a tokenizer by their keys in tokenizer_config.json."""
-    options, is_known = dict[str, bool](), True
-    parts = [document["normalizer"], document["pre_tokenizer"]]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, dict):
-            parts += [*part.get("normalizers", ()), *part.get("pretokenizers", ())]
-            if part.get("type") == "BertNormalizer":
+    options, parts = {"do_lower_case": False}, [document["normalizer"], document["pre_tokenizer"]]
+    for part in filter(None, parts):
+        parts += [*part.get("normalizers", ()), *part.get("pretokenizers", ())]
+        match part["type"]:
+            case "BertNormalizer":
                 part["strip_accents"] = part["lowercase"] if part["strip_accents"] is None else part["strip_accents"]
                 options |= {key: part[name] for key, name in _BERT_OPTIONS.items()}
-            elif part.get("type") == "Lowercase":
+            case "Lowercase":
                 options["do_lower_case"] = True
-            elif part.get("type") == "Precompiled":  # its rules may convert texts to lowercase
-                is_known = False
-            elif part.get("type") == "ByteLevel":
+            case "ByteLevel":
                 options["add_prefix_space"] = part["add_prefix_space"]
-            elif part.get("type") == "Metaspace":
+            case "Metaspace":
                 options["add_prefix_space"] = part["prepend_scheme"] != "never"
-    return {"do_lower_case": False, **options} if is_known else options
+    has_rules = any(part and part["type"] == "Precompiled" for part in parts)  # which may convert to lowercase
+    if has_rules and not options["do_lower_case"]:
+        del options["do_lower_case"]
+    return options
 
 
 def _parse(data: bytes) -> Tokenizer:

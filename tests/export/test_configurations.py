@@ -69,6 +69,10 @@ def test_the_kind_is_that_of_the_description(name: str, kind: str) -> None:
         ({}, "model_type '' is not supported"),
         (BERT | {"architectures": ["BertForNothing"]}, "architectures ['BertForNothing'] of model_type 'bert'"),
         (BERT | {"is_causal": True}, "config.json: is_causal is true, which is not supported"),
+        (
+            GPT2 | {"num_attention_heads": 6},
+            "are not known for its architecture: num_attention_heads",
+        ),  # read as n_head
         (GPT2 | {"layer_types": ["a"]}, "has 1 keys that are not known for its architecture: layer_types; they may"),
         (
             BERT | {"note": "x", "auto_map": {"AutoModel": "a.B"}},

@@ -20,6 +20,7 @@ from sightline.__main__ import main as sightline
 from sightline.base.bundle import BundleError, Verification, read_bundle, read_manifest
 from sightline.base.errors import UsageError
 from sightline.export import pipeline
+from sightline.export.card import model_card
 from sightline.export.check.sessions import encode, open_sessions
 from sightline.export.describe import described
 from sightline.export.import_errors import ImportFailedError, VerificationError
@@ -27,6 +28,7 @@ from sightline.export.options import BundleMetadata, ExportOptions
 from sightline.export.pipeline import Export, export_checkpoint
 from sightline.export.sources import opened_checkpoint, pickle_reader
 from sightline.export.sources.opened_checkpoint import Provenance, detect_kind, open_folder
+from sightline.export.sources.run_folder import RunRecord
 from sightline.service.engine.observer import NullObserver
 from sightline.service.inference.dense import read_dense
 from sightline.service.loading import load_backend
@@ -170,8 +172,9 @@ def test_keys_that_the_user_ignores_are_recorded(
     assert "note: config.json has keys that do not change the model and are ignored: embedding_twist, note\n" in (
         capsys.readouterr().err
     )
-    origin = read_manifest(tmp_path / "bundle").origin
-    assert origin is not None and origin.ignored_keys == ("embedding_twist", "note")
+    manifest = read_manifest(tmp_path / "bundle")
+    assert manifest.origin is not None and manifest.origin.ignored_keys == ("embedding_twist", "note")
+    assert "| ignored keys | embedding_twist, note |" in model_card(manifest, RunRecord())
     assert sightline(["verify", str(tmp_path / "bundle"), "--checkpoint", str(folder)]) == 0
 
 
