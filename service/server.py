@@ -30,7 +30,7 @@ from sightline.service.http.incoming import IncomingBodies
 from sightline.service.inference.service import Service
 from sightline.service.loading import load_backend
 from sightline.service.logs import flush_logs
-from sightline.service.settings import Settings
+from sightline.service.settings import Settings, env_name
 
 # The engine needs up to two seconds to fail a hanging call; then responses must still be sent.
 RESPONSE_S = 4
@@ -38,7 +38,7 @@ RESPONSE_S = 4
 # Together with `FLUSH_S` of the logs it stays below two seconds.
 END_S = 1.0
 # An address for clients on this machine, by an address that means every interface.
-ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound to it
+ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104 - nothing is bound to it
 logger = logging.getLogger(__name__)
 
 
@@ -154,13 +154,42 @@ async def bind(settings: Settings) -> list[socket.socket]:
     Raises:
         OSError: an address cannot be used.
     """
-    loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []
-    for host, port in settings.addresses:
-        server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
-        sockets += [socket.socket(fileno=os.dup(listener.fileno())) for listener in server.sockets]
-        server.close()
+    for number, (host, port) in enumerate(settings.addresses):
+        try:
+            sockets += _bind_both(port) if host == "::" else await _bind(host, port)
+        except (OSError, ValueError) as error:  # ValueError: no system accepts such a name
+            for listener in sockets:
+                listener.close()
+            names = env_name("admin_address") if number else f"{env_name('host')} and {env_name('port')}"
+            reason = (getattr(error, "strerror", None) or str(error)).rpartition("): ")[2].lower()
+            raise OSError(f"the service cannot listen on {host!r}, port {port} ({names}): {reason}") from None
     return sockets
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+    sockets = [socket.socket(fileno=os.dup(listener.fileno())) for listener in server.sockets]
+    server.close()
+    return sockets
+
+
+def _bind_both(port: int) -> list[socket.socket]:
+    """Return a socket for all addresses, of IPv6 and IPv4, or of IPv4 alone if there is no IPv6."""
+    try:
+        listener = socket.socket(socket.AF_INET6)
+        address: tuple[str, int] = ("::", port)
+    except OSError:
+        listener, address = socket.socket(), ("", port)
+    else:
+        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return [listener]
 
 
 def url_of(host: str, port: int) -> str:
