@@ -210,6 +210,12 @@ def log_listening(host: str, port: int) -> None:
     logger.info("listening", extra={"fields": fields, "text": text})
 
 
+def log_page(settings: Settings, port: int) -> None:
+    """Log the address to open in a browser, as the last line of the start."""
+    url = url_of(settings.host, port) + ("/" if settings.page else "/docs")
+    logger.info("open", extra={"fields": {"url": url}, "text": f"ready for requests; open {url} in a browser"})
+
+
 def log_draining(settings: Settings, drain_s: float) -> None:
     """Log the start of a drain."""
     fields = {"drain_s": drain_s, "shutdown_timeout_s": settings.shutdown_timeout_s}
@@ -236,7 +242,12 @@ def serve(settings: Settings) -> NoReturn:
     """Serve in this process until the server ends, then exit the process."""
     if not has_terminal():  # without a handler, SIGHUP would end the process
         signal.signal(signal.SIGHUP, _ignore_reload)
-    app = create_app(settings, load_backend, lambda exit_code: server.end(exit_code))
+    app = create_app(
+        settings,
+        load_backend,
+        lambda exit_code: server.end(exit_code),
+        on_ready=lambda: log_page(settings, server.port),
+    )
     server = DrainingServer(app, settings)
     try:
         server.run()

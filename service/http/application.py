@@ -109,7 +109,10 @@ class Application(FastAPI):
         methods = tuple(by_method) or (error.headers or {})["Allow"].split(", ")
         if isinstance(matched, EndpointApp):
             path, call.error_format = matched.declared.path, matched.declared.error_format
-        raise MethodNotAllowedError(path, methods)
+        rejection = MethodNotAllowedError(path, methods)
+        if request.method == "OPTIONS":
+            rejection.text += " Pages of other origins may call it if SIGHTLINE_CORS_ORIGINS names them."
+        raise rejection
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document.
