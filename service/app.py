@@ -7,7 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 
 from sightline import __version__
 from sightline.base.bundle import BundleError, Languages
@@ -118,7 +120,7 @@ def create_app(
     app.add_middleware(Dispatcher, service=service, table=app.table)
     if settings.allowed_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=settings.allowed_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # client libraries in pages send their own, such as x-stainless-lang
@@ -128,6 +130,17 @@ def create_app(
     app.state.service = service
     app.state.pages = docs.Pages(app.openapi, settings.allowed_frames)
     return app
+
+
+class Cors(CORSMiddleware):
+    """Middleware for pages of other origins, which names the setting if it rejects one."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code != 200:
+            response.body = bytes(response.body) + b": SIGHTLINE_CORS_ORIGINS has the origins that the service allows"
+            response.headers["content-length"] = str(len(response.body))
+        return response
 
 
 async def _load_and_watch(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sightline.base.bundle import MANIFEST, BundleError, Manifest, MissingBundleError, check_files, read_manifest
+from sightline.base.errors import did_you_mean, list_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +65,16 @@ def find_bundles(
             bundles[path] = manifest
             folders[manifest.name] = path
     if not bundles and not num_failed:
-        raise MissingBundleError(f"no folder in {folder} has a {MANIFEST}; `sightline export` writes bundles")
+        raise MissingBundleError(
+            f"no folder in {folder} has a {MANIFEST}; `sightline models get` downloads a model, and `sightline export` "
+            "writes one of your own"
+        )
     for name in default_models:
         if name not in folders:
-            present = ", ".join(folders) or "no bundle that can be read"
+            present = list_of(folders) or "no bundle that can be read"
             raise MissingBundleError(
-                f"the default model {name} is not in {folder}, which has {present}; set SIGHTLINE_DEFAULT_MODEL or "
-                "--default-model to a model of the folder, or to nothing"
+                f"the default model {name} is not in {folder}{did_you_mean(name, folders)}, which has {present}; set "
+                "SIGHTLINE_DEFAULT_MODEL or --default-model to a model of the folder, or to nothing"
             )
     return bundles
 

@@ -95,8 +95,8 @@ class Settings(Options):
     example = "--bundles bundles --port 8000"
 
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0, all interfaces, lets other machines and containers reach the
-    service."""
+    """Address to listen on; ::, all interfaces with IPv6 and IPv4, lets other machines and
+    containers reach the service, 0.0.0.0 with IPv4 only."""
     allowed_hosts: str | None = None
     """Host names of the service, comma-separated; requests whose header Host has another name get
     421, except health checks and `/metrics`. `*.example.org` stands for all names that end so, `*`

@@ -4,6 +4,7 @@ A call has one span of the server and one for each of its phases. Spans are crea
 that every call records, so that a service without a collector does nothing for them.
 """
 
+import functools
 import logging
 import os
 import time
@@ -64,9 +65,7 @@ class Traces:
         url = traces_endpoint()
         self._exporter = OTLPSpanExporter(endpoint=url)
         # The lines of the library do not say which collector cannot be reached.
-        logging.getLogger(OTLPSpanExporter.__module__).addFilter(
-            lambda line: setattr(line, FIELDS, _shown(url)) or True
-        )
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(functools.partial(_add_url, _shown(url)))
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer("sightline", __version__)
         self._propagator = TraceContextTextMapPropagator()
@@ -142,6 +141,11 @@ def _endpoint_variable() -> str:
     """Return the variable that names the collector, or one that is not set."""
     is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return "" if is_disabled else next((name for name in ENDPOINTS if os.environ.get(name)), "")
+
+
+def _add_url(fields: Mapping[str, str], line: logging.LogRecord) -> bool:
+    setattr(line, FIELDS, fields)
+    return True
 
 
 def _shown(url: str | None) -> dict[str, str]:

@@ -9,14 +9,18 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from pydantic import BaseModel
 from starlette._utils import get_route_path
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import _TrustedHosts
 
 from sightline.base.interruptions import INTERRUPTIONS
 from sightline.service.api.endpoint import CALL, JSON, Endpoint, EventStream, Raw
@@ -33,6 +37,7 @@ from sightline.service.logs import FIELDS, access_logger
 from sightline.service.metrics import Metrics
 from sightline.service.traces import OPERATIONS, PARAMETERS, trace_id
 
+MAX_LOGGED = 200  # characters of a text that the client chose
 LARGE_BYTES = 65_536  # above this size, the transport applies back pressure
 EVENT_HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -70,6 +75,8 @@ class CallLog:
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
+        # Proxies whose header X-Forwarded-For is believed in the log, by uvicorn's variable.
+        self._proxies = _TrustedHosts(os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1"))
         self._counters: dict[tuple[str, int, str | None, str | None], Callable[[], None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,6 +119,9 @@ class CallLog:
             "request_id": call.request_id,
             "method": call.scope["method"],
             "route": route,
+            **({"path": quote(call.scope["path"])[:MAX_LOGGED]} if route == NO_ROUTE else {}),
+            "client": self._client_of(call),
+            "user_agent": call.headers.get(b"user-agent", b"").decode("latin-1")[:MAX_LOGGED] or None,
             **({} if label is None else {"key": label}),
             "model": call.model_name,
             "status": status,
@@ -126,6 +136,16 @@ class CallLog:
                 error = code if status >= 500 else None
                 traces.end(call.span, _attributes(call, status, code), error, call.phases, call.computed)
         log_call(logging.DEBUG if route in POLLED_ROUTES else logging.INFO, fields)
+
+    def _client_of(self, call: HttpCall) -> str | None:
+        """Return the address of a call's client, or what a trusted proxy says that it is."""
+        client = call.scope.get("client")
+        address = client[0].removeprefix("::ffff:") if client else None
+        forwarded = b",".join(value for name, value in call.scope["headers"] if name == b"x-forwarded-for")
+        if forwarded and address in self._proxies:
+            with contextlib.suppress(ValueError, IndexError):  # not an address
+                return str(ip_address(self._proxies.get_trusted_client_address(forwarded.decode("latin-1"))[0]))
+        return address
 
 
 def _attributes(call: HttpCall, status: int, code: str | None) -> dict[str, Any]:

@@ -237,8 +237,8 @@ def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
 
 async def _receive(call: HttpCall) -> bytes:
     settings, exchange, body = call.service.settings, call.exchange, b""
-    limit, announced = settings.max_body_bytes, call.headers.get(b"content-length", b"")
-    if not (announced.isdigit() and int(announced) > limit):
+    limit, announced = settings.max_body_bytes, number_of(call.headers.get(b"content-length", b""))
+    if announced is None or announced <= limit:
         has_arrived = exchange is not None and exchange.is_complete
         try:
             async with contextlib.nullcontext() if has_arrived else asyncio.timeout(settings.client_timeout_s):
@@ -257,7 +257,7 @@ async def _receive(call: HttpCall) -> bytes:
             raise ApiError("client_too_slow", text) from None
         if len(body) <= limit:
             return body
-    size = f", got {int(announced)}" if announced.isdigit() else ""
+    size = "" if announced is None else f", got {announced}"
     raise ApiError("body_too_large", f"The body must be at most {limit} bytes{size} (SIGHTLINE_MAX_BODY_BYTES).")
 
 
@@ -266,11 +266,18 @@ def _json_bytes(call: HttpCall, data: bytes, length_header: str) -> int:
     length = call.headers.get(length_header.lower().encode())
     if length is None:
         return len(data)
-    # Python refuses to parse integers with very many digits.
-    if not (length.isdigit() and len(length) <= 20 and int(length) <= len(data)):
+    size = number_of(length)
+    if size is None or size > len(data):
         message = f"It must be the number of bytes that are JSON, at most {len(data)}, the length of the body."
         raise ApiError("invalid_parameter", message, path=length_header)
-    return int(length)
+    return size
+
+
+def number_of(header: bytes) -> int | None:
+    """Return the number in a header; None if it is none, or larger than any size."""
+    digits = header.lstrip(b"0") or header[:1]
+    # Python refuses to parse integers with very many digits.
+    return int(digits) if digits.isdigit() and len(digits) <= 20 else None
 
 
 def parse_body(data: bytes, body_type: type[Body], check: CheckFields | None = None) -> Body:

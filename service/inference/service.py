@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal, Protocol
 
 from sightline.base.bundle import GenerationDefaults, Manifest, SentenceEmbedding, Task
+from sightline.base.errors import list_of
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.base.threads import run_in_daemon_thread
 from sightline.service.api_errors import ApiError, ErrorCode
@@ -396,7 +397,7 @@ class Service:
             raise ApiError("model_not_found", f"There is no model of this name; {self._names_text()}.", field="model")
         if task is not None and task not in model.manifest.tasks:
             able = models_by_task(self.manifests).get(task)
-            advice = f"the models that can are {', '.join(able)}" if able else "no model of this service can"
+            advice = f"the models that can are {list_of(able)}" if able else "no model of this service can"
             raise ApiError("unsupported_task", f"{name} cannot do the task {task}; {advice}.", field="model")
         return model.manifest
 
@@ -429,7 +430,7 @@ class Service:
             message = f"No model of this service can do the task {task}; {need}."
             raise ApiError("unsupported_task", message, field="model")
         message = (
-            f"It is required, because several models can do this: {', '.join(able)}. Name one of them, or set "
+            f"It is required, because several models can do this: {list_of(able)}. Name one of them, or set "
             "SIGHTLINE_DEFAULT_MODEL."
         )
         raise ApiError("invalid_parameter", message, field="model")
@@ -444,7 +445,7 @@ class Service:
             raise ApiError("loading")
 
     def _names_text(self) -> str:
-        return f"the models are {', '.join(self.models)}" if self.models else "no model is loaded"
+        return f"the models are {list_of(self.models)}" if self.models else "no model is loaded"
 
     async def stop(self) -> None:
         """Wait for requests in progress until the shutdown timeout, then fail the rest."""

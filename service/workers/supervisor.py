@@ -38,7 +38,7 @@ from sightline.service.metrics import (
 )
 from sightline.service.quotas import Grant, QuotaStore
 from sightline.service.runtime.thread_counts import MAX_BYTES_ALONE, SharedActivity, ThreadPlan, threads_alone
-from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening
+from sightline.service.server import RESPONSE_S, bind, has_terminal, log_draining, log_end, log_listening, log_page
 from sightline.service.settings import Settings
 from sightline.service.workers.channel import ALIVE_S, Channel, ChannelClosedError
 from sightline.service.workers.handover import connected_pair, ended_connections, send_connection
@@ -319,7 +319,9 @@ class Supervisor:
     def _tell_if_all_are_ready(self) -> None:
         """Tell the workers that all of them are ready, once they have been."""
         num_ready = len({worker.slot for worker in self._workers if worker.state == "ready"})
-        self._have_all_been_ready |= num_ready == self._num_workers and not self._is_measuring
+        if not self._have_all_been_ready and num_ready == self._num_workers and not self._is_measuring:
+            self._have_all_been_ready = True
+            log_page(self._settings, self._listeners[0].getsockname()[1])
         if self._have_all_been_ready:
             for worker in self._workers:
                 worker.channel.notify("peers_ready")

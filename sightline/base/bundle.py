@@ -16,7 +16,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sightline.base.errors import UsageError
+from sightline.base.errors import UsageError, did_you_mean, list_of
 from sightline.base.external_data import ExternalTensor, are_finite, external_tensors
 
 SCHEMA_VERSION = 5
@@ -773,7 +773,7 @@ def read_manifest(folder: Path) -> Manifest:
         with _open_regular(path) as file:
             document = json.loads(file.read().decode())
     except FileNotFoundError:
-        raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}") from None
+        raise MissingBundleError(f"{folder} is not a bundle: it has no {MANIFEST}{_similar_bundle(folder)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read: {error}") from None
     version = document.get("schema_version") if isinstance(document, dict) else None
@@ -861,3 +861,16 @@ def record_files(folder: Path, names: Iterable[str]) -> dict[str, FileRecord]:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def _similar_bundle(folder: Path) -> str:
+    """Return the end of a message about a folder that is no bundle: a similar one, or those that
+    exist beside it and in `bundles`.
+    """
+    parents = dict.fromkeys((folder.parent, Path("bundles")))
+    present = [path.parent for parent in parents for path in sorted(parent.glob(f"*/{MANIFEST}"))]
+    of_name = [path for path in present if path.name == folder.name]
+    if of_name:
+        return f" (did you mean {of_name[0]}?)"
+    paths = list(map(str, present))
+    return did_you_mean(str(folder), paths) or (f"; bundles are {list_of(paths)}" if paths else "")

@@ -54,6 +54,12 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
 
 
+def list_of(names: Collection[str], most: int = 10) -> str:
+    """Return names for a message; of many, only the first and the number of the others."""
+    shown = ", ".join(list(names)[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return the end of a message about an unknown word: a similar known one, if there is one."""
     from difflib import get_close_matches  # only for errors

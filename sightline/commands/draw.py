@@ -14,10 +14,10 @@ from pydantic import AfterValidator
 
 from sightline.base.bundle import BundleError, Manifest, MapKind
 from sightline.base.errors import EXIT_FAILED, EXIT_USAGE, UsageError, exit_status
+from sightline.base.extras import install_command
 from sightline.base.options import Options, Shown, add_options, parse_with
 from sightline.base.parser import Parser
 from sightline.commands.bundles import choose_bundle, load_service
-from sightline.commands.extras import install_command
 from sightline.service.api_errors import ApiError, complete_message
 from sightline.service.body_fields import Texts
 from sightline.service.inference.attention import AttentionOutput, attention

@@ -12,7 +12,7 @@ import pytest
 
 from sightline.__main__ import main
 from sightline.base.bundle import read_manifest, write_manifest
-from sightline.commands.extras import install_command
+from sightline.base.extras import install_command
 
 TEXT = "Two girls are playing."
 Draw = Callable[..., tuple[int, str, str, str]]

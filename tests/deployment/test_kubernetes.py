@@ -133,7 +133,7 @@ def test_every_container_listens_on_the_ports_of_its_settings() -> None:
     ]
     assert [one["containerPort"] for one in KSERVE_CONTAINER["ports"]] == [of_kserve.port]
     assert RUNTIME["spec"]["annotations"]["prometheus.kserve.io/port"] == str(of_kserve.admin_port)
-    assert {host for host, _ in [*settings.addresses, *of_kserve.addresses]} == {"0.0.0.0"}
+    assert {host for host, _ in [*settings.addresses, *of_kserve.addresses]} == {"::"}
     assert re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, flags=re.MULTILINE) == [str(settings.port)]
 
 

@@ -628,7 +628,7 @@ def test_files_of_an_interrupted_export_are_logged_and_not_served(
         f"{folder}/.toy.old",
     ]
     shutil.rmtree(folder / "toy")
-    with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}"):
+    with pytest.raises(BundleError, match=f"no folder in {folder} has a {MANIFEST}; `sightline models get`"):
         find_bundles(folder)
 
 
@@ -812,3 +812,20 @@ def test_a_load_reports_its_duration(folder: Path) -> None:
     backend = load(folder, lazy_models="other")
     assert 0 < backend.loaded["toy"].model.load_seconds < time.perf_counter() - started
     assert backend.repository.load("other", 0).model.load_seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("toy", " (did you mean bundles/toy?)"),
+        ("bundles/tay", " (did you mean bundles/toy?)"),
+        ("something", "; bundles are bundles/toy"),
+    ],
+)
+def test_an_unknown_bundle_is_answered_with_those_that_exist(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, end: str
+) -> None:
+    shutil.copytree(bundle, tmp_path / "bundles" / "toy")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BundleError, match=re.escape(f"{name} is not a bundle: it has no {MANIFEST}{end}") + "$"):
+        read_manifest(Path(name))

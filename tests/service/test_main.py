@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -449,6 +450,14 @@ def test_it_starts_with_exactly_one_onnx_runtime(installed: list[str]) -> None:
     check_one_runtime(["onnxruntime-gpu"])
     with pytest.raises(SettingsError, match="extra 'cpu' or the extra 'gpu'"):
         check_one_runtime(installed)
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (63, 63))
+    assert main([]) == 2
+    assert "error: the process may open only 63 files, and needs 64" in capsys.readouterr().err
 
 
 def test_an_unknown_variable_is_rejected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,10 @@
 """Shutdown in two stages, on a real socket."""
 
+import asyncio
 import contextlib
+import errno
 import logging
+import re
 import signal
 import socket
 import threading
@@ -11,9 +14,11 @@ from typing import Any
 import orjson
 import pytest
 
-from sightline.service import server
+from sightline.service import health_check, server
 from sightline.service.api.endpoint import Call, Endpoint
 from sightline.service.http.http_call import HttpCall
+from sightline.service.server import bind
+from sightline.service.settings import Settings
 from tests.service.api.test_streaming import large_response
 from tests.service.conftest import MakeBackend, Serve, Wire, add_endpoint, read_all, wait_until
 from tests.support.fake_runner import Faults
@@ -182,3 +187,51 @@ def test_a_shutdown_while_loading_is_orderly(serve: Serve, make_backend: MakeBac
         wire.thread.join(timeout=30)
         assert not wire.thread.is_alive()
         assert wire.server.exit_code == 0
+
+
+@pytest.mark.parametrize("has_ipv6", [True, False])
+def test_all_interfaces_are_those_of_ipv6_and_of_ipv4(monkeypatch: pytest.MonkeyPatch, *, has_ipv6: bool) -> None:
+    create = socket.socket
+
+    def without_ipv6(family: int = -1, *arguments: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return create(family, *arguments)
+
+    if not has_ipv6:
+        monkeypatch.setattr(socket, "socket", without_ipv6)
+    (listener,) = asyncio.run(bind(Settings(host="::", port=0)))
+    monkeypatch.undo()
+    with listener:
+        listener.listen()
+        for address in ("127.0.0.1", "::1")[: 1 + has_ipv6]:
+            socket.create_connection((address, listener.getsockname()[1]), timeout=60).close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown", "names"),
+    [
+        ({"host": '"127.0.0.1"'}, """'"127.0.0.1"', port 8000""", "SIGHTLINE_HOST and SIGHTLINE_PORT"),
+        ({"host": "127.0.0.1\r"}, r"'127.0.0.1\r', port 8000", "SIGHTLINE_HOST and SIGHTLINE_PORT"),
+        ({"host": "a" * 70}, f"'{'a' * 70}', port 8000", "SIGHTLINE_HOST and SIGHTLINE_PORT"),
+        ({"host": "192.0.2.1"}, "'192.0.2.1', port 8000", "SIGHTLINE_HOST and SIGHTLINE_PORT"),
+        ({"port": 0, "admin_address": "192.0.2.1:9"}, "'192.0.2.1', port 9", "SIGHTLINE_ADMIN_ADDRESS"),
+    ],
+)
+def test_an_address_that_cannot_be_used_names_its_setting(settings: Any, shown: str, names: str) -> None:
+    with pytest.raises(OSError, match=re.escape(f"cannot listen on {shown} ({names}): ")):
+        asyncio.run(bind(Settings(**settings)))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::", "0.0.0.0", "localhost"])
+def test_the_health_check_finds_the_service_and_uses_no_proxy(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("SIGHTLINE_HOST", host)
+    with serve(host=host) as wire:
+        monkeypatch.setenv("SIGHTLINE_PORT", str(wire.port))
+        assert health_check.main() == 0
+        wire.app.state.service.begin_drain()
+        assert health_check.main() == 1
+    assert health_check.main() == 1

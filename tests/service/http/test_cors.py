@@ -195,3 +195,11 @@ def test_an_invalid_origin_is_rejected_at_the_start(value: str) -> None:
 )
 def test_origins_are_separated_by_commas(value: str, origins: tuple[str, ...]) -> None:
     assert make_settings({"cors_origins": value}, {}).allowed_origins == origins
+
+
+@pytest.mark.parametrize(("origins", "status"), [(None, 405), ("https://example.org", 400)])
+async def test_a_preflight_that_is_refused_names_the_setting(start: Start, origins: str | None, status: int) -> None:
+    headers = {"origin": "https://other.example", "access-control-request-method": "POST"}
+    async with start(cors_origins=origins) as running:
+        response = await running.client.options("/v1/generate", headers=headers)
+        assert response.status_code == status and "SIGHTLINE_CORS_ORIGINS" in response.text

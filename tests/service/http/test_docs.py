@@ -5,6 +5,8 @@ import gzip
 import html
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -320,3 +322,19 @@ def test_on_the_wire_a_page_is_gzip_and_can_be_revalidated(serve: Serve) -> None
             connection.request("GET", path)
             assert connection.getresponse().read() == page  # on the same connection
         connection.close()
+
+
+def test_summaries_are_whole_sentences(openapi: Any) -> None:
+    for operations in openapi["paths"].values():
+        for operation in operations.values():
+            assert operation["description"].replace("\n", " ").startswith(operation["summary"] + ".")
+
+
+def test_the_documentation_needs_no_docstrings() -> None:
+    program = (
+        "from sightline.service.app import create_app; from sightline.service.http.docs import render\n"
+        "from sightline.service.settings import Settings\n"
+        "print(render(create_app(Settings(), None).openapi()).count('<p>List models</p>'))"
+    )
+    done = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"

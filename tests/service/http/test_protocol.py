@@ -87,6 +87,15 @@ def test_a_stalled_body_is_408(serve: Serve) -> None:
         check(exchange(wire, POST + b"Content-Length: 100\r\n\r\n" + BODY), 408, "client_too_slow")
 
 
+def test_a_length_with_many_zeros_is_a_number(serve: Serve) -> None:
+    with serve(max_body_bytes=len(BODY)) as wire:
+        zeros = b"0" * 4400
+        assert exchange(wire, POST + b"Content-Length: %s%d\r\n\r\n" % (zeros, len(BODY)) + BODY).startswith(
+            b"HTTP/1.1 200"
+        )
+        assert b"at most 14 bytes, got 999" in exchange(wire, POST + b"Content-Length: %s999\r\n\r\n" % zeros + BODY)
+
+
 def unended(num_bytes: int) -> bytes:
     """A head, and all of the body but its end."""
     return POST + b"Content-Length: %d\r\n\r\n" % num_bytes + BODY.ljust(num_bytes - 1)

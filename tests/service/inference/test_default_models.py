@@ -192,3 +192,10 @@ def test_a_lazy_manifest_is_a_default_only_by_its_name(tokenizer: TextTokenizer)
     assert default_models([writer, lazy], [])["generate"] == "c-writer"
     assert default_models([writer, lazy], ["lazy"])["generate"] == "lazy"
     assert default_models([lazy], []) == {}
+
+
+async def test_an_error_lists_at_most_ten_models(start: Start, make_backend: MakeBackend) -> None:
+    async with start(make_backend(*(f"model-{number:02}" for number in range(12)))) as running:
+        response = await running.post("/v1/generate", {"model": "nobody", "inputs": "x"})
+        assert response.status_code == 404
+        assert "model-08, model-09 and 2 more." in response.text and "model-10" not in response.text
