@@ -196,14 +196,13 @@ class QuotaStore:
         return await self._open().storage.incr(item.key_for("tokens", label), item.get_expiry(), amount=tokens)
 
     def hold(self, process: int, label: str, more: int, limit: int) -> bool:
-        """Count more sequences of a key in progress; return False if they exceed its limit."""
+        """Count more or, if negative, fewer sequences of a key in progress; return False if they
+        exceed its limit.
+        """
         held = self._held[label]
-        is_granted = held.total() + more <= limit
+        is_granted = more < 0 or held.total() + more <= limit
         held[process] += more if is_granted else 0
         return is_granted
-
-    def release(self, process: int, label: str, sequences: int) -> None:
-        self._held[label][process] -= sequences
 
     def forget(self, process: int) -> None:
         """Forget the sequences of a process that has ended."""
@@ -245,7 +244,7 @@ class LocalQuotas:
         return self._store.hold(0, label, more, limit)
 
     def release(self, label: str, sequences: int) -> None:
-        self._store.release(0, label, sequences)
+        self._store.hold(0, label, -sequences, 0)
 
     async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
         return await self._store.reserve(label, tokens_per_minute, tokens)

@@ -230,9 +230,6 @@ class Supervisor:
         async def hold_quota(label: str, more: int, limit: int) -> bool:
             return self._quotas.hold(worker.pid, label, more, limit)
 
-        async def release_quota(label: str, sequences: int) -> None:
-            self._quotas.release(worker.pid, label, sequences)
-
         await worker.channel.run(
             {
                 "alive": alive,
@@ -243,7 +240,6 @@ class Supervisor:
                 "unload": self._unload,
                 "begin_quota": begin_quota,
                 "hold_quota": hold_quota,
-                "release_quota": release_quota,
                 "reserve_quota": self._quotas.reserve,
                 "end_quota": self._quotas.end,
             }

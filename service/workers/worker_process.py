@@ -63,7 +63,7 @@ class SupervisedQuotas:
         return bool(await self._channel.call("hold_quota", label, more, limit))
 
     def release(self, label: str, sequences: int) -> None:
-        self._channel.notify("release_quota", label, sequences)
+        self._channel.notify("hold_quota", label, -sequences, 0)
 
     async def reserve(self, label: str, tokens_per_minute: int, tokens: int) -> Grant:
         return Grant.from_json(await self._channel.call("reserve_quota", label, tokens_per_minute, tokens))

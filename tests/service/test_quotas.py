@@ -98,8 +98,7 @@ async def test_sequences_of_all_processes_count_together_until_they_end() -> Non
     store = QuotaStore(None)
     holds = [store.hold(process, "a", more, 4) for process, more in ((1, 3), (2, 2), (2, 1), (3, 1))]
     assert holds == [True, False, True, False]
-    store.release(1, "a", 1)
-    assert store.hold(3, "a", 1, 4) and not store.hold(2, "a", 1, 4)
+    assert store.hold(1, "a", -1, 4) and store.hold(3, "a", 1, 4) and not store.hold(2, "a", 1, 4)
     store.forget(3)
     assert store.hold(2, "a", 1, 4)
 
