@@ -161,6 +161,6 @@ class _Run:
         except IncompleteResponseError as error:
             return Failure(str(error))
         except OSError as error:
-            own = error.errno in OWN_ERRORS
-            return Failure(f"{OWN}{os.strerror(error.errno).lower()}" if own else "connection failed")
+            own = [os.strerror(number) for number in OWN_ERRORS if number == error.errno]
+            return Failure(OWN + own[0].lower() if own else "connection failed")
         return classify(response, due, self._load.is_streamed, self._load.has_usage)

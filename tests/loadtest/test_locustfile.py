@@ -37,7 +37,7 @@ def run_locust(url: str, has_enough: Callable[[], bool]) -> tuple[int, dict[str,
 
 
 def test_all_tasks_of_the_users_succeed_on_a_real_service(bundle: Path) -> None:
-    """Of 5 requests of 4 users, at least one is complete."""
+    """At least one of 5 requests of 4 users is complete."""
     with serving(bundle.parent, threads=1, workers=1) as server:
 
         def has_enough() -> bool:
