@@ -66,8 +66,8 @@ def find_bundles(
             folders[manifest.name] = path
     if not bundles and not num_failed:
         raise MissingBundleError(
-            f"no folder in {folder} has a {MANIFEST}; `sightline models get` downloads a model, and `sightline export` "
-            "writes one of your own"
+            f"no folder in {folder} has a {MANIFEST}; `sightline models get` downloads bundles, and `sightline export` "
+            "writes them"
         )
     for name in default_models:
         if name not in folders:
