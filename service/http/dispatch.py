@@ -279,7 +279,8 @@ async def _receive(
     service = call.service
     if service.unavailable_code is not None:
         raise ApiError(service.unavailable_code)
-    await call.begin_quota()
+    if call.key is not None and call.key.quota is not None:
+        await call.begin_quota()
     call.deadline = call.started + service.settings.request_timeout_s
     if b"x-request-timeout-ms" in call.headers:
         call.deadline = min(call.deadline, call.started + requested_timeout_s(call))

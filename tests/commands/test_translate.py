@@ -380,7 +380,11 @@ def test_a_number_of_beams_that_is_not_allowed_is_named(beams: str, capsys: pyte
 
 def test_more_beams_than_rows_are_an_error(translated: Translate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGHTLINE_MAX_ROWS", "2")
-    assert translated(LINES, "--beams", "4") == (2, "", "error: --beams: num_beams must be at most 2, got 4.\n")
+    assert translated(LINES, "--beams", "4") == (
+        2,
+        "",
+        "error: --beams: num_beams must be at most 2, the rows of toy (SIGHTLINE_MAX_ROWS), got 4.\n",
+    )
 
 
 def test_a_model_that_the_service_loads_on_first_use_translates(

@@ -228,7 +228,8 @@ async def test_embeddings_are_normalized_means(
     assert [one["embedding"] for one in openai["data"]] == own
     card = (await client.get("/v1/models/vectors")).json()
     assert card["sentence_similarity"] and card["tasks"] == ["encode", "attention", "similar", "tokenize"]
-    assert card["embedding"] == {"pooling": "mean", "normalize": True, "prompts": {}, "default_prompt": None}
+    embedding = {"pooling": "mean", "normalize": True, "prompts": {}, "default_prompt": None, "matryoshka": None}
+    assert card["embedding"] == embedding
 
 
 @pytest.mark.parametrize("dialogue", DIALOGUES, ids=lambda dialogue: dialogue[-1][1])

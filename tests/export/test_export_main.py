@@ -211,7 +211,7 @@ def test_quantize_writes_a_bundle_with_its_measurements(
     out = tmp_path / "small"
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--block-size", "32"]
     arguments += ["--encoder", "per-token", "--layers", "float32"]
-    assert main([*arguments, "--data", str(parallel_text), "--limit", "1"]) == 0
+    assert main([*arguments, "--data", str(parallel_text), "--limit", "1", "--force"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (8, 32)
     assert printed["schemes"] == {"encoder": "per-token", "layers": "float32", "projection": "group-wise"}
@@ -294,7 +294,7 @@ def test_half_writes_a_bundle_with_its_measurements(
     bundle: Path, tmp_path: Path, parallel_text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
-    assert main(["half", str(bundle), "--out", str(out), "--data", str(parallel_text), "--limit", "1"]) == 0
+    assert main(["half", str(bundle), "--out", str(out), "--data", str(parallel_text), "--limit", "1", "--force"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert (printed["bits"], printed["block_size"]) == (16, None)
     assert printed["quality"]["sentences"] == 1
@@ -419,7 +419,7 @@ def test_a_pair_that_is_too_long_is_rejected_with_its_file_and_line(
     assert main(arguments) == 1
     error = capsys.readouterr().err
     assert error.startswith(f"error: {parallel_text / 'val.en'}, line 2 has ") and error.count("\n") == 1
-    assert main([*arguments, "--limit", "1"]) == 0
+    assert main([*arguments, "--limit", "1", "--force"]) == 0
 
 
 @pytest.mark.parametrize("command", ["quantize", pytest.param("half", marks=pytest.mark.slow)])

@@ -85,7 +85,8 @@ async def test_an_error_has_its_code_and_status_and_is_counted(
     running: Running, code: str, path: str, body: Any, headers: dict[str, str]
 ) -> None:
     check(await response_to(running, path, body, headers), code)
-    assert await running.metric(f'sightline_request_failure_total{{code="{code}"}}') == 1
+    counter = f'sightline_request_failure_total{{code="{code}",model_name='
+    assert sum([await running.metric(f'{counter}"{model}"}}') for model in ("", "fake")]) == 1
 
 
 async def test_client_too_slow(start: Start) -> None:
@@ -147,7 +148,7 @@ async def test_overloaded(start: Start, make_backend: MakeBackend) -> None:
         assert sorted(response.status_code for response in responses) == [200, 200, 200, 429, 429]
         for response in responses[3:]:
             check(response, "overloaded")
-        assert await running.metric('sightline_request_failure_total{code="overloaded"}') == 2
+        assert await running.metric('sightline_request_failure_total{code="overloaded",model_name="fake"}') == 2
         assert running.app.state.service.models["fake"].admission.num_sequences == 0
 
 

@@ -548,7 +548,7 @@ def test_all_tasks_have_facts(tmp_path: Path) -> None:
         (tmp_path / "all.jsonl").write_text(content, encoding="utf-8")
         facts: Facts = check_corpus(open_corpus(tmp_path / "all.jsonl", task))
         assert facts.task == task
-        assert facts.examples == {"train": 38, "dev": 2}
+        assert facts.examples == ({"train": 36, "dev": 4} if task == "encoder" else {"train": 38, "dev": 2})
         assert facts.split_seed == 1
         assert facts.overlap == {"dev": 0}
         assert (
