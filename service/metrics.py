@@ -391,7 +391,7 @@ class ModelMetrics:
 
     def observe(self, name: str, value: float) -> None:
         """Add a value to a histogram."""
-        self._of(name).observe(value)
+        (self._series.get(name) or self._of(name)).observe(value)
 
     def _of(self, name: str) -> Any:
         """Return the series of a counter or a histogram."""

@@ -141,8 +141,8 @@ class CallLog:
         """Return the address of a call's client, or what a trusted proxy says that it is."""
         client = call.scope.get("client")
         address = client[0].removeprefix("::ffff:") if client else None
-        forwarded = b",".join(value for name, value in call.scope["headers"] if name == b"x-forwarded-for")
-        if forwarded and address in self._proxies:
+        if b"x-forwarded-for" in call.headers and address in self._proxies:
+            forwarded = b",".join(value for name, value in call.scope["headers"] if name == b"x-forwarded-for")
             with contextlib.suppress(ValueError, IndexError):  # not an address
                 return str(ip_address(self._proxies.get_trusted_client_address(forwarded.decode("latin-1"))[0]))
         return address

@@ -237,7 +237,8 @@ def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
 
 async def _receive(call: HttpCall) -> bytes:
     settings, exchange, body = call.service.settings, call.exchange, b""
-    limit, announced = settings.max_body_bytes, number_of(call.headers.get(b"content-length", b""))
+    limit, length = settings.max_body_bytes, call.headers.get(b"content-length", b"")
+    announced = int(length) if length.isdigit() and len(length) < 20 else number_of(length)
     if announced is None or announced <= limit:
         has_arrived = exchange is not None and exchange.is_complete
         try:

@@ -61,6 +61,8 @@ async def generate_texts(
     decoding = begin(call, model, inputs, parameters)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole)
     result = await finish(decoding)
+    if split_texts[0] is WHOLE:
+        return result
     by_sentence = defaultdict[int, list[GenerateOutput]](list)
     for output in result.outputs:
         by_sentence[output.index].append(output)
