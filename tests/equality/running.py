@@ -13,7 +13,7 @@ from sightline.service.parameters import GenerateParameters
 from sightline.service.runtime.runner import Runner
 
 FAR = 1e9  # a deadline, and a time to wait in the queue, that no test comes near
-MAX_NEW_TOKENS = 8
+MAX_NEW_TOKENS = 12
 GREEDY = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS)
 BEAMS = GenerateParameters(max_new_tokens=MAX_NEW_TOKENS, num_beams=4, num_return_sequences=2)
 

@@ -144,7 +144,7 @@ class Load:
 
     service: WorkerService
     num_clients: int = 6
-    pause_s: float = 0.01  # of a client after each response
+    pause_s: float = 0.0  # of a client after each response
     statuses: list[int | str] = field(default_factory=list)
     times: list[float] = field(default_factory=list)  # when each response came
 
