@@ -6,7 +6,6 @@ block after `<!-- output -->`, in which `...` stands for any text. JSON output m
 anywhere.
 """
 
-import functools
 import os
 import re
 import subprocess
@@ -157,20 +156,14 @@ def test_a_block_for_another_client_prints_what_the_page_shows(
     check_output(shipped, block, python_with_clients, warnings="default")
 
 
-@functools.cache
-def run_once(*command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of one or more pages."""
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
-
-
 def check_output(server: RunningServer, block: Block, python: Path, warnings: str = "error") -> None:
     address = server.url.removeprefix("http://")
     code = block.code.replace("127.0.0.1:8000", address)
     code = re.sub(r"\.venv(-serve-cpu)?/bin/", f"{python.parent}/", code)
     code = code.replace("sightline load ", "sightline load --max-lag 1m ")  # other tests may take the processors
     command = [str(python), "-W", warnings, "-c", code] if block.language == "python" else ["sh", "-e", "-c", code]
-    done = run_once(*command)
+    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     expected, printed = block.output, done.stdout
     if block.kind == "json":

@@ -9,14 +9,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import httpx2 as httpx
 
 from sightline.base.bundle import MANIFEST, read_bundle, read_manifest, write_manifest
-from sightline.export import pipeline
-from sightline.export.options import BundleMetadata, ExportOptions
-from sightline.export.pipeline import Checked, Export
+from sightline.export.options import BundleMetadata
 from sightline.model.architectures.factory import Model, TranslationModel
 from sightline.model.checkpoint import load_checkpoint, save_checkpoint
 from sightline.model.rounding import Reference, reference
@@ -24,7 +21,7 @@ from sightline.service.app import create_app
 from sightline.service.loading import load_backend
 from sightline.service.runtime.ort import OnnxRunner
 from sightline.service.settings import Settings
-from tests.support.training_runs import UNCHECKED
+from tests.support.training_runs import export_bundle
 
 
 def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path) -> Path:
@@ -32,9 +29,7 @@ def write_bundles(folder: Path, models: Mapping[str, Model], tokenizer: Path) ->
     for name, model in models.items():
         checkpoint = folder / "checkpoints" / name
         save_checkpoint(checkpoint, model.config, model.state_dict(), tokenizer, {})
-        export = Export(checkpoint, folder / "bundles" / name, BundleMetadata(name), ExportOptions(), "training")
-        with patch.object(pipeline, "check_in_child", lambda *_: Checked(UNCHECKED, None, 1)):
-            pipeline.export_checkpoint(export)
+        export_bundle(checkpoint, folder / "bundles" / name, BundleMetadata(name), (), check=False)
     return folder
 
 

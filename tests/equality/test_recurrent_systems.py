@@ -48,7 +48,7 @@ System = tuple[RecurrentModel, OnnxRunner, list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
-    model, runner, sources = load_system(folder, request.param, toy_sentences[:3])
+    model, runner, sources = load_system(folder, request.param, toy_sentences[:4])
     assert isinstance(model, RecurrentModel)
     return model, runner, sources
 
@@ -138,7 +138,7 @@ async def test_http_gives_every_systems_scores_and_maps(folder: Path, toy_senten
                 assert response.json()["error"]["code"] == "unsupported_task"
             assert_within_rounding(load_reference(folder, name), lambda one: forced(one, source, written), found)
 
-        await asyncio.gather(*(ask(name, sentence) for name in SYSTEMS for sentence in toy_sentences[:2]))
+        await asyncio.gather(*(ask(name, sentence) for name in SYSTEMS for sentence in toy_sentences[:3]))
 
 
 def assert_map_says_what_it_is(config: RecurrentConfig, given: Any, weights: NDArray[Any]) -> None:

@@ -57,7 +57,7 @@ System = tuple[Transformer, OnnxRunner, list[tuple[int, ...]]]
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def system(request: pytest.FixtureRequest, folder: Path, toy_sentences: list[str]) -> System:
-    model, runner, sources = load_system(folder, request.param, toy_sentences[:3])
+    model, runner, sources = load_system(folder, request.param, toy_sentences[:4])
     assert isinstance(model, Transformer)
     return model, runner, sources
 
@@ -171,7 +171,7 @@ async def test_http_gives_every_variants_maps(folder: Path, toy_sentences: list[
     """Run all models in one service, with the sentences of each model in one batch."""
     loaded = {name: load_checkpoint(folder / "checkpoints" / name) for name in SYSTEMS}
     async with client_of(folder / "bundles") as client:
-        sentences = toy_sentences[:2]
+        sentences = toy_sentences[:3]
         asked = [{"model": name, "inputs": sentence, "targets": TARGET} for name in SYSTEMS for sentence in sentences]
         responses = await asyncio.gather(*(client.post("/v1/attention", json=body) for body in asked))
         for body, response in zip(asked, responses, strict=True):
