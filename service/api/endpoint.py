@@ -46,8 +46,6 @@ ModelInQuery = Annotated[str | None, _attribute_of_call("model_in_query")]
 Tail = Annotated[bytes, _attribute_of_call("tail")]  # bytes of the body after its JSON
 PathModel = Annotated[str, described("Name of the model.")]
 
-# Every endpoint can answer with these.
-COMMON_ERRORS: tuple[ErrorCode, ...] = ("internal", "misdirected_request")
 # An endpoint that needs a key, once there are keys, can also answer with this.
 ACCESS_ERRORS: tuple[ErrorCode, ...] = ("unauthorized",)
 # An endpoint that needs the models to be ready can also answer with these,

@@ -249,10 +249,10 @@ async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[s
     if endpoint.key_field is not None and service.keys is not None and call.key is None:
         check_key = functools.partial(authorize_by_field, call, endpoint, service.keys)
     try:
-        if call.scope["query_string"] and not endpoint.ignores_query:
-            call.check_query(endpoint)
         if endpoint.body_type is not None:
             arguments["body"], call.tail = await _receive(call, endpoint, endpoint.body_type, check_key)
+        if call.scope["query_string"] and not endpoint.ignores_query:
+            call.check_query(endpoint)
     except ApiError as error:
         if check_key is not None and call.key is None and error.kind.status in (400, 415, 422):
             check_key({})  # strangers do not learn what is wrong with their requests
@@ -281,12 +281,12 @@ async def _receive(
         raise ApiError(service.unavailable_code)
     if call.key is not None and call.key.quota is not None:
         await call.begin_quota()
-    call.deadline = call.started + service.settings.request_timeout_s
-    if b"x-request-timeout-ms" in call.headers:
-        call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
     if call.exchange is not None:
         call.exchange.on_lost = call.on_client_gone
     received = await receive_body(call, endpoint.body_format, body_type, check)
+    call.deadline = call.started + service.settings.request_timeout_s
+    if b"x-request-timeout-ms" in call.headers:
+        call.deadline = min(call.deadline, call.started + requested_timeout_s(call))
     if check is not None:
         await call.begin_quota()
     return received
