@@ -82,7 +82,7 @@ async def align(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> AlignResult:
-    """Return the word alignment of each input with its target, which is generated if there is none.
+    """Return the word alignment of each input with its target; without targets, they are generated.
 
     A target word is linked to the source word to which it pays most attention in the selected layer
     and heads, see `_choose_heads`. The weights of words are those of `merge_weights`. The default

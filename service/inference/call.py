@@ -190,7 +190,7 @@ class Call:
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
         """Run a tokenization of `texts` or of lists of ids: of long ones in another thread.
 
-        At the deadline, the call fails, and the thread finishes in the background.
+        At the deadline it raises `deadline_exceeded`, and the thread finishes in the background.
         """
         started = time.perf_counter()
         try:
@@ -287,10 +287,12 @@ def tokenize_within_limits(
     way_out: str = "",
     are_prompts: bool = False,
 ) -> list[Ids]:
-    """Tokenize texts, each with its own maximum number of tokens; fails after `deadline`.
+    """Tokenize texts, each with its own maximum number of tokens.
+
+    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`.
 
     Args:
-        truncate: truncate texts that are too long, instead of `input_too_long`.
+        truncate: truncate texts that are too long, which are rejected otherwise.
         cuts_first: truncate only the first text of a pair; the longer one otherwise.
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
         pair_template: formats a pair of texts; None if the tokenizer does.

@@ -119,7 +119,7 @@ class ModelLoad:
 
 
 async def unload_here(service: Service, name: str) -> None:
-    """Unload a model in this process; do nothing if the model of a bundle is not loaded."""
+    """Unload a model in this process; do nothing if its bundle is there, but not loaded."""
     async with service.model_locks[name]:
         if service.state_of(name) == "ready":
             await _unload(service, name)
@@ -147,7 +147,7 @@ async def _load_from_repository(service: Service, name: str) -> LoadedModel:
 
 
 async def _use_repository(name: str, work: Callable[[], T]) -> T:
-    """Run a function that reads a bundle in a thread of its own; a failure is logged."""
+    """Read a bundle in a thread of its own. The log has the reason of a failure."""
     try:
         return await run_in_daemon_thread(work)
     except INTERRUPTIONS:

@@ -130,8 +130,7 @@ def pool(
     dense: Sequence[DenseLayer] = (),
     dimensions: int | None = None,
 ) -> NDArray[np.float32]:
-    """Pool the vectors (S, M) of all tokens, without padding, to one vector; not with pooling
-    "none".
+    """Pool the vectors (S, M) of all tokens, without padding; pooling "none" keeps all of them.
 
     The layers `dense` are applied to the pooled vector (M,). Only the first `dimensions` are kept,
     before `normalize` scales a vector to Euclidean norm 1; zero vectors are not changed.

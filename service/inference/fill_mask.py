@@ -110,8 +110,8 @@ def fill(
 ) -> list[list[FilledToken]]:
     """Return the most probable tokens for each mask of a text, by its logits (masks, V).
 
-    The other masks of a text stay masks in the sequences; the tokens `pad_id` do not appear. The
-    tokens are chosen from the ids `allowed`.
+    The other masks of a text stay masks in the sequences, which show no padding (`pad_id`). The
+    tokens are chosen from the ids `allowed`; from all if it is None.
     """
     masks = []
     for place, scores in zip(places, apply_function(logits, "softmax"), strict=True):

@@ -496,17 +496,14 @@ def without_forced(request: GenerateRequest, target: Target) -> Target:
 
 
 def text_of(tokenizer: TextTokenizer, ids: Sequence[int], stop: Sequence[str] = (), prefix: Sequence[int] = ()) -> str:
-    """Return the text of a prefix and ids as a stream writes it, cut before the first stop string.
-    """
+    """Return the text of a prefix and ids as a stream has it, cut before the first stop string."""
     stream = TextStream(tokenizer, stop, prefix)
     pieces = [stream.push(id_) for id_ in ids]
     return "".join(pieces) + stream.finish()
 
 
 def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tuple[float, float]:
-    """Return the expected number of generated tokens, from the mean length of earlier generations,
-    and the work in units of `Throughput`.
-    """
+    """Return the expected number of new tokens, and the work in units of `Throughput`."""
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
     num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
     return num_tokens, 1 + parameters.num_beams * num_tokens

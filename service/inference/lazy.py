@@ -15,8 +15,7 @@ from sightline.service.inference.service import ListedModel, ServedModel, Servic
 
 
 async def load_on_first_use(service: Service, name: str, num_bytes: int, seconds_left: float) -> ServedModel:
-    """Load a lazy model, or wait for its load in progress, which continues if the call stops
-    waiting.
+    """Load a lazy model, or wait for its load in progress, which goes on if the call stops waiting.
 
     Fails with `loading` after `seconds_left`, with `internal` if the load fails or has failed
     within the last 30 seconds, with `overloaded` if too many calls wait for it, and with

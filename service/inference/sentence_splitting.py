@@ -163,10 +163,10 @@ def _error_of_input(error: ApiError, inputs: Texts, split_texts: Sequence[SplitT
 async def sentence_warnings(
     call: Call, model: ServedModel, inputs: AnyInputs, parameters: GenerateParameters, *, is_whole: bool = False
 ) -> dict[int, GenerateWarning]:
-    """Return warnings by the index of the input: a model of sentences read several as a whole.
+    """Return warnings about inputs of several sentences that a model of sentences read as a whole.
 
-    There are none if the request sets `split_sentences`: its client knows what the model needs. For
-    `is_whole`, see `generate_texts`.
+    They are by the index of the input. There are none if the request sets `split_sentences`: its
+    client knows what the model needs. For `is_whole`, see `generate_texts`.
     """
     if not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts)):
         return {}

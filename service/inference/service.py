@@ -140,8 +140,7 @@ class Peers(Protocol):
         ...
 
     async def unload(self, service: "Service", name: str) -> None:
-        """Unload a model in all processes; `model_not_found` if the bundles folder has none either.
-        """
+        """Unload a model in all processes. Raises `model_not_found` if there is no such bundle."""
         ...
 
 
@@ -333,7 +332,7 @@ class Service:
             self.unavailable_code = code
 
     def check_ready(self) -> None:
-        """Check that the service is ready: neither `loading`, `draining` nor `engine_dead`."""
+        """Check that the service is ready. Raises `loading`, `draining` or `engine_dead`."""
         code = self.unavailable_code or self.not_ready_code
         if code is not None:
             raise ApiError(code)

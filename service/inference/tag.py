@@ -77,9 +77,7 @@ async def tag(
     ignore_labels: Sequence[str] = OUTSIDE,
     truncate: bool = False,
 ) -> TagResult:
-    """Return the entities of each input, without `ignore_labels`; for `aggregation`, see
-    `merge_tokens`.
-    """
+    """Return the entities of each input without `ignore_labels`; see `merge_tokens`."""
     tokenizer, texts = model.source_tokenizer, inputs.texts
     sources = await read_sources(call, model, inputs, truncate=truncate)
     num_tokens = sum(map(len, sources))
