@@ -30,8 +30,7 @@ class Pages:
     """Both pages of an app, rendered at the first call, because that takes about half a second."""
 
     def __init__(self, describe: Callable[[], dict[str, Any]], frame_ancestors: Sequence[str] = ()) -> None:
-        """Take a function that returns the OpenAPI document, and origins that may frame the page.
-        """
+        """Take a function that returns the OpenAPI document, and origins that may frame a page."""
         self._describe = describe
         self._frame_ancestors = " ".join(frame_ancestors) or "'none'"
         self._made: asyncio.Future[tuple[StaticContent, StaticContent]] | None = None

@@ -131,11 +131,10 @@ class GuardedProtocol(HttpToolsProtocol):
         elsewhere: tuple[int, int] = (0, 0),
         **options: Any,
     ) -> None:
-        """Create the protocol of one connection.
+        """Create the protocol of one connection; for `elsewhere`, see `ConnectionLimits.admit`.
 
         `on_rejection` is called for each request that fails before it reaches an endpoint, `on_end`
-        when the connection is no longer counted, or was rejected. For `elsewhere`, see
-        `ConnectionLimits.admit`.
+        when the connection is no longer counted, or was rejected.
         """
         super().__init__(*arguments, **options)
         self._on_end = on_end
@@ -395,10 +394,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._watch_closing()
 
     def _break_off(self, cycle: Any) -> None:
-        """Close the connection after an incomplete response.
-
-        For uvicorn the client has disconnected, so it logs nothing.
-        """
+        """Close the connection after an incomplete response, which uvicorn does not log."""
         cycle.disconnected = True
         cycle.message_event.set()
         self._close()

@@ -84,8 +84,7 @@ class AdmissionController:
         """Change the sequences and the work of an admitted call, before it is tokenized again.
 
         The call is checked again like a new one, without its own share. Its tokens are released. If
-        it is rejected, its sequences and work are unchanged, and the caller must still release the
-        reservation.
+        it is rejected, it keeps its sequences and work, and the caller must still release them.
         """
         self._open.remove(reservation)
         self.num_sequences -= reservation.num_sequences
@@ -143,11 +142,9 @@ class AdmissionController:
             raise ApiError("overloaded", message, limit="deadline")
 
     def _excess(self, name: str, more: int, limit: int, new: "Reservation") -> str | None:
-        """Return None if `more` of the counter `name` fit into a limit, otherwise a text for the
-        error.
+        """Return None if `more` of the counter `name` fit into a limit, or a text for errors.
 
-        As much as the API key of `new` has already must stay free, or a part of what its address
-        has.
+        The API key of `new` must leave as much free as it has already, or its address a part of it.
         """
         total = getattr(self, name)
         if total + more > limit:

@@ -61,9 +61,8 @@ async def answer(
 ) -> AnswerResult:
     """Return the parts of a context that answer a question.
 
-    This is the procedure of Devlin et al. 2019 (section 4.2), as `transformers` 4 has it: a context
-    that is too long is read in overlapping windows, and the candidates of all windows compete by
-    their scores.
+    This is the procedure of Devlin et al. 2019 (section 4.2), as `transformers` 4 has it: too long
+    a context is read in overlapping windows, whose candidates compete by their scores.
     """
     await call.reserve(model, 1, 1.0, field)
     windows = await call.tokenize(lambda: _windows(call, model, question, context, options, field), (question, context))

@@ -107,8 +107,7 @@ async def _encoder_attention(call: Call, model: ServedModel, inputs: Texts, maps
 
 
 def check_one_sequence(parameters: GenerateParameters, subject: str = "maps") -> None:
-    """Check that parameters ask for one target of each input; `subject` is the response's content.
-    """
+    """Check that parameters ask for one target of each input; errors name the `subject`."""
     for field, is_requested in (
         ("num_return_sequences", parameters.num_return_sequences > 1),
         ("top_logprobs", parameters.top_logprobs > 0),

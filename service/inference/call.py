@@ -83,8 +83,7 @@ class Call:
     # Admission
 
     async def begin_quota(self) -> None:
-        """Count the call towards the quota of its key, if it has one. Raises `QuotaExceededError`.
-        """
+        """Count the call towards the quota of its key, if any. Raises `QuotaExceededError`."""
         if self.key is not None and self.key.quota is not None:
             self.grant = await self.service.quotas.begin(self.key.label, self.key.quota)
             self.grant.check()
@@ -98,8 +97,7 @@ class Call:
             self.service.quotas.end(self.key.label, limit, tokens, self._reserved, self._reserved_until)
 
     async def _hold_sequences(self, sequences: int) -> int:
-        """Count sequences towards the quota; return how many of them may be in the engine at once.
-        """
+        """Count sequences towards the quota; return how many may be in the engine at once."""
         limit = None if self.key is None or self.key.quota is None else self.key.quota.concurrent_sequences
         if self.grant is None or limit is None:
             return sequences
@@ -120,8 +118,7 @@ class Call:
             self.service.quotas.release(self.caller, sequences)
 
     async def reserve_tokens(self, tokens: int) -> None:
-        """Count the most tokens that the call can use towards the quota of its key, if it has one.
-        """
+        """Count the most tokens that the call can use towards the quota of its key, if any."""
         limit = None if self.key is None or self.key.quota is None else self.key.quota.tokens_per_minute
         if self.grant is not None and limit is not None:
             grant = await self.service.quotas.reserve(self.caller, limit, tokens)
@@ -165,6 +162,8 @@ class Call:
         size of its reservation. Of many sequences, only a slice is reserved, and the engine gets
         only as many at a time. `units` is the work as in `AdmissionController.reserve`; 0 if the
         engine is not used. The setting `max_inputs` limits the sequences if `is_counted`.
+
+        Raises `invalid_parameter` (too many sequences), `overloaded` or `rate_limit_exceeded`.
         """
         settings = self.service.settings
         limit = settings.max_inputs
@@ -208,8 +207,7 @@ class Call:
     def submit(self, model: ServedModel, requests: Sequence[Request]) -> Submission:
         """Submit requests to the engine of a model; `close` cancels those that have not finished.
 
-        Fails with `model_not_found` if the model was unloaded, with `loading` if its step was
-        ended.
+        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
         """
         if self._is_client_gone:
             raise ClientGoneError

@@ -50,8 +50,7 @@ class ModelLoad:
     """
 
     def __init__(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        """Create the load of the model with this name in its manifest, which is never used as a
-        path.
+        """Create the load of the model with this name in its manifest; it is never used as a path.
 
         With `only_if_lazy`, it does nothing if the model is not waiting for its first use, because
         a request has loaded or unloaded it.
@@ -65,8 +64,8 @@ class ModelLoad:
     async def prepare(self) -> str | None:
         """Load the bundle. `finish` must follow unless this fails.
 
-        Return the digest of the bundle, also if it is served already; None if there is nothing to
-        do. Fails with `model_not_found`, or with `internal` if the bundle cannot be loaded.
+        Return the digest of the bundle, also if it is served already; None if nothing is to do.
+        Fails with `model_not_found`, or with `internal` if the bundle cannot be loaded.
         """
         service, name = self._service, self._name
         try:

@@ -63,8 +63,8 @@ async def embed_texts(
 
     Args:
         pooling: if None, that of the model, or "mean" if it has none.
-        normalize: scale vectors to length 1; if None, the setting of the model, or False if it has
-            none or with pooling "none".
+        normalize: scale vectors to length 1; if None, as the model's settings say, but not with
+            pooling "none".
         dimensions: length of a pooled vector; that of the model if None.
     """
     embedding = model.manifest.embedding
@@ -95,8 +95,7 @@ async def embed_texts(
 
 
 def _check_dimensions(requested: int, model: ServedModel) -> None:
-    """Check that a model was trained for vectors of a length (Kusupati et al. 2022, "Matryoshka").
-    """
+    """Check that a model was trained for this length (Kusupati et al. 2022, "Matryoshka")."""
     size, embedding = model.embedding_size, model.manifest.embedding
     trained = None if embedding is None else embedding.matryoshka
     if requested == size or (trained is not None and requested < size and (not trained or requested in trained)):

@@ -89,8 +89,7 @@ async def fill_mask(
 
 
 def _read_targets(tokenizer: TextTokenizer, targets: Sequence[str]) -> list[int]:
-    """Return the ids of words that are one token each, or of names of tokens, in ascending order.
-    """
+    """Return the ids, in ascending order, of words that are one token each, or names of tokens."""
     target_ids = set()
     for index, target in enumerate(targets):
         id_ = tokenizer.token_id(target)

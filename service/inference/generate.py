@@ -319,8 +319,7 @@ class Decoding:
     ) -> None:
         """Reserve the call's share of the model's limits, tokenize, and create the requests.
 
-        The decoder is forced to produce `targets`, if there are any. For `is_counted`, see
-        `Call.reserve`.
+        With `targets`, the decoder is forced to produce them. For `is_counted`, see `Call.reserve`.
         """
         call, model, languages, num_samples = self.call, self.model, self.languages, self.num_samples
         throughput = (call.controller or call.service.models[model.name].admission).throughput
@@ -503,7 +502,7 @@ def text_of(tokenizer: TextTokenizer, ids: Sequence[int], stop: Sequence[str] = 
 
 
 def expected_work(throughput: Throughput, parameters: GenerateParameters) -> tuple[float, float]:
-    """Return the expected number of new tokens, and the work in units of `Throughput`."""
+    """Estimate the number of new tokens by earlier calls, and the work in units of `Throughput`."""
     limit = DEFAULT_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens
     num_tokens = min(limit, max(parameters.min_new_tokens, throughput.mean_tokens))
     return num_tokens, 1 + parameters.num_beams * num_tokens

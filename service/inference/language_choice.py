@@ -54,8 +54,7 @@ def _choose(tag: str | None, available: tuple[str, ...], field: str, model: str)
 
 
 def translators(call: Call) -> list[tuple[Languages, Manifest]]:
-    """Return the manifests of models that translate: that of the default model first, then by name.
-    """
+    """Return the manifests of models that translate: the default model's first, then by name."""
     pairs = [(manifest.languages, manifest) for manifest in call.service.require_manifests() if manifest.languages]
     return sorted(pairs, key=lambda pair: pair[1].name != call.service.default_model)  # others stay sorted by name
 

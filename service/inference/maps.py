@@ -223,8 +223,7 @@ class Selection:
     requested: AttentionSelection
 
     def count(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the number of values in the response; `prompt_tokens` precede those of the target.
-        """
+        """Return the number of values in the response; `prompt_tokens` precede the target."""
         rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
         return self.num_maps * rows * columns
 
@@ -247,7 +246,9 @@ class Selection:
         return FLOAT_BYTES * self.attention.layers * self.attention.heads + self.response_bytes
 
     def num_bytes(self, source_tokens: int, prompt_tokens: int, target_tokens: int) -> int:
-        """Return the memory of the maps. Of a prompt's rows, only the selected ones are recorded.
+        """Return the memory of the maps in bytes.
+
+        Only the selected layers and heads of a prompt's rows are recorded.
         """
         rows, columns = self.size(source_tokens, prompt_tokens, target_tokens)
         num_prompt_rows = rows - target_tokens if self.requested.prompt_rows else 0
@@ -355,8 +356,7 @@ class MapWriter:
         self._sources = await call.tokenize(run, () if isinstance(inputs, IdLists) else inputs.texts)
 
     def check(self, requests: Sequence[SourceRequest]) -> None:
-        """Reject a response that is certain to be too large, and reserve memory for it otherwise.
-        """
+        """Reject a response that is certain to be too large; otherwise reserve its memory."""
         self._requests = requests
         self._check_count(sum(map(self._min_count, requests)))
         self._memory.reserve(sum(map(self._min_bytes, requests)))
@@ -413,7 +413,8 @@ class MapWriter:
         )
 
     def word_map(self, index: int, request: GenerateRequest, target: Target, text: str, step: AlignmentStep) -> WordMap:
-        """Return the mean weights between words in the selected layer; for the rest, see `write`.
+        """Return mean weights between words in the selected layer, at this decoder `step`; see
+        `write`.
         """
         (selection,) = self._selections
         kind = selection.attention.kind

@@ -120,8 +120,7 @@ class ModelRepository(Protocol):
         ...
 
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
-        """Load a bundle. Raises `BundleError` if it cannot be served, or there is none of this
-        name.
+        """Load a bundle by its name. Raises `BundleError` if there is none, or it cannot be served.
 
         `reserved_bytes` is the decoder state of the other loaded models, in all their rows.
         """
@@ -369,9 +368,7 @@ class Service:
         return self.default_model if task is None else self.default_models.get(task)
 
     def _default_name(self, task: DefaultTask | None) -> str:
-        """Return the model of requests that name none, or raise an error that says why there is
-        none.
-        """
+        """Return the model of requests that name none, or raise the reason why there is none."""
         name = self.default_name(task)
         if name is not None and name in self.models:
             return name

@@ -31,8 +31,7 @@ async def read_sources(
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
     A translation model reads the tokens of its default languages around each input. `instruction`
-    is the task of a reranker with a template; that of the template if None. For the other options,
-    see `tokenize_within_limits`.
+    replaces that of a reranker's template. For other options, see `tokenize_within_limits`.
     """
     if any(text is not None for text in inputs.second_texts or ()) and not model.manifest.reads_pairs:
         message = f"{model.name} reads no pairs of texts, because its tokenizer has no form of them; send single texts."

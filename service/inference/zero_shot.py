@@ -90,7 +90,7 @@ async def classify_zero_shot(
 def scores_of_labels(logits: NDArray[np.float32], entailment: int, multi_label: bool) -> NDArray[np.float64]:
     """Return the scores (N,) of labels from the logits (N, C) of their hypotheses.
 
-    `entailment` is a column. Contradiction is the first column, or the last one if entailment is
+    `entailment` is its column. Contradiction is the first column, or the last one if entailment is
     the first. With `multi_label`, and always for a single label, entailment is compared with
     contradiction for each label.
     """
