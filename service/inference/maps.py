@@ -413,9 +413,7 @@ class MapWriter:
         )
 
     def word_map(self, index: int, request: GenerateRequest, target: Target, text: str, step: AlignmentStep) -> WordMap:
-        """Return mean weights between words in the selected layer, at this decoder `step`; see
-        `write`.
-        """
+        """Return mean weights between words in the selected layer at this `step`; see `write`."""
         (selection,) = self._selections
         kind = selection.attention.kind
         self._count += self._count_of(request, len(target.tokens))
