@@ -1,6 +1,4 @@
-"""Declaration of an endpoint: what the transport needs to call its handler and to describe it in
-OpenAPI.
-"""
+"""Declaration of an endpoint: all that the transport needs to call and to describe it (OpenAPI)."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -96,9 +96,7 @@ async def generate_text(call: Call, body: GenerateBody) -> GenerateResult | Even
 
 
 class NativeEventEncoder:
-    """Writes the events as they are, then `[DONE]`. The end of a sequence has the warning about its
-    input, if there is one.
-    """
+    """Writes the events, the end of a sequence with the warning about its input, then `[DONE]`."""
 
     def __init__(self, warnings: Mapping[int, GenerateWarning]) -> None:
         """Create an encoder; `warnings` are by the index of the input."""

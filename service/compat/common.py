@@ -40,38 +40,20 @@ FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 async def model_of_body(
     call: Call, name: str | None, task: Task, default_for: DefaultTask | None = None
 ) -> ServedModel:
-    """Return the model that a body names, or the default model for a placeholder or no name.
-
-    See `Call.model` for the parameters.
-
-    Raises:
-        ApiError: see `Call.model`.
-    """
+    """Return the model that a body names, or the default model for a placeholder or no name."""
     is_placeholder = name in PLACEHOLDER_MODELS and name not in call.service.models
     return await call.model(None if is_placeholder else name, task, default_for)
 
 
 async def model_of_query(call: Call, name: str | None, task: Task | None = None) -> ServedModel:
-    """Return the model that the query `?model=` names, or the default model.
-
-    See `Call.model` for the parameters.
-
-    Raises:
-        ApiError: see `manifest_of_query` and `Call.model`.
-    """
+    """Return the model that the query `?model=` names, or the default model."""
     return await call.model(manifest_of_query(call, name, task).name, task)
 
 
 def manifest_of_query(
     call: Call, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
 ) -> Manifest:
-    """Return the manifest of the model that the query `?model=` names, or of the default model.
-
-    See `Service.find_manifest` for the parameters.
-
-    Raises:
-        ApiError: see `Service.find_manifest`.
-    """
+    """Return the manifest of the model that the query `?model=` names, or of the default model."""
     try:
         return call.service.find_manifest(name, task, default_for)
     except ApiError as error:
@@ -118,15 +100,9 @@ def parameters_by_temperature(
 ) -> GenerateParameters:
     """Return the parameters of an API in which the temperature says whether tokens are sampled.
 
-    A temperature above 0 samples, and 0 does not. Without one the model's default applies, unless
-    parameters of the request need samples: these are then drawn as with OpenAI's own default, a
-    temperature of 1, or with the model's.
-
-    Args:
-        model: the model.
-        requested: parameters of the request.
-        temperature: temperature of the request, which may also be in `requested`.
-        stream: True if the generation is streamed.
+    A temperature above 0 samples, and 0 does not; it may also be in `requested`. Without one the
+    model's default applies, unless parameters of the request need samples: these are then drawn as
+    with OpenAI's own default, a temperature of 1, or with the model's.
     """
     if temperature is not None:
         requested = {**requested, "do_sample": temperature > 0}
@@ -142,11 +118,7 @@ def parameters_by_temperature(
 
 
 def check_continues_prompt(model: ServedModel, path: str) -> None:
-    """Reject a request to return the prompt if the model does not continue its prompt.
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
+    """Reject a request to return the prompt if the model does not continue its prompt."""
     if not model.manifest.is_decoder_only:
         message = f"It is supported only by decoder-only models, and {model.name} is an encoder-decoder; leave it out."
         raise ApiError("unsupported_parameter", message, path=path)

@@ -91,11 +91,7 @@ async def languages(call: Call) -> list[Language]:
 
 
 def _choose(body: TranslateBody, call: Call) -> tuple[str, str, str]:
-    """Return the name of the model of a request, its source language and its target language.
-
-    Raises:
-        ApiError: no model has these languages, or `auto` fits more than one source language.
-    """
+    """Return the name of the model of a request, its source language and its target language."""
     is_auto = body.source_language == AUTO
     fitting = fitting_translators(call, None if is_auto else body.source_language, body.target_language)
     languages, manifest = fitting[0]

@@ -1,6 +1,4 @@
-"""Access by API key: everything but the health checks needs one, once the settings name a file of
-keys.
-"""
+"""Access by API key: all but the health checks need one, if the settings name a file of keys."""
 
 import base64
 import binascii
@@ -34,17 +32,10 @@ class UnauthorizedError(ApiError):
 
 
 def authorize(call: HttpCall, endpoint: Endpoint | None, keys: KeyRing) -> None:
-    """Find the key of a call in its headers.
+    """Find the key of a call in its headers; `endpoint` is None if no route matches.
 
-    A call without a key passes if the endpoint is open, or finds the key in its body.
-
-    Args:
-        call: the call.
-        endpoint: its endpoint; None if no route matches.
-        keys: all keys.
-
-    Raises:
-        ApiError: `unauthorized`; `forbidden` if the key does not have the role of the endpoint.
+    A call without a key passes if the endpoint is open, or finds the key in its body. Other calls
+    fail with `unauthorized`, or with `forbidden` if the key lacks the role of the endpoint.
     """
     if endpoint is not None and endpoint.is_open:
         return

@@ -220,12 +220,7 @@ class Dispatcher:
             await _send_error(call, send, ApiError("draining"))
 
     def _check_access(self, call: HttpCall, endpoint: Endpoint | None) -> None:
-        """Check the host, the port and the API key of a call; see `authorize`.
-
-        Raises:
-            ApiError: `misdirected_request`; `not_found` on the other port; `unauthorized`;
-                `forbidden`.
-        """
+        """Check the host, the port and the API key of a call; see `authorize`."""
         if endpoint is not None:
             if endpoint.path not in POLLED_ROUTES and not self._hosts.allow(call.headers.get(b"host")):
                 raise ApiError("misdirected_request")
@@ -236,12 +231,7 @@ class Dispatcher:
 
 
 async def respond(call: HttpCall, endpoint: Endpoint, path_parameters: Mapping[str, str], send: Send) -> None:
-    """Call the endpoint of a request, if the caller has access, and send its response.
-
-    Raises:
-        ApiError: see `Dispatcher`, `receive_body`, and the errors of the endpoint.
-        ClientGoneError: the client closed the connection before the body was complete.
-    """
+    """Call the endpoint of a request, if the caller has access, and send its response."""
     call.endpoint, call.error_format = endpoint, endpoint.error_format
     call.check_access(call, endpoint)
     service, arguments = call.service, dict[str, Any](path_parameters)
@@ -363,22 +353,14 @@ async def _send_error(call: HttpCall, send: Send, error: ApiError) -> None:
 
 
 def check_port(scope: Scope, endpoint: Endpoint, admin_port: int) -> None:
-    """Check that an endpoint is served on the port of a connection.
-
-    Raises:
-        ApiError: `not_found`.
-    """
+    """Check that an endpoint is served on the port of a connection, or raise `not_found`."""
     is_admin = scope["server"] is not None and scope["server"][1] == admin_port
     if is_admin != (endpoint.role == "admin"):
         raise ApiError("not_found", "The service has this route on its other port (SIGHTLINE_ADMIN_ADDRESS).")
 
 
 def requested_timeout_s(call: HttpCall) -> float:
-    """Return the seconds of `X-Request-Timeout-Ms`.
-
-    Raises:
-        ApiError: the value is not a number of milliseconds.
-    """
+    """Return the seconds of `X-Request-Timeout-Ms`."""
     requested = call.headers[b"x-request-timeout-ms"]
     if not (requested.isdigit() and float(requested) > 0):
         message = "It must be a whole number of milliseconds above 0."

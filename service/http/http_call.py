@@ -81,11 +81,7 @@ class HttpCall(Call):
         self.span: Span | None = None  # of a call that is traced, once its response has started
 
     def check_query(self, endpoint: Endpoint) -> None:
-        """Check that the endpoint knows all parameters of the query.
-
-        Raises:
-            ApiError: `invalid_parameter`.
-        """
+        """Check that the endpoint knows all parameters of the query."""
         known = sorted(endpoint.takes & {"model"})
         for name in QueryParams(self.scope["query_string"]):
             if name not in known:
@@ -151,16 +147,10 @@ class HttpCall(Call):
 async def receive_body(
     call: HttpCall, body_format: BodyFormat, body_type: type[Body], check: CheckFields | None = None
 ) -> tuple[Body, bytes]:
-    """Receive a call's body and validate it. `check` gets its fields before they are validated.
+    """Receive and validate a call's body; return it, and the bytes after its JSON.
 
-    Returns:
-        The body, and the bytes after its JSON.
-
-    Raises:
-        ApiError: `unsupported_media_type`, `body_too_large`, `client_too_slow`, `malformed_json`,
-            the first value that is not allowed, or an error of the connection: `overloaded`,
-            `malformed_request` or `headers_too_large`.
-        ClientGoneError: the client closed the connection before the body was complete.
+    `check` gets its fields before they are validated. An error of the connection, such as
+    `overloaded`, is raised here, too.
     """
     exchange, headers = call.exchange, call.headers
     media_type = headers.get(b"content-type", b"").decode("latin-1")
@@ -212,12 +202,7 @@ def _check_coding(call: HttpCall) -> str | None:
 
 
 def decompress(data: bytes, coding: str, max_bytes: int) -> bytes:
-    """Decompress a body up to its size limit.
-
-    Raises:
-        ApiError: `body_too_large`; `malformed_json` if it is not one complete stream of that
-            coding.
-    """
+    """Decompress a body up to its size limit; `malformed_json` if it is not one complete stream."""
     stream = zlib.decompressobj(CODINGS[coding])
     try:
         plain = stream.decompress(data, max_bytes + 1)
@@ -282,13 +267,7 @@ def number_of(header: bytes) -> int | None:
 
 
 def parse_body(data: bytes, body_type: type[Body], check: CheckFields | None = None) -> Body:
-    """Parse and validate a JSON object.
-
-    If a key is repeated in an object, the last value wins.
-
-    Raises:
-        ApiError: `malformed_json`, or the first value that is not allowed.
-    """
+    """Parse and validate a JSON object. If a key is repeated in an object, the last value wins."""
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -318,11 +297,7 @@ def invalid_utf8(data: bytes) -> int | None:
 
 
 def parse_form(data: bytes) -> dict[str, str | list[str]]:
-    """Return the fields of a form; the value of a repeated field is a list.
-
-    Raises:
-        ApiError: `malformed_json`.
-    """
+    """Return the fields of a form; the value of a repeated field is a list."""
     count = 1 + data.count(b"&")
     if count > MAX_FORM_FIELDS:
         message = f"A form must have at most {MAX_FORM_FIELDS} fields, got {count}; send more texts as a list in JSON."

@@ -35,14 +35,8 @@ class AdmissionController:
     def __init__(
         self, max_sequences: int, max_bytes: int, max_tokens: int, throughput: Throughput, max_wait_s: float
     ) -> None:
-        """Set the limits.
-
-        Args:
-            max_sequences: maximum number of running and waiting sequences.
-            max_bytes: maximum size of their request bodies in bytes.
-            max_tokens: maximum number of their source tokens.
-            throughput: measured speed of the model's engine.
-            max_wait_s: maximum expected wait of a new call for other calls, in seconds.
+        """Set the limits: of running and waiting sequences, of the bytes of their request bodies,
+        of their source tokens, and of the expected wait of a new call for other calls.
         """
         self._max_sequences = max_sequences
         self._max_bytes = max_bytes
@@ -58,7 +52,6 @@ class AdmissionController:
 
     @property
     def num_calls(self) -> int:
-        """Number of calls in progress."""
         return len(self._open)
 
     def reserve(
@@ -70,18 +63,9 @@ class AdmissionController:
         caller: str = "",
         address: str = "",
     ) -> "Reservation":
-        """Admit a call before it is tokenized.
+        """Admit a call before it is tokenized, or reject it with `overloaded`.
 
-        Args:
-            sequences: number of sequences of the call.
-            num_bytes: size of its request body in bytes.
-            units: estimated work of all its sequences, in units of `Throughput`.
-            seconds_left: time until its deadline.
-            caller: label of its API key; empty if the service has none.
-            address: address or network of the client.
-
-        Raises:
-            ApiError: `overloaded` if the call does not fit or cannot finish in time.
+        `units` is the estimated work of all its sequences, in units of `Throughput`.
         """
         reservation = Reservation(sequences, num_bytes, units, caller, address)
         if self._open:
@@ -99,17 +83,8 @@ class AdmissionController:
     ) -> None:
         """Change the sequences and the work of an admitted call, before it is tokenized again.
 
-        The call is checked again like a new one, without its own share. Its tokens are released.
-
-        Args:
-            reservation: reservation of the call.
-            sequences: new number of its sequences.
-            units: new estimate of the work of all its sequences, in units of `Throughput`.
-            seconds_left: time until its deadline.
-
-        Raises:
-            ApiError: `overloaded`; the sequences and the work are unchanged, and the caller must
-                still release the reservation.
+        The call is checked again like a new one, without its own share. Its tokens are released. If
+        it is rejected, it keeps its sequences and work, and the caller must still release them.
         """
         self._open.remove(reservation)
         self.num_sequences -= reservation.num_sequences
@@ -167,14 +142,9 @@ class AdmissionController:
             raise ApiError("overloaded", message, limit="deadline")
 
     def _excess(self, name: str, more: int, limit: int, new: "Reservation") -> str | None:
-        """Return None if `more` fit into a limit, otherwise a text for the error.
+        """Return None if `more` of the counter `name` fit into a limit, or a text for errors.
 
-        Args:
-            name: name of the counter, of this object and of reservations.
-            more: number that a call of the caller adds.
-            limit: limit of the counter.
-            new: reservation of the call. As much as its API key has already must stay free, or a
-                part of what its address has.
+        The API key of `new` must leave as much free as it has already, or its address a part of it.
         """
         total = getattr(self, name)
         if total + more > limit:
@@ -202,10 +172,8 @@ class AdmissionController:
     def add_tokens(self, reservation: "Reservation", tokens: int) -> None:
         """Add the source tokens of a call to its reservation, once the call is tokenized.
 
-        Of very many, only a slice counts, so that one call does not use up the limit.
-
-        Raises:
-            ApiError: `overloaded`; the caller must still release the reservation.
+        Of very many, only a slice counts, so that one call does not use up the limit. The
+        reservation of a call that is rejected here must still be released.
         """
         tokens = min(tokens, max(1, self._max_tokens // SLICES))
         own = self._excess("num_tokens", tokens, self._max_tokens, reservation)
@@ -260,7 +228,6 @@ class RejectionPacer:
         self._num_delayed = 0
 
     async def wait(self) -> None:
-        """Wait until a rejection may be sent."""
         if self._num_delayed >= self._max_delayed:
             return
         now = self._clock()
@@ -299,11 +266,7 @@ class ResponseReservation:
     is_released: bool = False
 
     def reserve(self, num_bytes: int) -> None:
-        """Reserve bytes that the response will certainly need.
-
-        Raises:
-            ApiError: `overloaded` if the responses in progress leave too little memory.
-        """
+        """Reserve bytes that the response will certainly need, or reject it with `overloaded`."""
         memory = self.memory
         with memory.lock:
             size, others = self.num_reserved + num_bytes, memory.num_bytes - self.num_counted
@@ -320,10 +283,7 @@ class ResponseReservation:
             raise ApiError("overloaded", message, limit="response_bytes")
 
     def use(self, num_bytes: int) -> bool:
-        """Use bytes as the response grows; return False if the limit is reached.
-
-        Reserved bytes are used first.
-        """
+        """Use bytes as the response grows, reserved ones first; return False at the limit."""
         with self.memory.lock:
             if self.is_released:  # the call has ended: the engine drops the request before its next step
                 return True

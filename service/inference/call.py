@@ -83,11 +83,7 @@ class Call:
     # Admission
 
     async def begin_quota(self) -> None:
-        """Count the call towards the quota of its key, if it has one.
-
-        Raises:
-            QuotaExceededError: the quota is used up.
-        """
+        """Count the call towards the quota of its key, if any. Raises `QuotaExceededError`."""
         if self.key is not None and self.key.quota is not None:
             self.grant = await self.service.quotas.begin(self.key.label, self.key.quota)
             self.grant.check()
@@ -101,11 +97,7 @@ class Call:
             self.service.quotas.end(self.key.label, limit, tokens, self._reserved, self._reserved_until)
 
     async def _hold_sequences(self, sequences: int) -> int:
-        """Count sequences towards the quota; return how many of them may be in the engine at once.
-
-        Raises:
-            QuotaExceededError: other calls of the key leave too little.
-        """
+        """Count sequences towards the quota; return how many may be in the engine at once."""
         limit = None if self.key is None or self.key.quota is None else self.key.quota.concurrent_sequences
         if self.grant is None or limit is None:
             return sequences
@@ -126,11 +118,7 @@ class Call:
             self.service.quotas.release(self.caller, sequences)
 
     async def reserve_tokens(self, tokens: int) -> None:
-        """Count the most tokens that the call can use towards the quota of its key, if it has one.
-
-        Raises:
-            QuotaExceededError: the tokens of this minute are used or reserved.
-        """
+        """Count the most tokens that the call can use towards the quota of its key, if any."""
         limit = None if self.key is None or self.key.quota is None else self.key.quota.tokens_per_minute
         if self.grant is not None and limit is not None:
             grant = await self.service.quotas.reserve(self.caller, limit, tokens)
@@ -143,10 +131,7 @@ class Call:
     ) -> ServedModel:
         """Return the model that the call names, or a default model, and load it if necessary.
 
-        See `Service.find_manifest` for the parameters.
-
-        Raises:
-            ApiError: see `Service.find_manifest` and `load_on_first_use`.
+        For the parameters and the errors, see `Service.find_manifest` and `load_on_first_use`.
         """
         service = self.service
         self.task = default_for or task
@@ -175,19 +160,10 @@ class Call:
 
         The reservation is held until the call is closed. A call that reserves again changes the
         size of its reservation. Of many sequences, only a slice is reserved, and the engine gets
-        only as many at a time.
+        only as many at a time. `units` is the work as in `AdmissionController.reserve`; 0 if the
+        engine is not used. The setting `max_inputs` limits the sequences if `is_counted`.
 
-        Args:
-            model: the model.
-            sequences: number of sequences of the call.
-            units: estimated work of all its sequences, in units of `Throughput`; 0 if the engine is
-                not used.
-            field: name of the field with the sequences, for errors.
-            is_counted: the setting `max_inputs` limits the sequences.
-
-        Raises:
-            ApiError: `invalid_parameter` if there are more sequences than `max_inputs`;
-                `overloaded`; `rate_limit_exceeded`.
+        Raises `invalid_parameter` (too many sequences), `overloaded` or `rate_limit_exceeded`.
         """
         settings = self.service.settings
         limit = settings.max_inputs
@@ -211,14 +187,9 @@ class Call:
         )
 
     async def tokenize(self, work: Callable[[], T], texts: Iterable[Sized]) -> T:
-        """Run a tokenization: of long texts in another thread.
+        """Run a tokenization of `texts` or of lists of ids: of long ones in another thread.
 
-        Args:
-            work: the tokenization.
-            texts: the texts, or lists of token ids, that it reads.
-
-        Raises:
-            ApiError: `deadline_exceeded`; the thread then finishes in the background.
+        At the deadline it raises `deadline_exceeded`, and the thread finishes in the background.
         """
         started = time.perf_counter()
         try:
@@ -236,9 +207,7 @@ class Call:
     def submit(self, model: ServedModel, requests: Sequence[Request]) -> Submission:
         """Submit requests to the engine of a model; `close` cancels those that have not finished.
 
-        Raises:
-            ApiError: `model_not_found` if the model was unloaded, `loading` if its step was ended.
-            ClientGoneError: the client closed the connection.
+        Raises `model_not_found` if the model was unloaded, and `loading` if its step was ended.
         """
         if self._is_client_gone:
             raise ClientGoneError
@@ -257,10 +226,7 @@ class Call:
     # The end
 
     def timings(self, parts: Sequence[Timings]) -> TimingsMs:
-        """Return the durations of the call's phases from those of its sequences.
-
-        Sequences run concurrently, so each duration is the maximum over them.
-        """
+        """Return the durations of the phases: maxima over the sequences, which run concurrently."""
         queue = encode = decode = 0.0
         for times in parts:
             queue, encode = max(queue, times.queue), max(encode, times.encode)
@@ -272,15 +238,7 @@ class Call:
     def record_usage(
         self, model: ServedModel, timings: TimingsMs, input_tokens: int, output_tokens: int, reasons: Sequence[str] = ()
     ) -> None:
-        """Record tokens, durations and finish reasons for the access log and the metrics.
-
-        Args:
-            model: the model.
-            timings: result of `timings`.
-            input_tokens: number of input tokens of all sequences.
-            output_tokens: number of output tokens of all sequences.
-            reasons: finish reasons of the outputs.
-        """
+        """Record tokens, durations and finish reasons for the access log and the metrics."""
         self.details |= {
             "input_tokens": input_tokens,
             "output_tokens": output_tokens,
@@ -329,13 +287,10 @@ def tokenize_within_limits(
 ) -> list[Ids]:
     """Tokenize texts, each with its own maximum number of tokens.
 
+    After `deadline`, a time of `time.monotonic`, it raises `deadline_exceeded`.
+
     Args:
-        tokenizer: the tokenizer.
-        texts: texts, or pairs of texts.
-        field: name of the field with the texts, for errors.
-        limits: maximum number of tokens of each text.
-        deadline: time of `time.monotonic` after which the ids are of no use.
-        truncate: truncate texts that are too long.
+        truncate: truncate texts that are too long, which are rejected otherwise.
         cuts_first: truncate only the first text of a pair; the longer one otherwise.
         add_special_tokens: add the special tokens that the model expects; always with `truncate`.
         pair_template: formats a pair of texts; None if the tokenizer does.
@@ -343,9 +298,6 @@ def tokenize_within_limits(
         partner: second text of a pair, for errors.
         way_out: end of the errors' advice.
         are_prompts: names of special tokens stand for them; other options are not used.
-
-    Raises:
-        ApiError: `input_too_long`, unless `truncate` is true; `deadline_exceeded`.
     """
     second_texts = texts.second_texts or (None,) * len(texts.texts)
     encode_pair = tokenizer.encode_pair
@@ -385,11 +337,7 @@ def tokenize_within_limits(
 
 
 def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, index: int | None = None) -> Ids:
-    """Tokenize the prompt of a chat, or the raw prompt with this index.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
+    """Tokenize the prompt of a chat, or the raw prompt with this index."""
     _check_before_tokenization(tokenizer, prompt.texts, max_tokens, "inputs", index)
     ids = prompt.encode(tokenizer)
     if len(ids) > max_tokens:
@@ -398,16 +346,7 @@ def tokenize_prompt(tokenizer: TextTokenizer, prompt: Prompt, max_tokens: int, i
 
 
 def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
-    """Return the token ids of inputs that are token ids.
-
-    Args:
-        inputs: the inputs.
-        num_ids: size of the model's vocabulary.
-        max_tokens: maximum number of tokens of an input.
-
-    Raises:
-        ApiError: `input_too_long`; `invalid_parameter` if an id is not in the vocabulary.
-    """
+    """Return inputs that are token ids; reject those that are too long, and unknown ids."""
     for index, ids in enumerate(inputs.lists):
         if len(ids) > max_tokens:
             raise input_too_long(str(len(ids)), max_tokens, "inputs", inputs.index(index))
@@ -420,11 +359,7 @@ def check_ids(inputs: IdLists, num_ids: int, max_tokens: int) -> list[Ids]:
 def _check_before_tokenization(
     tokenizer: TextTokenizer, texts: Sequence[str], max_tokens: int, field: str, index: int | None, **words: str
 ) -> None:
-    """Reject texts that are certain to have too many tokens together.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
+    """Reject texts that are certain to have too many tokens together."""
     check_characters(sum(map(len, texts)), max_tokens, field, index, **words)
     least = sum(tokenizer.min_num_tokens(text, max_tokens) for text in texts)
     if least > max_tokens:
@@ -432,11 +367,7 @@ def _check_before_tokenization(
 
 
 def check_characters(num_characters: int, max_tokens: int, field: str, index: int | None, **words: str) -> None:
-    """Check that a text is not so long that even its tokenization would take too much time.
-
-    Raises:
-        ApiError: `input_too_long`.
-    """
+    """Check that a text is not so long that even its tokenization would take too much time."""
     limit = MAX_CHARACTERS_PER_TOKEN * max_tokens
     if num_characters > limit:
         number = f", and so at most {limit} characters, got {num_characters} characters"

@@ -50,13 +50,10 @@ class ModelLoad:
     """
 
     def __init__(self, service: Service, name: str, *, only_if_lazy: bool) -> None:
-        """Create the load.
+        """Create the load of the model with this name in its manifest; it is never used as a path.
 
-        Args:
-            service: the service.
-            name: name of the model in its manifest. It is never used as a path.
-            only_if_lazy: do nothing if the model is not waiting for its first use, because a
-                request has loaded or unloaded it.
+        With `only_if_lazy`, it does nothing if the model is not waiting for its first use, because
+        a request has loaded or unloaded it.
         """
         self._service = service
         self._name = name
@@ -67,11 +64,8 @@ class ModelLoad:
     async def prepare(self) -> str | None:
         """Load the bundle. `finish` must follow unless this fails.
 
-        Returns:
-            The digest of the bundle, also if it is served already; None if there is nothing to do.
-
-        Raises:
-            ApiError: `model_not_found`; `internal` if the bundle cannot be loaded.
+        Return the digest of the bundle, also if it is served already; None if nothing is to do.
+        Fails with `model_not_found`, or with `internal` if the bundle cannot be loaded.
         """
         service, name = self._service, self._name
         try:
@@ -124,11 +118,7 @@ class ModelLoad:
 
 
 async def unload_here(service: Service, name: str) -> None:
-    """Unload a model in this process; do nothing if it is not loaded.
-
-    Raises:
-        ApiError: `model_not_found` if the bundles folder has no such model either.
-    """
+    """Unload a model in this process; do nothing if its bundle is there, but not loaded."""
     async with service.model_locks[name]:
         if service.state_of(name) == "ready":
             await _unload(service, name)
@@ -141,11 +131,7 @@ async def unload_here(service: Service, name: str) -> None:
 
 
 async def find_bundle(service: Service, name: str) -> Manifest:
-    """Return the manifest of the bundle with this name.
-
-    Raises:
-        ApiError: `model_not_found`.
-    """
+    """Return the manifest of the bundle with this name, or raise `model_not_found`."""
     manifest = (await run_in_daemon_thread(service.repository.find)).get(name)
     if manifest is None:
         message = "No bundle in the bundles folder has this name; POST /v2/repository/index lists all."
@@ -154,22 +140,13 @@ async def find_bundle(service: Service, name: str) -> Manifest:
 
 
 async def _load_from_repository(service: Service, name: str) -> LoadedModel:
-    """Load a bundle in a thread of its own.
-
-    Raises:
-        ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
-    """
     loaded = await _use_repository(name, partial(service.repository.load, name, service.reserved_bytes(name)))
     logger.info("loaded %s in %.2f s", name, loaded.model.load_seconds)
     return loaded
 
 
 async def _use_repository(name: str, work: Callable[[], T]) -> T:
-    """Run a function that reads a bundle in a thread of its own.
-
-    Raises:
-        ApiError: `internal` if the bundle cannot be loaded; the reason is logged.
-    """
+    """Read a bundle in a thread of its own. The log has the reason of a failure."""
     try:
         return await run_in_daemon_thread(work)
     except INTERRUPTIONS:

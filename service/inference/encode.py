@@ -62,20 +62,10 @@ async def embed_texts(
     """Return the embedding of each input.
 
     Args:
-        call: the call.
-        model: the model.
-        inputs: the texts.
         pooling: if None, that of the model, or "mean" if it has none.
-        normalize: scale vectors to length 1; if None, the setting of the model, or False if it has
-            none or with pooling "none".
-        encoding: form of the vectors.
-        truncate: truncate inputs that are too long.
-        prompt_name: name of the prompt before each input; the model's default prompt if None.
+        normalize: scale vectors to length 1; if None, as the model's settings say, but not with
+            pooling "none".
         dimensions: length of a pooled vector; that of the model if None.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
     """
     embedding = model.manifest.embedding
     kind: Pooling = pooling or (embedding.pooling if embedding else "mean")
@@ -105,11 +95,7 @@ async def embed_texts(
 
 
 def _check_dimensions(requested: int, model: ServedModel) -> None:
-    """Check that a model was trained for vectors of a length (Kusupati et al. 2022, "Matryoshka").
-
-    Raises:
-        ApiError: `unsupported_parameter`.
-    """
+    """Check that a model was trained for this length (Kusupati et al. 2022, "Matryoshka")."""
     size, embedding = model.embedding_size, model.manifest.embedding
     trained = None if embedding is None else embedding.matryoshka
     if requested == size or (trained is not None and requested < size and (not trained or requested in trained)):
@@ -122,11 +108,7 @@ def _check_dimensions(requested: int, model: ServedModel) -> None:
 
 
 def with_prompt(manifest: Manifest, inputs: Texts, name: str | None) -> Texts:
-    """Put a prompt of the model before each input, as `sentence-transformers` does.
-
-    Raises:
-        ApiError: `unsupported_parameter` if the model has no prompt of this name.
-    """
+    """Put a prompt before each input, by default the model's, as `sentence-transformers` does."""
     embedding = manifest.embedding
     prompts = embedding.prompts if embedding else {}
     if name is None:
@@ -147,17 +129,10 @@ def pool(
     dense: Sequence[DenseLayer] = (),
     dimensions: int | None = None,
 ) -> NDArray[np.float32]:
-    """Pool the vectors of all tokens to one vector.
+    """Pool the vectors (S, M) of all tokens, without padding; pooling "none" keeps all of them.
 
-    Args:
-        hidden: (S, M), without padding.
-        pooling: kind of pooling; "none" keeps the vectors of all tokens.
-        normalize: scale each vector to Euclidean norm 1; zero vectors are not changed.
-        dense: layers that are applied to the pooled vector; not with pooling "none".
-        dimensions: number of values that are kept before the vector is scaled; all if None.
-
-    Returns:
-        (M,) or the outputs of the last layer, or (S, M) with pooling "none".
+    The layers `dense` are applied to the pooled vector (M,). Only the first `dimensions` are kept,
+    before `normalize` scales a vector to Euclidean norm 1; zero vectors are not changed.
     """
     pooled: NDArray[np.float32]
     match pooling:

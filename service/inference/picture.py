@@ -35,10 +35,6 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
     heads. The other views show the mean over the selected heads: by default those that align words
     best for cross-attention, and all heads of the last layer for other kinds. Rows of a picture are
     steps that write, so that heads that align words at the step that reads are no default.
-
-    Raises:
-        ApiError: the selection has several kinds or layers that one picture cannot show, or the
-            model has no attention maps.
     """
     available = [attention.kind for attention in manifest.attention]
     if not available:
@@ -64,14 +60,7 @@ def selection_to_draw(manifest: Manifest, selection: AttentionSelection, view: V
 
 
 def draw(model: str, output: TargetAttention, selection: AttentionSelection, view: View) -> str:
-    """Return the SVG of requested maps.
-
-    Args:
-        model: name of the model.
-        output: attention maps of one input.
-        selection: maps that were requested, from `selection_to_draw`.
-        view: kind of picture.
-    """
+    """Return the SVG of maps that were requested with a selection of `selection_to_draw`."""
     (maps,) = output.maps
     if view == "heads":
         return drawing.heads(f"{model}: {TITLES[maps.kind]}", _all_heads(output, maps))

@@ -49,19 +49,9 @@ async def rerank(
 ) -> RerankResult:
     """Return all documents by descending relevance; ties keep the order of the request.
 
-    Args:
-        call: the call.
-        model: the model.
-        query: the text to which the documents are compared.
-        documents: the documents.
-        raw_scores: return logits instead of probabilities.
-        truncate: truncate pairs of query and document that are too long.
-        max_document_tokens: cut each document after this many tokens.
-        instruction: task of a reranker that is a language model; None for its default.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    Documents are cut after `max_document_tokens`; `truncate` truncates pairs of query and document.
+    `raw_scores` are logits instead of probabilities. `instruction` is the task of a reranker that
+    is a language model.
     """
     function = function_of(model.manifest.label_kind, raw_scores)
     if max_document_tokens is not None:

@@ -1,6 +1,4 @@
-"""Generation from texts: some are split into sentences, such as a paragraph to translate, and those
-without a letter are copied.
-"""
+"""Generation from texts: some are split into sentences, and those without a letter are copied."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -45,15 +43,8 @@ async def generate_texts(
 
     The sentences run at the same time, but never more of them than `Call.reserve` reserves. The
     whitespace between the sentences is kept. The text of rank r joins the texts of rank r of all
-    sentences. For the arguments, see `generate`.
-
-    Args:
-        is_whole: the response describes each output as a whole, such as the positions of its
-            tokens. Texts are then split only by `split_sentences`, and none are copied.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails.
-        ClientGoneError: the client closed the connection.
+    sentences. With `is_whole`, the response describes each output as a whole, such as the positions
+    of its tokens: texts are then split only by `split_sentences`, and none are copied.
     """
     if on_empty == "pass":
         run = partial(generate_texts, is_whole=is_whole)
@@ -82,12 +73,8 @@ async def read_by_sentence(
 ) -> list[SplitText]:
     """Split the inputs of a decoding where that is due, and read their sentences.
 
-    Returns:
-        Each input as the sentences that the decoding has read, in order, and the text around them.
-        That of a model that translates includes the sentences without a letter, which are copied.
-
-    Raises:
-        ApiError: see `Decoding.read`; `invalid_parameter` if there are too many sentences.
+    Return each input as the sentences that the decoding has read, in order, and the text around
+    them. That of a model that translates includes the sentences without a letter, which are copied.
     """
     call, model, parameters = decoding.call, decoding.model, decoding.parameters
     is_plain = not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts))
@@ -136,11 +123,7 @@ def _is_about_tokens(parameters: GenerateParameters, is_whole: bool) -> bool:
 
 
 def _split(call: Call, inputs: Texts, language: str, num_samples: int) -> Iterator[SplitText]:
-    """Split all inputs; a sentence is generated `num_samples` times.
-
-    Raises:
-        ApiError: `invalid_parameter` if there are too many sentences; `deadline_exceeded`.
-    """
+    """Split all inputs; a sentence is generated `num_samples` times."""
     limit, num_sentences = MAX_SENTENCES, 0
     for text in inputs.texts:
         if not call.seconds_left:  # the call has already failed
@@ -182,14 +165,8 @@ async def sentence_warnings(
 ) -> dict[int, GenerateWarning]:
     """Return warnings about inputs of several sentences that a model of sentences read as a whole.
 
-    There are none if the request sets `split_sentences`: its client knows what the model needs. For
-    `is_whole`, see `generate_texts`.
-
-    Returns:
-        The warnings by the index of the input.
-
-    Raises:
-        ApiError: `deadline_exceeded`.
+    They are by the index of the input. There are none if the request sets `split_sentences`: its
+    client knows what the model needs. For `is_whole`, see `generate_texts`.
     """
     if not isinstance(inputs, Texts) or all(map(ONE_SENTENCE.fullmatch, inputs.texts)):
         return {}

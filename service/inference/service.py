@@ -76,7 +76,6 @@ class LoadedModel:
     engine: Engine
 
     def memory(self) -> ModelMemory:
-        """Return the memory of the model."""
         model, engine, row = self.model, self.engine, row_bytes(self.model.manifest)
         block = prefix_block_bytes(model.manifest)
         return ModelMemory(
@@ -117,22 +116,13 @@ class ModelRepository(Protocol):
         ...
 
     def check(self, name: str) -> None:
-        """Check the files of the bundle with this name.
-
-        Raises:
-            BundleError: a file is damaged or missing.
-        """
+        """Check the files of a bundle. Raises `BundleError` if one is damaged or missing."""
         ...
 
     def load(self, name: str, reserved_bytes: int) -> LoadedModel:
-        """Load the bundle with this name in its manifest.
+        """Load a bundle by its name. Raises `BundleError` if there is none, or it cannot be served.
 
-        Args:
-            name: name of the model.
-            reserved_bytes: decoder state of the other loaded models, in all their rows.
-
-        Raises:
-            BundleError: the bundle cannot be served, or there is none with this name.
+        `reserved_bytes` is the decoder state of the other loaded models, in all their rows.
         """
         ...
 
@@ -145,19 +135,11 @@ class Peers(Protocol):
         ...
 
     async def load(self, service: "Service", name: str, *, only_if_lazy: bool) -> None:
-        """Load or replace a model in all processes or in none, see `ModelLoad`.
-
-        Raises:
-            ApiError: `model_not_found`; `internal` if the bundle cannot be loaded.
-        """
+        """Load or replace a model in all processes or in none; see `ModelLoad`, also for errors."""
         ...
 
     async def unload(self, service: "Service", name: str) -> None:
-        """Unload a model in all processes.
-
-        Raises:
-            ApiError: `model_not_found` if the bundles folder has no such model.
-        """
+        """Unload a model in all processes. Raises `model_not_found` if there is no such bundle."""
         ...
 
 
@@ -174,20 +156,15 @@ class Backend:
 
     @property
     def manifests(self) -> dict[str, Manifest]:
-        """The manifests of all models."""
         return {**self.lazy, **{name: loaded.model.manifest for name, loaded in self.loaded.items()}}
 
 
 def default_models(manifests: Iterable[Manifest], chosen: Sequence[str]) -> dict[DefaultTask, str]:
     """Return the model of requests that name no model, by task.
 
-    It is the first model of the setting that can do the task (see `models_for`), or else the only
-    model that can, apart from those whose manifest has `lazy`. A task has no default if several
-    models can do it, or while a model of the setting is missing.
-
-    Args:
-        manifests: manifests of the served models.
-        chosen: names of the setting `default_model`.
+    It is the first model of the setting `default_model` (`chosen`) that can do the task (see
+    `models_for`), or else the only model that can, apart from those whose manifest has `lazy`. A
+    task has no default if several models can do it, or while a model of the setting is missing.
     """
     manifests = list(manifests)
     by_task, lazy = models_by_task(manifests), {manifest.name for manifest in manifests if manifest.lazy}
@@ -354,21 +331,13 @@ class Service:
             self.unavailable_code = code
 
     def check_ready(self) -> None:
-        """Check that the service is ready.
-
-        Raises:
-            ApiError: `loading`, `draining` or `engine_dead`.
-        """
+        """Check that the service is ready. Raises `loading`, `draining` or `engine_dead`."""
         code = self.unavailable_code or self.not_ready_code
         if code is not None:
             raise ApiError(code)
 
     def require_manifests(self) -> list[Manifest]:
-        """Return `manifests`, which are complete as soon as the service has loaded its models.
-
-        Raises:
-            ApiError: `loading`.
-        """
+        """Return `manifests`; raises `loading` until the service has loaded its models."""
         if not self.is_loaded:
             raise ApiError("loading")
         return self.manifests
@@ -376,18 +345,11 @@ class Service:
     def find_manifest(
         self, name: str | None, task: Task | None = None, default_for: DefaultTask | None = None
     ) -> Manifest:
-        """Return the manifest of the model that a call names, or of a default model.
+        """Return the manifest of the model that a call names, or of a default model. Loads nothing.
 
-        It does not load the model.
-
-        Args:
-            name: name of the model; None for the default model.
-            task: task that the model must be able to do.
-            default_for: task whose default model is used, if it is not `task`.
-
-        Raises:
-            ApiError: `loading`; `model_not_found`; `unsupported_task` if the model cannot do
-                `task`; `invalid_parameter` if the call must name a model.
+        The model must be able to do `task`; the default is that of `default_for`, if it is given.
+        Fails with `loading`, `model_not_found`, `unsupported_task`, or with `invalid_parameter` if
+        the call must name a model.
         """
         if name is None:
             name = self._default_name(default_for or task)
@@ -406,12 +368,7 @@ class Service:
         return self.default_model if task is None else self.default_models.get(task)
 
     def _default_name(self, task: DefaultTask | None) -> str:
-        """Return the model of requests that name none.
-
-        Raises:
-            ApiError: `loading`; `model_not_found` if a model of the setting is missing;
-                `unsupported_task` if no model can do the task; `invalid_parameter` if several can.
-        """
+        """Return the model of requests that name none, or raise the reason why there is none."""
         name = self.default_name(task)
         if name is not None and name in self.models:
             return name
@@ -436,11 +393,7 @@ class Service:
         raise ApiError("invalid_parameter", message, field="model")
 
     def _check_loaded(self, name: str) -> None:
-        """Check that the models are loaded, and that one is not being replaced.
-
-        Raises:
-            ApiError: `loading`.
-        """
+        """Check that the models are loaded, and that one is not being replaced."""
         if not self.is_loaded or name in self.replaced_models:
             raise ApiError("loading")
 

@@ -30,23 +30,8 @@ async def read_sources(
 ) -> list[Ids]:
     """Reserve the call's share of a model's limits, then tokenize the inputs.
 
-    A translation model reads the tokens of its default languages around each input.
-
-    Args:
-        call: the call.
-        model: the model.
-        inputs: texts, or pairs of texts.
-        field: name of the field with the inputs, for errors.
-        truncate: truncate inputs that are too long.
-        instruction: task of a reranker with a template; that of the template if None.
-        cuts_first: truncate only the first text of a pair.
-        mask_id: special token that texts can contain.
-        partner: second text of each pair, for errors.
-
-    Raises:
-        ApiError: `overloaded`; `invalid_parameter` if there are too many inputs; `input_too_long`,
-            unless `truncate` is true; `unsupported_parameter` if the model has no instruction or
-            reads no pairs.
+    A translation model reads the tokens of its default languages around each input. `instruction`
+    replaces that of a reranker's template. For other options, see `tokenize_within_limits`.
     """
     if any(text is not None for text in inputs.second_texts or ()) and not model.manifest.reads_pairs:
         message = f"{model.name} reads no pairs of texts, because its tokenizer has no form of them; send single texts."
@@ -98,22 +83,11 @@ async def encode_sources(
     """Run the encoder over each source, and record the usage of the call.
 
     Args:
-        call: the call.
-        model: the model.
-        sources: token ids of each input, from `read_sources`.
-        convert: called with the index of an input and its result; returns an output.
-        return_labels: return the scores of labels.
+        convert: makes an output of the index of an input and its result; outputs keep the order.
         return_logits: return the logits of labels in place of their scores.
         maps: the attention maps of the response, after `MapWriter.read_offsets`.
         predicted: for each input, the positions whose logits of tokens are returned.
         return_largest: return the largest logit of each token over all positions.
-
-    Returns:
-        The outputs in the order of the inputs, the token counts, and the durations.
-
-    Raises:
-        ApiError: the response is certain to be too large, or the call fails.
-        ClientGoneError: the client closed the connection.
     """
     kinds = maps.kinds if maps else frozenset[str]()
     requests = [

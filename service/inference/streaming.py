@@ -85,12 +85,7 @@ class Stream:
         return usage_for(self._model, self.num_input_tokens, self.num_output_tokens, cached)
 
     async def __aiter__(self) -> AsyncGenerator[Iterator[tuple["StreamedSequence", StreamToken | StreamEnd]]]:
-        """Yield groups of events that arrived together, each with its updated sequence.
-
-        Raises:
-            ApiError: a sequence failed, or the call's deadline has passed.
-            ClientGoneError: the client closed the connection.
-        """
+        """Yield groups of events that arrived together, each with its updated sequence."""
         try:
             yield ((sequence, event) for sequence in self.sequences for event in sequence.copied())
             while not all(sequence.has_ended for sequence in self.sequences):
@@ -157,13 +152,7 @@ class StreamedSequence:
         self._last_arrival = 0.0
 
     def take(self, place: int, event: TokenEvent | Generated, arrived: float) -> Iterator[StreamToken | StreamEnd]:
-        """Convert an event to those that the client can receive now.
-
-        Args:
-            place: index of the sentence.
-            event: event of the engine.
-            arrived: its arrival time, in seconds of `time.monotonic`.
-        """
+        """Convert an event of the sentence `place` to those that the client can receive now."""
         self._waiting[place].append((event, arrived))
         while not self.has_ended and (waiting := self._waiting[len(self._results)]):
             event, arrived = waiting.popleft()
@@ -250,10 +239,6 @@ async def stream(
 
     A failure before the first token is raised here, so that it gets its own HTTP status. For
     `is_whole`, see `generate_texts`.
-
-    Raises:
-        ApiError: the request is invalid, is rejected, or fails before its first token.
-        ClientGoneError: the client closed the connection.
     """
     decoding = begin(call, model, inputs, parameters, stream=True)
     split_texts = await read_by_sentence(decoding, inputs, is_whole=is_whole, stream=True)

@@ -37,11 +37,7 @@ _INFER_ERRORS: tuple[ErrorCode, ...] = (
 
 
 async def check_version(model_version: Annotated[Version, described("Version of the model; there is only 1.")]) -> None:
-    """Reject another version of the model in the path.
-
-    Raises:
-        ApiError: `model_not_found`.
-    """
+    """Reject another version of the model in the path."""
     if model_version != VERSION:
         raise ApiError("model_not_found", f"The only version of each model is {VERSION}.", path="version")
 

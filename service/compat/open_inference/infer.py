@@ -77,11 +77,7 @@ async def infer(call: Call, model_name: PathModel, body: InferBody, tail: Tail) 
 
 
 def _texts_of(inputs: Mapping[InputName, Texts], *, has_query: bool) -> tuple[Texts, Texts]:
-    """Return the texts of a request, and the pairs of its queries and these texts.
-
-    Raises:
-        ApiError: an input is missing or has no effect, or the number of queries is wrong.
-    """
+    """Return the texts of a request, and the pairs of its queries and these texts."""
     texts, queries = inputs.get("text_input"), inputs.get("query")
     if texts is None:
         raise ApiError("invalid_parameter", "It must include text_input.", path="inputs")

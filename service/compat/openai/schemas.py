@@ -1,6 +1,4 @@
-"""Requests and responses of OpenAI's completions and embeddings. In a request, null equals omitting
-the field.
-"""
+"""Bodies of OpenAI's completions and embeddings; null in a request omits the field."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NotRequired, Self
@@ -248,11 +246,7 @@ class EmbeddingList:
 
 
 def decoding_parameters(call: Call, body: DecodingBody, model: ServedModel) -> GenerateParameters:
-    """Return the parameters of a body; the model's defaults are used for those that are absent.
-
-    Raises:
-        ApiError: `invalid_parameter` if `n` needs sampling or beam search.
-    """
+    """Return the parameters of a body; the model's defaults are used for those that are absent."""
     sampling = {"sampling": "a temperature above 0", "no_sampling": "a temperature of 0"}
     call.field_names = {**call.field_names, **sampling}
     requested = given_parameters(body)
