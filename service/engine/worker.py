@@ -107,11 +107,8 @@ class Worker:
     async def end_step(self, timeout_s: float) -> str | None:
         """End the running step by terminating its graph; the model must then be removed.
 
-        Args:
-            timeout_s: time that the step may take to end.
-
-        Returns:
-            The name of the model, or None if the step has not ended, or is no step of a model.
+        Returns the name of the model, or None if the step has not ended in time, or is no step of a
+        model.
         """
         stepped = self._stepped
         if stepped is None:
@@ -124,16 +121,10 @@ class Worker:
         return None if self._stepped is stepped else model
 
     def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
-        """Submit a request to a model's engine without waiting.
+        """Submit a request to a model's engine without waiting. Raises `KeyError` without the model.
 
-        Args:
-            model: name of the model.
-            request: request for its engine.
-            on_event: called with each event, on the event loop's thread. If the worker is closed,
-                it is called before this method returns.
-
-        Raises:
-            KeyError: there is no such model.
+        `on_event` is called on the event loop's thread; if the worker is closed, it is called
+        before this method returns.
         """
         engine = self._engines[model]
         future = RequestFuture(model, on_event)
