@@ -165,7 +165,6 @@ class ApiError(Exception):
         """Create an error.
 
         Args:
-            code: the error code.
             message: full sentences; the code's own message if absent.
             field: canonical name of the field at fault.
             index: position of the value at fault in a field that is a list.
@@ -185,8 +184,7 @@ class ApiError(Exception):
     def param(self, names: Mapping[str, str]) -> str | None:
         """Return the path of the invalid value.
 
-        Args:
-            names: the API's own names by canonical name; a name may have an index.
+        `names` are the API's own names by canonical name; a name may have an index.
         """
         if self.field is None:
             return self._path

@@ -31,13 +31,9 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  
 
 @dataclass(frozen=True)
 class Matrix:
-    """One attention map with the labels of its rows and columns.
+    """One attention map of weights (rows, columns), with the labels of its rows and columns.
 
-    Args:
-        title: description of the map.
-        rows: tokens that attend.
-        columns: tokens that are attended to.
-        weights: attention weights, (rows, columns).
+    Tokens of the rows attend, those of the columns are attended to.
     """
 
     title: str
@@ -116,12 +112,7 @@ def alignment(matrix: Matrix) -> str:
 
 
 def heads(title: str, layers: Sequence[tuple[int, Sequence[tuple[int, Matrix]]]]) -> str:
-    """Return a grid of small heat maps: a line for each layer, a column for each head.
-
-    Args:
-        title: title of the picture.
-        layers: index of each layer, and its heads with their indices.
-    """
+    """Return a grid of small heat maps: a line for each layer, a column for each head, by index."""
     size, gap, left, top = 84, 8, 76, 62
     indices = [head for head, _ in layers[0][1]]
     parts = [_title(title)]

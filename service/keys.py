@@ -64,11 +64,6 @@ class KeyRing:
     """The keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            KeysError: see `read_keys`.
-        """
         self._path = path
         self._digest = _digest_of(path)
         self._by_hash = _by_hash(read_keys(path))
@@ -122,11 +117,7 @@ def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
 
 
 def read_keys(path: Path) -> Sequence[Key]:
-    """Read a file of keys.
-
-    Raises:
-        KeysError: the file cannot be read or is not valid.
-    """
+    """Read a file of keys. Raises `KeysError` if it cannot be read or is not valid."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -157,8 +148,7 @@ def read_keys(path: Path) -> Sequence[Key]:
 def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> str:
     """Add a key to a file, which is created if it does not exist, and return the key.
 
-    Raises:
-        KeysError: the label is not valid or is in use, or the file cannot be read or written.
+    Raises `KeysError` if the label is not valid or is in use, or the file fails.
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
@@ -176,11 +166,7 @@ def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> s
 
 
 def remove_key(path: Path, label: str) -> None:
-    """Remove a key from a file.
-
-    Raises:
-        KeysError: there is no such key, or the file cannot be read or written.
-    """
+    """Remove a key from a file. Raises `KeysError` if there is no such key, or the file fails."""
     with _changing(path) as keys:
         kept = [key for key in keys if key.label != label]
         if len(kept) == len(keys):

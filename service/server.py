@@ -153,8 +153,7 @@ class DrainingServer(uvicorn.Server):
 async def bind(settings: Settings) -> list[socket.socket]:
     """Return sockets that are bound to the addresses of the service.
 
-    Raises:
-        OSError: an address cannot be used.
+    Raises `OSError` if an address cannot be used.
     """
     sockets: list[socket.socket] = []
     for number, (host, port) in enumerate(settings.addresses):

@@ -176,7 +176,7 @@ class Engine:
             self._cancelled.append(active)
 
     def step(self) -> None:
-        """Run one iteration; raises only `RuntimeFailedError`.
+        """Run one iteration. Raises `RuntimeFailedError`.
 
         It drops cancelled and expired requests, encodes one batch or reads chunks of prompts, and
         steps all running rows. Small calls may get extra decoder steps, see `_run_extra_steps`.

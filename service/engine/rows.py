@@ -274,7 +274,7 @@ class Rows:
     def advance(self, rows: range, token_ids: Int64, beam_copies: BeamCopies) -> None:
         """Set the next input tokens of the rows of the last step, and of rows after them.
 
-        `beam_copies` between rows of the same generation follow the step. No row may be both a
+        `beam_copies`, made after the step, are between rows of one generation. No row may be both a
         source and a target.
         """
         self._token_ids[rows.start : rows.start + len(token_ids)] = token_ids

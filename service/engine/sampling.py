@@ -42,9 +42,9 @@ def typical_indices(weights: NDArray[np.float64], limit: float, typical_p: float
     """Return the indices of the most typical tokens in ascending order.
 
     A token is more typical the closer its information content is to the entropy of the distribution
-    (Meister et al. 2023, Locally Typical Sampling, section 4). Their total probability is at least
-    `typical_p`. Only the heaviest tokens up to the total weight `limit` are considered, as with
-    `top_p`. `weights` is (N,), non-negative, not all 0.
+    (Meister et al. 2023, Locally Typical Sampling, section 4). The total probability of the tokens
+    is at least `typical_p`. Only the heaviest tokens up to the total weight `limit` are considered,
+    as with `top_p`. `weights` is (N,), non-negative, not all 0.
     """
     heaviest = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[heaviest]) - weights[heaviest]

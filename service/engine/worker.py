@@ -107,8 +107,7 @@ class Worker:
     async def end_step(self, timeout_s: float) -> str | None:
         """End the running step by terminating its graph; the model must then be removed.
 
-        Returns the name of the model, or None if the step has not ended in time, or is no step of a
-        model.
+        Returns the name of the model; None if the step does not end in time or is of no model.
         """
         stepped = self._stepped
         if stepped is None:
@@ -121,7 +120,7 @@ class Worker:
         return None if self._stepped is stepped else model
 
     def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
-        """Submit a request to a model's engine without waiting. Raises `KeyError` without the model.
+        """Submit a request to a model's engine without waiting; `KeyError` if there is no such model.
 
         `on_event` is called on the event loop's thread; if the worker is closed, it is called
         before this method returns.

@@ -117,7 +117,7 @@ class OnnxRunner(SessionRunner):
         max_rows: int = 32,
         prefix_cache_bytes: int = 0,
     ) -> None:
-        """Load the graphs and map the states and, up to `prefix_cache_bytes`, blocks of prefixes."""
+        """Load the graphs, map the states and, up to `prefix_cache_bytes`, blocks of prefixes."""
         super().__init__(folder, manifest, "cpu", num_threads, max_rows)
         if manifest.has_prefix_states:
             self.num_prefix_blocks = prefix_cache_bytes // prefix_block_bytes(manifest)

@@ -63,9 +63,9 @@ def _reason(error: RuntimeError) -> str:
 def session_options(num_threads: int, *, prepack: bool = True) -> Any:
     """Return session options for graphs with dynamic shapes.
 
-    With no `num_threads`, ONNX Runtime chooses the number of threads of a run. `prepack` copies the
-    weights of products in the order in which kernels read them. Otherwise they stay mapped from
-    their file, and results may depend on the batch.
+    If `num_threads` is 0, ONNX Runtime chooses it. `prepack` copies the weights of products in the
+    order in which kernels read them. Otherwise they stay mapped from their file, and results may
+    depend on the batch.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads

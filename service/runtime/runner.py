@@ -91,13 +91,14 @@ class Runner(Protocol):
         ...
 
     def prefill(self, row: int, token_ids: Int64, length: int, outputs: Sequence[str] = ()) -> Mapping[str, Array]:
-        """Process several tokens (S,) in one row of a decoder-only model and update its states in
-        place. The row has processed `length` tokens before.
+        """Process tokens (S,) in a row of a decoder-only model and update its states in place.
 
-        A call that raises can be repeated with the same arguments and the same results. `outputs`
-        are not states. They have no batch axis: `hidden` (S, M), attention maps (H, L, S, columns),
-        scores of the last token (V,) or (K,). The caller may keep them. Raises `FloatingPointError`
-        if a new value of a state is NaN or infinite.
+        The row has processed `length` tokens before. A call that raises can be repeated with the
+        same arguments and the same results. `outputs` names outputs of the decoder graph, without
+        states. The results have no batch axis: `hidden` (S, M), attention maps (H, L, S, columns),
+        scores of the last token (V,) or (K,). The caller may keep them.
+
+        Raises `FloatingPointError` if a new value of a state is NaN or infinite.
         """
         ...
 
@@ -114,7 +115,7 @@ class Runner(Protocol):
         ...
 
     def move(self, source: int, target: int, target_tokens: int, source_tokens: int) -> None:
-        """Copy all states of row `source`, of the given numbers of tokens, to row `target`."""
+        """Copy all states of row `source`, which has processed `target_tokens`, to row `target`."""
         ...
 
     def fork(self, sources: Sequence[int], targets: Sequence[int], positions: Sequence[slice]) -> None:
@@ -134,9 +135,10 @@ class Runner(Protocol):
         If a step raises, it can be repeated for all or some of its rows with the same arguments and
         the same results: it has only changed positions that the repeated step writes again.
 
-        All inputs are (B,); `lengths` are the numbers of target tokens processed before. `outputs`
-        are not states. Each has the batch as its first axis; attention maps are (B, H, L, columns).
-        The caller may keep attention maps; others are valid until the next call.
+        The arrays are (B,); `lengths` are the numbers of target tokens processed before. `outputs`
+        names outputs of the decoder graph, without states. The first axis of each is the batch;
+        attention maps are (B, H, L, columns). The caller may keep attention maps; others are valid
+        until the next call.
         """
         ...
 
