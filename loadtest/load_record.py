@@ -157,12 +157,7 @@ def write_record(record: LoadRecord, path: Path) -> None:
 
 
 def read_record(path: Path) -> LoadRecord:
-    """Read a record.
-
-    Raises:
-        OSError: the file cannot be read.
-        RecordError: the file is no record.
-    """
+    """Read a record. Raises `OSError`, or `RecordError` if the file is no record."""
     try:
         return LoadRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -31,9 +31,8 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  
 
 @dataclass(frozen=True)
 class Matrix:
-    """One attention map of weights (rows, columns), with the labels of its rows and columns.
-
-    Tokens of the rows attend, those of the columns are attended to.
+    """One attention map (rows, columns) with the labels of its tokens: those of `rows` attend to those
+    of `columns`.
     """
 
     title: str
@@ -112,7 +111,10 @@ def alignment(matrix: Matrix) -> str:
 
 
 def heads(title: str, layers: Sequence[tuple[int, Sequence[tuple[int, Matrix]]]]) -> str:
-    """Return a grid of small heat maps: a line for each layer, a column for each head, by index."""
+    """Return a grid of small heat maps: a line for each layer, a column for each head.
+
+    Layers and heads have their indices.
+    """
     size, gap, left, top = 84, 8, 76, 62
     indices = [head for head, _ in layers[0][1]]
     parts = [_title(title)]

@@ -148,7 +148,7 @@ def read_keys(path: Path) -> Sequence[Key]:
 def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> str:
     """Add a key to a file, which is created if it does not exist, and return the key.
 
-    Raises `KeysError` if the label is not valid or is in use, or the file fails.
+    Raises `KeysError` if the label is not valid or is in use, or the file cannot be used.
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
@@ -166,7 +166,7 @@ def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> s
 
 
 def remove_key(path: Path, label: str) -> None:
-    """Remove a key from a file. Raises `KeysError` if there is no such key, or the file fails."""
+    """Remove a key from a file. Raises `KeysError` if it has no such key, or cannot be used."""
     with _changing(path) as keys:
         kept = [key for key in keys if key.label != label]
         if len(kept) == len(keys):

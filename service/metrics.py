@@ -182,7 +182,7 @@ class Metrics:
     def call_counter(self, route: str, status: int, code: str | None, model: str | None = None) -> Callable[[], None]:
         """Return a function that counts one finished HTTP call.
 
-        `route` is a path template; `code` is None for a successful call, `model` if none was chosen.
+        `route` is a path template. `code` is None for a success, `model` if none was chosen.
         """
         calls = self._calls.labels(route=route, status=str(status))
         if code is None:

@@ -234,8 +234,8 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
     """Return the application of a Ray cluster.
 
     `arguments` are settings by their names, over those of the environment; `metrics_targets` is a
-    folder for the addresses of the replicas' metrics. Paths are those of all machines. Raises the
-    errors of `check_ray_settings`.
+    folder for the addresses of the replicas' metrics. Paths are those of all machines. Raises
+    `SettingsError` if a setting is unknown or invalid, and the errors of `check_ray_settings`.
     """
     values = dict(arguments)
     targets = values.pop(TARGETS, None)

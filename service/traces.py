@@ -73,7 +73,7 @@ class Traces:
     def begin(self, name: str, headers: Iterable[tuple[bytes, bytes]], started: float) -> "Span":
         """Return the span of a call that began at `started` (`time.monotonic`).
 
-        The headers of its client may have a span of its own; `tracestate` may have several lines.
+        The headers may name a span of the client; `tracestate` may have several lines.
         """
         from opentelemetry.trace import SpanKind
 
@@ -95,7 +95,8 @@ class Traces:
         """End the span of a call and create those of its phases.
 
         None leaves an attribute out. `error` is an error code if the service failed. `phases` are
-        milliseconds, in the order of the phases; the last one ended at `finished` (`time.monotonic`).
+        milliseconds, in the order of the phases. The last one ended at `finished`, a time of
+        `time.monotonic`.
         """
         from opentelemetry.trace import StatusCode, set_span_in_context
 

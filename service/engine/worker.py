@@ -120,7 +120,7 @@ class Worker:
         return None if self._stepped is stepped else model
 
     def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
-        """Submit a request to a model's engine without waiting; `KeyError` if there is no such model.
+        """Submit a request to a model's engine without waiting; `KeyError` if there is no such one.
 
         `on_event` is called on the event loop's thread; if the worker is closed, it is called
         before this method returns.

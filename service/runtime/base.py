@@ -169,7 +169,7 @@ class SessionRunner(ABC):
     def __init__(self, folder: Path, manifest: Manifest, provider: Provider, num_threads: int, max_rows: int) -> None:
         """Load the graphs, whose files `sightline.base.bundle.check_files` must have checked.
 
-        A run on the CPU has `num_threads`; with 0, ONNX Runtime uses all cores of the host.
+        A run on the CPU uses `num_threads`; with 0, ONNX Runtime uses all cores of the host.
         """
         self.manifest = manifest
         self.max_rows = max_rows

@@ -52,7 +52,7 @@ def row_bytes(manifest: Manifest) -> int:
 
 
 def prefix_block_bytes(manifest: Manifest) -> int:
-    """Return the bytes of a block of the prefix cache, of `PREFILL_TOKENS`; 0 if there is no cache."""
+    """Return the bytes of a block of `PREFILL_TOKENS` in the prefix cache; 0 if there is none."""
     if not manifest.has_prefix_states:
         return 0
     return _state_bytes(manifest, {"target": PREFILL_TOKENS})

@@ -569,8 +569,9 @@ class Supervisor:
     async def _gather(
         self, workers: Sequence[WorkerProcess], name: str, *arguments: Any
     ) -> list[tuple[WorkerProcess, Any]]:
-        """Call a function of several workers; return the results of those that have not ended, of
-        which an `ApiError` is one, too.
+        """Call a function of several workers; return the results of those that have not ended.
+
+        An `ApiError` is a result, too.
         """
         limit = METRICS_S if name == "metrics" else None  # a load may take long
 
