@@ -112,7 +112,7 @@ class Client:
 
     Args:
         url: URL of the server, such as `http://127.0.0.1:8000`. Its path is a prefix of every
-            request's path. `ValueError` if it is not an HTTP URL.
+            request's path. Raises `ValueError` if it is not an HTTP URL.
         timeout_s: timeout of a request in seconds, including the time to connect.
         reuses_connections: False opens a connection for each request, for servers that close them
             after a response without saying so.

@@ -152,7 +152,6 @@ def make_record(
 
 
 def write_record(record: LoadRecord, path: Path) -> None:
-    """Write a record as JSON."""
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
 
 

@@ -47,7 +47,6 @@ class LoadTarget:
         return path.format(model=model) + (f"?model={model}" if self.model_in_query and model else "")
 
     def body(self, prompt: Prompt, options: RequestOptions) -> bytes:
-        """Return the JSON body of a request."""
         return orjson.dumps(self.fields(prompt, options))
 
 

@@ -76,7 +76,7 @@ def create_app(
     end_process: Callable[[int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """Create the application, whose lifespan loads the models, in a thread of its own.
+    """Create the application, whose lifespan starts to load the models in a thread of its own.
 
     `end_process` is called once with an exit code if the process cannot serve: no model can be
     loaded, or the engine has died. `on_ready` is called when the models are loaded.

@@ -236,8 +236,8 @@ def open_missing_streams() -> None:
 def configure_logging(level: str, stream: BinaryIO | None = None, *, worker: int | None = None) -> QueuedHandler:
     """Send all logs of this process to a stream: as text to a terminal, as JSON to anything else.
 
-    The variable NO_COLOR disables colors (https://no-color.org). The stream is unbuffered, by
-    default standard output. Each line has the number of the `worker` unless it is None.
+    The variable NO_COLOR disables colors (https://no-color.org). The stream must be unbuffered; the
+    default is standard output. Each line has the number of the `worker` unless it is None.
     """
     # No line shows these, and each costs a little time for every line.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

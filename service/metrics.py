@@ -384,7 +384,6 @@ class ModelMetrics:
             self._connect_gauges()
 
     def observe(self, name: str, value: float) -> None:
-        """Add a value to a histogram."""
         (self._series.get(name) or self._of(name)).observe(value)
 
     def _of(self, name: str) -> Any:

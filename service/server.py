@@ -88,7 +88,6 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """Port that the server listens on."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
@@ -218,13 +217,11 @@ def log_page(settings: Settings, port: int) -> None:
 
 
 def log_draining(settings: Settings, drain_s: float) -> None:
-    """Log the start of a drain."""
     fields = {"drain_s": drain_s, "shutdown_timeout_s": settings.shutdown_timeout_s}
     logger.info("draining; a second signal ends at once", extra={"fields": fields})
 
 
 def log_end(exit_code: int) -> None:
-    """Log the exit code of the process."""
     level = logging.WARNING if exit_code else logging.INFO
     advice = "; starting again will not help until the cause is removed" if exit_code == EXIT_CANNOT_SERVE else ""
     logger.log(level, "ended%s", advice, extra={"fields": {"exit_code": exit_code}})

@@ -672,7 +672,6 @@ class Engine:
         return self._rows.step_each(rows) if len(rows) > 1 else None
 
     def _record_maps(self, rows: range, outputs: Mapping[str, Array]) -> None:
-        """Record the attention maps of a step."""
         requesting = [generation for generation in self._rows.generations_of(rows) if generation.records_maps]
         for generation in requesting:
             generation.charge_step()

@@ -96,7 +96,7 @@ class Generation(RowOwner, ABC):
     def __init__(
         self, active: ActiveRequest, request: GenerateRequest, manifest: Manifest, encoder_maps: Mapping[str, Maps]
     ) -> None:
-        """Create a generation without rows; the request selects `encoder_maps`, by kind."""
+        """Create a generation without rows; `encoder_maps` are those that the request selects."""
         super().__init__(active, request)
         parameters, num_source = request.parameters, len(request.source_ids)
         self.num_cached_tokens = 0  # prompt tokens whose states came from the prefix cache
@@ -186,7 +186,6 @@ class Generation(RowOwner, ABC):
         return self._forces_end and len(hypothesis.ids) == self._max_tokens - 1
 
     def _target(self, hypothesis: Hypothesis, reason: FinishReason, length_penalty: float = 0.0) -> Target:
-        """Return the target of a finished hypothesis."""
         has_forced_end = self._forces_end and len(hypothesis.ids) == self._max_tokens
         return hypothesis.target(
             reason, len(self._prefix), length_penalty, self._num_forced, has_forced_end=has_forced_end

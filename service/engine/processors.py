@@ -77,8 +77,6 @@ class NoRepeatNgram:
 
 
 class SuppressTokens:
-    """Forbids a list of tokens."""
-
     def __init__(self, ids: Sequence[int]) -> None:
         self._ids = list(ids)
 

@@ -89,7 +89,6 @@ class MapRecorder:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the recorded maps."""
         return [*self._encoder, *self.steps]
 
     def map_of(self, kind: str) -> Maps:

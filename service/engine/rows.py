@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 
 def num_rows(request: Request, manifest: Manifest) -> int:
-    """Return the number of rows that a request needs."""
     if isinstance(request, GenerateRequest):
         return request.parameters.num_beams
     return int(manifest.is_decoder_only and isinstance(request, EncodeRequest))

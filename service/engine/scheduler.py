@@ -201,7 +201,7 @@ class Scheduler:
         return expired
 
     def next_batch(self, free_rows: int, held: RowCounts) -> list[int]:
-        """Remove and return the next encoder batch: ids, shortest sequence first, maybe none."""
+        """Remove the next encoder batch; return its ids, shortest sequence first, or none."""
         in_turn, in_reserve = self._select_fitting(free_rows, held)
         for_rows, for_encoder = in_turn + in_reserve, list(self._encode_queue)
         heads = [*in_turn[:1], *in_reserve[:1], *islice(self._encode_queue.fair_order(RowCounts()), 1)]

@@ -32,7 +32,6 @@ class StepScores:
         self._best_logprobs: list[float] = self._top_logprobs[:, 0].tolist()
 
     def set_next_token(self, row: int, token_id: int) -> None:
-        """Set the next input token of a row."""
         self.next_ids[row - self._first] = token_id
 
     def best(self, row: int) -> tuple[int, float]:

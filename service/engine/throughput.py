@@ -24,7 +24,7 @@ class Throughput:
         self._saturated_since: float | None = None  # end of the last iteration, if sequences were waiting
 
     def on_turn(self, units: int, now: float, *, is_saturated: bool) -> None:
-        """Record an iteration that ended `now`, in seconds; if saturated, sequences still wait."""
+        """Record an iteration that ended at `now` (s); it is saturated if sequences still wait."""
         if self._saturated_since is not None:
             elapsed = now - self._saturated_since
             kept = math.exp(-elapsed / DECAY_S)

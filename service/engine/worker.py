@@ -120,10 +120,10 @@ class Worker:
         return None if self._stepped is stepped else model
 
     def submit(self, model: str, request: Request, on_event: Callable[[Event], Any]) -> RequestFuture:
-        """Submit a request to a model's engine without waiting; `KeyError` if there is no such one.
+        """Submit a request to a model's engine without waiting.
 
         `on_event` is called on the event loop's thread; if the worker is closed, it is called
-        before this method returns.
+        before this method returns. Raises `KeyError` if there is no such model.
         """
         engine = self._engines[model]
         future = RequestFuture(model, on_event)
@@ -162,7 +162,6 @@ class Worker:
         await self._run_between_steps(run)
 
     def fail_requests(self, model: str, code: FailureCode) -> None:
-        """Fail all open requests of a model."""
         for future in [future for future in self._open if future.model == model]:
             future.cancel()
             future._deliver(Failed(code))

@@ -100,7 +100,6 @@ def _register_shared_arena() -> None:
 
 
 def load_session(folder: Path, graph: Graph, options: Any, provider: Provider) -> Any:
-    """Load one graph of a bundle."""
     with _REGISTRATION:
         _register_shared_arena()
     path, providers = os.fspath(folder / graph.file), _PROVIDERS[provider]

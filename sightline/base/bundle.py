@@ -680,7 +680,6 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """All graphs in the bundle."""
         graphs = (self.encoder, self.decoder, self.rows, self.similar, self.predict)
         return tuple(graph for graph in graphs if graph is not None)
 

@@ -83,7 +83,7 @@ def _used_bytes(folder: Path, name: str) -> int:
 
 
 def _own_folders(controller: str, cgroup: Path, own_cgroups: Path) -> list[Path]:
-    """Return the folders of the process's control groups, "cpu" or "memory", and their ancestors."""
+    """Return the folders of the process's "cpu" or "memory" control groups, and their ancestors."""
     folders = [cgroup, cgroup / controller]
     try:
         lines = [os.fsdecode(line) for line in own_cgroups.read_bytes().splitlines()]

@@ -15,7 +15,6 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run a function in a daemon thread and return its result."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -21,8 +21,8 @@ def choose_bundle(
 
     That is the first default model of the settings that the command can use, or else the only
     bundle that it can use, as for requests that name no model. `problem` is the lack of a bundle
-    that is not able, such as "cannot translate". Raises `BundleError` if there is no such bundle, or
-    it is damaged, and `UsageError` if several could be meant, or it is not able.
+    that is not able, such as "cannot translate". Raises `BundleError` if there is no such bundle
+    or it is damaged, and `UsageError` if several could be meant or it is not able.
     """
     if folder is not None:
         manifest = read_manifest(folder)

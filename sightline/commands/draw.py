@@ -81,7 +81,6 @@ class DrawOptions(Options):
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    """Draw a picture and return the exit code."""
     flags = ("bundles", "provider")
     add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, DrawOptions, flags)

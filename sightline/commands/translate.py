@@ -82,7 +82,6 @@ class Source:
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    """Translate a file and return the exit code."""
     flags = ("bundles", "provider", "threads")
     add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, TranslateOptions, flags)

@@ -28,7 +28,6 @@ class Prompt:
 
     @property
     def texts(self) -> list[str]:
-        """The texts among the parts."""
         return [part for part in self.parts if isinstance(part, str)]
 
     def encode(self, tokenizer: TextTokenizer) -> list[int]:

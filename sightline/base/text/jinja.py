@@ -36,8 +36,8 @@ def find_template(
 ) -> tuple[str, dict[str, str]] | None:
     """Return the text of the chat template of a checkpoint and its variables; None if it has none.
 
-    The arguments are the contents of chat_template.jinja, which has precedence,
-    tokenizer_config.json and special_tokens_map.json.
+    The arguments are the contents of chat_template.jinja, tokenizer_config.json and
+    special_tokens_map.json. The first of them has precedence.
     """
     text = file or _default_template(settings.get("chat_template"))
     if text is None:
@@ -59,8 +59,6 @@ def _token(value: Any) -> str:
 
 
 class JinjaTemplate:
-    """A compiled template."""
-
     def __init__(self, text: str, special_tokens: Mapping[str, str], now: Callable[[str], str]) -> None:
         """Compile a template with variables such as `bos_token`.
 

@@ -51,7 +51,6 @@ class TextStream:
         return bool(self._decoder.getstate()[0])
 
     def copy(self) -> "TextStream":
-        """Return a copy with the same state."""
         other = copy.copy(self)
         other._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         other._decoder.setstate(self._decoder.getstate())

@@ -74,7 +74,7 @@ class TextTokenizer:
     """Tokenizer of the source or of the target."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Build the table of each token's bytes; `ValueError` if the decoder is not supported."""
+        """Build the table of each token's bytes. Raises `ValueError` for an unknown decoder."""
         decoder = _config(tokenizer.decoder)
         _check_decoder(decoder)
         tokenizer.encode_special_tokens = True  # special tokens in the input text are plain text
@@ -194,8 +194,8 @@ class TextTokenizer:
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
     ) -> list["PairWindow"]:
-        """Tokenize a pair of texts, such as a question and its context, which is read in overlapping
-        parts if it is long.
+        """Tokenize a pair of texts, such as a question and its context; read a long second text in
+        overlapping parts.
 
         A window has at most `max_tokens` ids, and `max_first_tokens` of the first text. Consecutive
         windows share `overlap` tokens. Raises `ValueError` if the first text leaves no more than
@@ -496,7 +496,7 @@ def read_tokenizer(path: Path) -> TextTokenizer:
 
 
 def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool = True) -> Any:
-    """Tokenize a text or a pair of texts; `RuntimeError` if the library panics.
+    """Tokenize a text or a pair of texts. Raises `RuntimeError` if the library panics.
 
     The library holds Python's global lock while it encodes one input, but not for a batch, which
     costs more for a short text.
