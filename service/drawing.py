@@ -31,7 +31,7 @@ NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  
 
 @dataclass(frozen=True)
 class Matrix:
-    """One attention map (rows, columns), with labels: those of `rows` attend to those of `columns`."""
+    """One attention map (rows, columns) with labels; `rows` attend to `columns`."""
 
     title: str
     rows: Sequence[str]

@@ -95,8 +95,7 @@ class Traces:
         """End the span of a call and create those of its phases.
 
         None leaves an attribute out. `error` is an error code if the service failed. `phases` are
-        milliseconds, in the order of the phases. The last one ended at `finished`, a time of
-        `time.monotonic`.
+        milliseconds, in order; the last one ended at `finished` (`time.monotonic`).
         """
         from opentelemetry.trace import StatusCode, set_span_in_context
 

@@ -127,7 +127,7 @@ class TextTokenizer:
     # Encoding
 
     def encode(self, text: str, *, add_special_tokens: bool = True, is_start: bool = True) -> list[int]:
-        """Tokenize a text, with special tokens of the model's template.
+        """Tokenize a text; `add_special_tokens` are those of the model's template.
 
         `is_start` is False if special tokens precede the text. Some tokenizers insert a space only
         at the start of a prompt.
@@ -239,9 +239,8 @@ class TextTokenizer:
     def min_num_tokens(self, text: str, max_tokens: int) -> int:
         """Return a lower bound of the number of tokens; the time does not grow with long texts.
 
-        It serves to reject texts that are much too long without tokenizing all of them: it exceeds
-        `max_tokens` if the first tokens of the text, without special tokens, already do; else it is
-        0.
+        It serves to reject texts that are much too long without tokenizing all of them: it is 0
+        unless the first tokens of the text, without special tokens, already exceed `max_tokens`.
         """
         for start in _starts(text, max_tokens):
             if len(start) == len(text):
