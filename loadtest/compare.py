@@ -86,9 +86,8 @@ def compare_measurements(
 ) -> list[Change]:
     """Return the changes of the figures that both measurements have.
 
-    These are the share of good requests, see `is_good`; in a closed loop, whose rate is None, also
-    good requests per second, which the schedule determines in an open loop; and percentiles of the
-    times.
+    These are the share of good requests, see `is_good`, and percentiles of the times; in a closed
+    loop (no rate), also good requests per second, which the schedule determines in an open loop.
     """
     draws = np.random.default_rng(SEED).multinomial(NUM_PARTS, np.full(NUM_PARTS, 1 / NUM_PARTS), (2, NUM_DRAWS))
     runs = [_ResampledRun(measurement, objectives) for measurement in (before, after)]

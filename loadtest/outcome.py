@@ -17,8 +17,7 @@ class Success:
 
     Args:
         latency_s: seconds from the time when the request was due to the end of the response.
-        first_token_s: seconds from the same time to the first event with a token; None without
-            streaming.
+        first_token_s: seconds from that time to the first event with a token; None if not streamed.
         input_tokens: number that the service reports; 0 if it reports none.
         output_tokens: number that the service reports, or else of the events with a token; 0 for an
             endpoint that generates none.

@@ -38,9 +38,7 @@ ErrorCode = Literal[
 
 @dataclass(frozen=True)
 class ErrorKind:
-    """HTTP status and type of an error code; `message` is used where an error has no message of its
-    own.
-    """
+    """HTTP status and type of an error code; `message` is for errors without one of their own."""
 
     status: int
     type: ErrorType

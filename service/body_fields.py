@@ -63,9 +63,7 @@ def list_schema(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_optional_fields(schema: dict[str, Any]) -> None:
-    """Copy the description of an optional field's type, which Pydantic leaves in `anyOf`, to the
-    field itself.
-    """
+    """Copy the description of an optional field's type from `anyOf`, where Pydantic leaves it."""
     for field in schema.get("properties", {}).values():
         for kind in field.get("anyOf", ()):
             if "description" in kind and "description" not in field:
@@ -73,9 +71,7 @@ def describe_optional_fields(schema: dict[str, Any]) -> None:
 
 
 def field_error(code: str, message: str, *path: str | int) -> PydanticCustomError:
-    """Create an error with a code of `ERRORS`; `path` is relative to the value that is being
-    validated.
-    """
+    """Create an error with a code of `ERRORS`; `path` is relative to the validated value."""
     # Pydantic formats the template with the context, so braces in the message must come from there.
     return PydanticCustomError(code, "{message}", {"message": message, "path": path})
 
@@ -237,9 +233,7 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
 
 
 def must_equal(default: Any = None) -> PlainValidator:
-    """Return the validator of a field that is accepted for compatibility: its value must be null or
-    the default.
-    """
+    """Return the validator of a field kept for compatibility: it must be null or the default."""
     values = "null" if default is None else f"{json.dumps(default)} or null"
 
     def check(value: Any) -> None:
@@ -254,9 +248,7 @@ def must_equal(default: Any = None) -> PlainValidator:
 
 
 def described_as(kind: Any) -> BeforeValidator:
-    """Return a validator that accepts any value, which is validated elsewhere; OpenAPI describes it
-    as `kind`.
-    """
+    """Return a validator of any value, checked elsewhere, that OpenAPI describes as `kind`."""
     return BeforeValidator(lambda value: value, json_schema_input_type=kind)
 
 
@@ -379,9 +371,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
-    """Return the type of the value at a path inside a value of type `kind`; None if it is not
-    known.
-    """
+    """Return the type of the value at a path in a value of type `kind`; None if it is not known."""
     for part in path:
         if isinstance(part, str):
             kind = fields_of(kind).get(part)

@@ -1,7 +1,6 @@
 """API keys: a file with the hash, label and role of each key.
 
-Keys are long and random, so that SHA-256 is a safe hash of them: nobody can try all keys, unlike
-all passwords.
+Keys are long and random, so that SHA-256 is a safe hash: nobody can try all keys, unlike passwords.
 """
 
 import errno
@@ -103,9 +102,7 @@ REPLACED = b""  # in place of the digest of a mounted file that has no name any 
 
 
 def _digest_of(path: Path) -> bytes | None:
-    """Return the digest of a file, whose size and times may stay as they are; None if it cannot be
-    read.
-    """
+    """Return the digest of a file, as size and times may not show a change; None if unreadable."""
     try:
         return sha256(path.read_bytes()).digest() if path.stat().st_nlink else REPLACED
     except OSError:

@@ -134,9 +134,7 @@ def load_backend(
 
 
 def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend, chosen: Sequence[str]) -> None:
-    """Log a warning for tasks whose default model is another one, or missing, because a bundle
-    failed.
-    """
+    """Log a warning for tasks whose default model changed or is missing because a bundle failed."""
     defaults = default_models(backend.manifests.values(), chosen)
     expected = default_models(manifests, chosen)
     changes: dict[str, list[str]] = {}  # tasks by effect

@@ -130,8 +130,7 @@ class QueuedHandler(logging.Handler):
     def __init__(self, stream: BinaryIO, formatter: logging.Formatter) -> None:
         """Start the thread that writes.
 
-        `stream` must be unbuffered: the interpreter could not end while a thread holds the lock of
-        a buffer.
+        `stream` must be unbuffered: the interpreter cannot end while a thread locks a buffer.
         """
         super().__init__()
         self.setFormatter(formatter)
@@ -225,8 +224,7 @@ def open_missing_streams() -> None:
     """Open /dev/null in place of each standard stream that the parent process has closed.
 
     Otherwise the next file or socket gets the descriptor of a standard stream, and receives
-    everything that a library prints; libuv even aborts the process when it closes such a
-    descriptor.
+    everything that a library prints; libuv even aborts the process when it closes one.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)

@@ -1,7 +1,6 @@
 """Prometheus metrics of the service.
 
-The names after the prefix `sightline_` and their meanings follow vLLM where both have the same
-metric.
+Names after the prefix `sightline_`, and meanings, follow vLLM where both have the same metric.
 """
 
 import asyncio
@@ -361,9 +360,7 @@ class OneMetric(Collector):
 
 
 class ModelMetrics:
-    """Metrics of one model, whose series appear with its first use; also the observer of its
-    engine.
-    """
+    """Metrics of one model, whose series appear with its first use; its engine's observer, too."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
@@ -373,9 +370,7 @@ class ModelMetrics:
         self._is_used = False
 
     def use(self) -> None:
-        """Create the series of the model, because a call uses it. Histograms begin with their first
-        value.
-        """
+        """Create the series of a model that a call uses; histograms begin with a first value."""
         if not self._is_used:
             self._is_used = True
             for name in STARTED:

@@ -1,6 +1,4 @@
-"""The settings of the process: `SIGHTLINE_*` variables and flags of the same names, read once and
-frozen.
-"""
+"""The frozen settings of the process: `SIGHTLINE_*` variables and flags of the same names."""
 
 import argparse
 import os

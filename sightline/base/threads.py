@@ -56,8 +56,8 @@ def run_within(work: Callable[[], T], seconds: float) -> T:
 def run_in_threads(functions: Sequence[Callable[[], T]], num_threads: int) -> list[T]:
     """Call functions in several threads and return their results in order.
 
-    An exception of a function is raised here. With one thread, or for one function, they run in the
-    calling thread.
+    An exception of a function is raised here. With one thread, or for one function, the calling
+    thread runs them.
     """
     if num_threads == 1 or len(functions) <= 1:
         return [function() for function in functions]

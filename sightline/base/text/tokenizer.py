@@ -194,8 +194,7 @@ class TextTokenizer:
     def windows(
         self, first: str, second: str, max_tokens: int, max_first_tokens: int, overlap: int
     ) -> list["PairWindow"]:
-        """Tokenize a pair of texts, such as a question and its context; read a long second text in
-        overlapping parts.
+        """Tokenize a pair of texts, a long second one of which is read in overlapping parts.
 
         A window has at most `max_tokens` ids, and `max_first_tokens` of the first text. Consecutive
         windows share `overlap` tokens. Raises `ValueError` if the first text leaves no more than
@@ -549,8 +548,7 @@ def _steps(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def check_bounds(tokenizer: Tokenizer) -> None:
     """Raise `ValueError` unless the work and the memory of a tokenizer are bounded.
 
-    Tables of tokens have a row for each id. A few rules that each double a text make it very much
-    longer.
+    Tables of tokens have a row for each id. A few rules that each double a text lengthen it much.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary:
