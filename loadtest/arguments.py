@@ -59,9 +59,7 @@ def share(text: str) -> float:
 def read_prompts(path: Path) -> list[Prompt]:
     """Read the lines of a file that are not blank; a line ends with LF, optionally after CR.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: a line of a `.jsonl` file is not a string or a list of messages.
+    Raises `OSError`, or `ValueError` if a line of `.jsonl` is not a string or a list of messages.
     """
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         lines = [text for line in file if (text := line.removesuffix("\n").removesuffix("\r")).strip()]

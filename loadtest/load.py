@@ -35,9 +35,7 @@ class Load:
     """Requests to send; the load ends after its duration or `requests`, whichever comes first.
 
     Args:
-        path: path of the endpoint.
         bodies: bodies of the requests, sent cyclically in this order.
-        is_streamed: the responses are event streams.
         clients: number of clients of a closed loop.
         rates: requests per second of an open loop, one rate after another without a pause; none
             means a closed loop.
@@ -46,7 +44,7 @@ class Load:
         requests: number of requests to send, without repetitions.
         honors_retry_after: after a rejection, a client of a closed loop waits for `Retry-After` and
             repeats the request.
-        has_usage: the responses have the numbers of tokens, see `classify`.
+        has_usage: see `classify`.
     """
 
     path: str
@@ -62,13 +60,12 @@ class Load:
 
 @dataclass
 class Measurement:
-    """Results of a load.
+    """Results of a load, in the order in which requests ended; times are seconds.
 
     Args:
-        outcomes: outcome of each request, in the order of their ends.
-        elapsed_s: seconds from the first request to the last response.
-        due_s: time when each of these requests was due, in seconds from the start.
-        lags_s: delays of the client in seconds, see the module.
+        elapsed_s: time from the first request to the last response.
+        due_s: time when each request was due, from the start.
+        lags_s: delays of the client, see the module.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)

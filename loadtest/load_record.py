@@ -152,17 +152,11 @@ def make_record(
 
 
 def write_record(record: LoadRecord, path: Path) -> None:
-    """Write a record as JSON."""
     path.write_text(record.model_dump_json() + "\n", encoding="utf-8")
 
 
 def read_record(path: Path) -> LoadRecord:
-    """Read a record.
-
-    Raises:
-        OSError: the file cannot be read.
-        RecordError: the file is no record.
-    """
+    """Read a record. Raises `OSError`, or `RecordError` if the file is no record."""
     try:
         return LoadRecord.model_validate_json(path.read_bytes())
     except ValidationError as error:

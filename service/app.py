@@ -76,14 +76,10 @@ def create_app(
     end_process: Callable[[int], None] | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """Create the application. It starts to load the models when its lifespan starts.
+    """Create the application, whose lifespan starts to load the models in a thread of its own.
 
-    Args:
-        settings: settings of this process.
-        load: loads the models, in a thread of its own.
-        end_process: called once with an exit code if the process cannot serve: no model can be
-            loaded, or the engine has died.
-        on_ready: called when the models are loaded.
+    `end_process` is called once with an exit code if the process cannot serve: no model can be
+    loaded, or the engine has died. `on_ready` is called when the models are loaded.
     """
     service = Service(settings, Metrics(__version__, settings.request_timeout_s), NoPeers())
     service.metrics.set_limits(settings.limits)

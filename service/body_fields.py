@@ -63,9 +63,7 @@ def list_schema(items: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_optional_fields(schema: dict[str, Any]) -> None:
-    """Copy the description of an optional field's type, which Pydantic leaves in `anyOf`, to the
-    field itself.
-    """
+    """Copy the description of an optional field's type from `anyOf`, where Pydantic leaves it."""
     for field in schema.get("properties", {}).values():
         for kind in field.get("anyOf", ()):
             if "description" in kind and "description" not in field:
@@ -73,9 +71,7 @@ def describe_optional_fields(schema: dict[str, Any]) -> None:
 
 
 def field_error(code: str, message: str, *path: str | int) -> PydanticCustomError:
-    """Create an error with a code of `ERRORS`; `path` is relative to the value that is being
-    validated.
-    """
+    """Create an error with a code of `ERRORS`; `path` is relative to the validated value."""
     # Pydantic formats the template with the context, so braces in the message must come from there.
     return PydanticCustomError(code, "{message}", {"message": message, "path": path})
 
@@ -164,11 +160,9 @@ class IdLists:
 
 
 def check_text(value: Any, *path: int, allow_blank: bool = False) -> str:
-    """Return a value that is a string with more than whitespace, or with `allow_blank` any string;
-    `path` leads to it.
+    """Return a string with more than whitespace, or with `allow_blank` any string.
 
-    Raises:
-        PydanticCustomError: it is something else.
+    Raises `PydanticCustomError` for any other value; `path` leads to it.
     """
     if not isinstance(value, str):
         raise field_error("invalid_parameter", "It must be a string.", *path)
@@ -239,9 +233,7 @@ def check_texts_or_ids(value: Any) -> Texts | IdLists:
 
 
 def must_equal(default: Any = None) -> PlainValidator:
-    """Return the validator of a field that is accepted for compatibility: its value must be null or
-    the default.
-    """
+    """Return the validator of a field kept for compatibility: it must be null or the default."""
     values = "null" if default is None else f"{json.dumps(default)} or null"
 
     def check(value: Any) -> None:
@@ -256,17 +248,14 @@ def must_equal(default: Any = None) -> PlainValidator:
 
 
 def described_as(kind: Any) -> BeforeValidator:
-    """Return a validator that accepts any value, which is validated elsewhere; OpenAPI describes it
-    as `kind`.
-    """
+    """Return a validator of any value, checked elsewhere, that OpenAPI describes as `kind`."""
     return BeforeValidator(lambda value: value, json_schema_input_type=kind)
 
 
 def check_word(value: Any) -> str:
-    """Return a value that is a string with more than whitespace, and no longer than any token.
+    """Return a string with more than whitespace, and no longer than any token.
 
-    Raises:
-        PydanticCustomError: it is something else.
+    Raises `PydanticCustomError` for any other value.
     """
     word = check_text(value)
     if len(word) > MAX_WORD_CHARACTERS:
@@ -300,8 +289,7 @@ Word = Annotated[str, PlainValidator(check_word), WithJsonSchema({**TEXT_SCHEMA,
 def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = True) -> Model:
     """Validate a JSON object, or with `is_strict=False` the fields of a form, which are texts.
 
-    Raises:
-        ApiError: the first value that is not allowed.
+    Raises `ApiError` for the first value that is not allowed.
     """
     try:
         return model.model_validate(document, strict=None if is_strict else False)
@@ -310,16 +298,9 @@ def validate(document: dict[str, Any], model: type[Model], *, is_strict: bool = 
 
 
 def validate_part(part: Any, adapter: TypeAdapter[T], kind: Any, *path: str) -> T:
-    """Validate a part of a request.
+    """Validate the part of a request at `path`; errors about unknown fields need its type `kind`.
 
-    Args:
-        part: the value.
-        adapter: validator of its type.
-        kind: its type, which errors about unknown fields need.
-        path: path of this part in the request.
-
-    Raises:
-        ApiError: the first value that is not allowed.
+    Raises `ApiError` for the first value that is not allowed.
     """
     try:
         return adapter.validate_python(part)
@@ -348,10 +329,7 @@ def unknown_field(document: dict[str, Any], kind: Any, *path: str) -> ApiError |
 def unknown_field_error(name: str, kind: Any, path: Sequence[str | int]) -> ApiError:
     """Return the error of an unknown field, with the nearest known field.
 
-    Args:
-        name: name of the field as the client wrote it.
-        kind: type of the object that has the field; None if it is not known.
-        path: path of this object.
+    `kind` is the type of the object at `path` that has the field; None if it is not known.
     """
     known, owner = fields_of(kind), path_of(path) or "the body"
     shown = path_of((*path, name)) if is_word(name) else None
@@ -393,9 +371,7 @@ def fields_of(kind: Any) -> dict[str, Any]:
 
 
 def _type_at(kind: Any, path: Sequence[str | int]) -> Any:
-    """Return the type of the value at a path inside a value of type `kind`; None if it is not
-    known.
-    """
+    """Return the type of the value at a path in a value of type `kind`; None if it is not known."""
     for part in path:
         if isinstance(part, str):
             kind = fields_of(kind).get(part)
@@ -415,13 +391,7 @@ HINTS = {
 
 
 def first_error(error: ValidationError, path: Sequence[str] = (), kind: Any = None) -> ApiError:
-    """Return the first error of a validation.
-
-    Args:
-        error: errors of the validation.
-        path: path of the validated value.
-        kind: type of the validated value.
-    """
+    """Return the first error of a validation of a value at `path` of type `kind`."""
     errors = error.errors(include_url=False)
     # An unknown field first: a misspelled name also leaves the intended field missing.
     first = next((details for details in errors if details["type"] == UNKNOWN_FIELD), errors[0])

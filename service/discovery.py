@@ -23,16 +23,9 @@ def find_bundles(
     """Find the bundles in a folder, and return their manifests by bundle folder in sorted order.
 
     Other files than the manifests are opened only if two bundles have the same name: then the first
-    that is not damaged is found.
-
-    Args:
-        folder: folder whose subfolders are bundles.
-        default_models: names of models that must be there.
-        on_failure: called for each bundle whose manifest cannot be used; raises by default.
-
-    Raises:
-        BundleError: the folder cannot be listed, has no bundles, or does not have the default
-            model.
+    that is not damaged is found. `on_failure` is called for each bundle whose manifest cannot be
+    used; it raises by default. Raises `BundleError` if the folder cannot be listed, has no bundles,
+    or lacks a default model.
     """
     try:
         paths = sorted(folder.iterdir())
@@ -92,8 +85,7 @@ def _is_damaged(path: Path, manifest: Manifest, on_failure: OnFailure) -> bool:
 def _is_bundle(path: Path) -> bool:
     """Return True for a folder with a manifest that is not hidden.
 
-    Raises:
-        BundleError: the folder cannot be entered.
+    Raises `BundleError` if the folder cannot be entered.
     """
     try:
         (path / MANIFEST).lstat()

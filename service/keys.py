@@ -1,7 +1,6 @@
 """API keys: a file with the hash, label and role of each key.
 
-Keys are long and random, so that SHA-256 is a safe hash of them: nobody can try all keys, unlike
-all passwords.
+Keys are long and random, so that SHA-256 is a safe hash: nobody can try all keys, unlike passwords.
 """
 
 import errno
@@ -64,11 +63,6 @@ class KeyRing:
     """The keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file.
-
-        Raises:
-            KeysError: see `read_keys`.
-        """
         self._path = path
         self._digest = _digest_of(path)
         self._by_hash = _by_hash(read_keys(path))
@@ -108,9 +102,7 @@ REPLACED = b""  # in place of the digest of a mounted file that has no name any 
 
 
 def _digest_of(path: Path) -> bytes | None:
-    """Return the digest of a file, whose size and times may stay as they are; None if it cannot be
-    read.
-    """
+    """Return the digest of a file, as size and times may not show a change; None if unreadable."""
     try:
         return sha256(path.read_bytes()).digest() if path.stat().st_nlink else REPLACED
     except OSError:
@@ -122,11 +114,7 @@ def _by_hash(keys: Sequence[Key]) -> dict[str, Key]:
 
 
 def read_keys(path: Path) -> Sequence[Key]:
-    """Read a file of keys.
-
-    Raises:
-        KeysError: the file cannot be read or is not valid.
-    """
+    """Read a file of keys. Raises `KeysError` if it cannot be read or is not valid."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -157,8 +145,7 @@ def read_keys(path: Path) -> Sequence[Key]:
 def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> str:
     """Add a key to a file, which is created if it does not exist, and return the key.
 
-    Raises:
-        KeysError: the label is not valid or is in use, or the file cannot be read or written.
+    Raises `KeysError` if the label is not valid or is in use, or the file cannot be used.
     """
     secret = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     try:
@@ -176,11 +163,7 @@ def add_key(path: Path, label: str, role: Role, quota: Quota | None = None) -> s
 
 
 def remove_key(path: Path, label: str) -> None:
-    """Remove a key from a file.
-
-    Raises:
-        KeysError: there is no such key, or the file cannot be read or written.
-    """
+    """Remove a key from a file. Raises `KeysError` if it has no such key, or cannot be used."""
     with _changing(path) as keys:
         kept = [key for key in keys if key.label != label]
         if len(kept) == len(keys):

@@ -73,8 +73,7 @@ class TokenizerCache:
     def read(self, path: Path, sha256: str) -> TextTokenizer:
         """Return a tokenizer; read its file only if no equal one was read before.
 
-        Raises:
-            BundleError: the file is not a tokenizer.
+        Raises `BundleError` if the file is not a tokenizer.
         """
         with self._locks[sha256]:
             tokenizer = self._tokenizers.get(sha256)
@@ -98,12 +97,8 @@ def load_backend(
     """Load the bundles of a folder. The worker is not started yet.
 
     A bundle that fails to load is logged and left out, unless the settings ask for strict loading.
-    Of models that are loaded on their first use, only the manifests are read.
-
-    Args:
-        settings: settings of the process.
-        observer_of: returns the observer of a model's engine.
-        plan: numbers of threads of the graphs; by default, they are measured.
+    Of models that are loaded on their first use, only the manifests are read. Without a `plan`, the
+    numbers of threads are measured.
 
     Raises:
         BundleError: no bundle can be served, the default model is missing or fails to load, or any
@@ -139,9 +134,7 @@ def load_backend(
 
 
 def _warn_of_changed_defaults(manifests: Iterable[Manifest], backend: Backend, chosen: Sequence[str]) -> None:
-    """Log a warning for tasks whose default model is another one, or missing, because a bundle
-    failed.
-    """
+    """Log a warning for tasks whose default model changed or is missing because a bundle failed."""
     defaults = default_models(backend.manifests.values(), chosen)
     expected = default_models(manifests, chosen)
     changes: dict[str, list[str]] = {}  # tasks by effect
@@ -173,16 +166,8 @@ def load_bundles(
 
     Models and failures are in the order of the bundles, however long each of them takes. Rows
     follow from the memory for all models, so that the memory suffices when every model is loaded.
-
-    Args:
-        bundles: the manifests by folder.
-        settings: settings of the process.
-        observer_of: returns the observer of a model's engine.
-        on_failure: called for each bundle that fails to load; raises by default.
-        plan: numbers of threads of the graphs; by default, they are measured.
-
-    Raises:
-        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    `on_failure` is called for each bundle that fails to load; it raises by default. Without a
+    `plan`, the numbers of threads are measured. Raises `RuntimeUnavailableError`.
     """
     started = time.perf_counter()
     provider, tokenizers = choose_provider(settings.provider), TokenizerCache()
@@ -356,9 +341,8 @@ def _open_bundle(
 ) -> _OpenedBundle:
     """Verify the files of a bundle, read its tokenizers and open its graphs.
 
-    Raises:
-        BundleError: a file is damaged, a tokenizer has more tokens than the model, or a layer after
-            pooling has another size than the hidden states.
+    Raises `BundleError` if a file is damaged, a tokenizer has more tokens than the model, or a
+    layer after pooling has another size than the hidden states.
     """
     started = time.perf_counter()
     check_files(folder, manifest)
@@ -402,8 +386,7 @@ def _run_graphs(
 ) -> LoadedModel:
     """Choose the number of threads of each graph, run it with its largest shapes, and check it.
 
-    Raises:
-        BundleError: a run fails, or gives numbers that are not finite.
+    Raises `BundleError` if a run fails, or gives numbers that are not finite.
     """
     started = time.perf_counter()
     runner = bundle.runner
@@ -430,8 +413,7 @@ def _open_runner(folder: Path, manifest: Manifest, provider: Provider, settings:
 def _check_known_inputs(folder: Path, runner: OnnxRunner | DeviceRunner) -> None:
     """Run a known input through every graph, so that no request pays for a graph's first run.
 
-    Raises:
-        BundleError: a run fails, or gives numbers that are not finite.
+    Raises `BundleError` if a run fails, or gives numbers that are not finite.
     """
     engine = Engine(runner)
     events: list[Event] = []

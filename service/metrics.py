@@ -1,7 +1,6 @@
 """Prometheus metrics of the service.
 
-The names after the prefix `sightline_` and their meanings follow vLLM where both have the same
-metric.
+Names after the prefix `sightline_`, and meanings, follow vLLM where both have the same metric.
 """
 
 import asyncio
@@ -182,11 +181,7 @@ class Metrics:
     def call_counter(self, route: str, status: int, code: str | None, model: str | None = None) -> Callable[[], None]:
         """Return a function that counts one finished HTTP call.
 
-        Args:
-            route: path template of the route.
-            status: HTTP status of the response.
-            code: error code; None for a successful call.
-            model: name of the model; None if no model was chosen.
+        `route` is a path template. `code` is None for a success, `model` if none was chosen.
         """
         calls = self._calls.labels(route=route, status=str(status))
         if code is None:
@@ -202,10 +197,8 @@ class Metrics:
     def count_key(self, label: str, status: int, details: Mapping[str, Any]) -> None:
         """Count one finished HTTP call of an API key.
 
-        Args:
-            label: label of the key; empty if the call had no valid key.
-            status: HTTP status of the response.
-            details: numbers of `input_tokens` and `output_tokens`, if the call has them.
+        The label is empty if the call had no valid key; `details` may have the numbers of
+        `input_tokens` and `output_tokens`.
         """
         self._key_calls.labels(key=label, status=str(status)).inc()
         for kind in ("input", "output"):
@@ -367,9 +360,7 @@ class OneMetric(Collector):
 
 
 class ModelMetrics:
-    """Metrics of one model, whose series appear with its first use; also the observer of its
-    engine.
-    """
+    """Metrics of one model, whose series appear with its first use; its engine's observer, too."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
@@ -379,9 +370,7 @@ class ModelMetrics:
         self._is_used = False
 
     def use(self) -> None:
-        """Create the series of the model, because a call uses it. Histograms begin with their first
-        value.
-        """
+        """Create the series of a model that a call uses; histograms begin with a first value."""
         if not self._is_used:
             self._is_used = True
             for name in STARTED:
@@ -390,7 +379,6 @@ class ModelMetrics:
             self._connect_gauges()
 
     def observe(self, name: str, value: float) -> None:
-        """Add a value to a histogram."""
         (self._series.get(name) or self._of(name)).observe(value)
 
     def _of(self, name: str) -> Any:
@@ -407,13 +395,7 @@ class ModelMetrics:
                 self._metrics.gauges[name].labels(self._model).set_function(read)
 
     def watch(self, engine: Engine, memory: Callable[[], ModelMemory], load_seconds: float) -> None:
-        """Connect the gauges to an engine; they are read when metrics are rendered.
-
-        Args:
-            engine: engine of the model.
-            memory: returns the memory of the model.
-            load_seconds: duration of its load.
-        """
+        """Connect the gauges to an engine; they are read when metrics are rendered."""
         self._reads = {
             "num_requests_running": lambda: engine.num_running,
             "num_requests_waiting": lambda: engine.num_waiting,

@@ -372,14 +372,8 @@ def complete_parameters(
     A parameter of the request always wins. Defaults that contradict it are not used: beam search if
     the request samples or streams, sampling if the request uses beam search, and a length that
     contradicts the other length. Of defaults that contradict each other, beam search is used.
-
-    Args:
-        requested: parameters of the request.
-        defaults: defaults of the model.
-        max_beams: maximum number of beams; a larger default is capped.
-        max_new_tokens: maximum number of new tokens; larger defaults are capped.
-        stream: True if the generation is streamed.
-        is_lenient: ignore sampling parameters of the request if no tokens are sampled.
+    Defaults above `max_beams` and `max_new_tokens` are capped. `is_lenient` ignores sampling
+    parameters of the request if no tokens are sampled.
     """
     own = {name: getattr(defaults, name) for name in MODEL_DEFAULTS if name not in requested}
     own = {name: value for name, value in own.items() if value is not None}
@@ -406,8 +400,7 @@ def complete_parameters(
 def check_combination(parameters: GenerateParameters, num_inputs: int, *, stream: bool) -> None:
     """Check the rules between parameters that hold for every model.
 
-    Raises:
-        ApiError: `invalid_parameter` or `unsupported_parameter`.
+    Raises `ApiError`: `invalid_parameter` or `unsupported_parameter`.
     """
     count, has_beams = parameters.num_return_sequences, parameters.num_beams > 1
     # What a parameter needs must not lead to the next error.

@@ -77,11 +77,7 @@ class Grant:
         return cls(windows, content["exceeded"], content["ends_at"])
 
     def check(self) -> None:
-        """Check that the call may start.
-
-        Raises:
-            QuotaExceededError: it may not.
-        """
+        """Raise `QuotaExceededError` if the call may not start."""
         if self.exceeded is not None:
             window = self.windows[self.exceeded]
             raise QuotaExceededError(self.exceeded, window.limit, window.reset_s)
@@ -259,8 +255,7 @@ class LocalQuotas:
 def open_limiter(storage: str | None) -> "FixedWindowRateLimiter":
     """Return a limiter that counts in a Redis, or in memory.
 
-    Raises:
-        QuotaStorageError: the URL is not that of a Redis, or its client library is missing.
+    Raises `QuotaStorageError` if the URL is not that of a Redis, or its client library is missing.
     """
     from limits.aio.storage import MemoryStorage
     from limits.aio.strategies import FixedWindowRateLimiter

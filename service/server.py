@@ -88,7 +88,6 @@ class DrainingServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """Port that the server listens on."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
@@ -153,8 +152,7 @@ class DrainingServer(uvicorn.Server):
 async def bind(settings: Settings) -> list[socket.socket]:
     """Return sockets that are bound to the addresses of the service.
 
-    Raises:
-        OSError: an address cannot be used.
+    Raises `OSError` if an address cannot be used.
     """
     sockets: list[socket.socket] = []
     for number, (host, port) in enumerate(settings.addresses):
@@ -219,13 +217,11 @@ def log_page(settings: Settings, port: int) -> None:
 
 
 def log_draining(settings: Settings, drain_s: float) -> None:
-    """Log the start of a drain."""
     fields = {"drain_s": drain_s, "shutdown_timeout_s": settings.shutdown_timeout_s}
     logger.info("draining; a second signal ends at once", extra={"fields": fields})
 
 
 def log_end(exit_code: int) -> None:
-    """Log the exit code of the process."""
     level = logging.WARNING if exit_code else logging.INFO
     advice = "; starting again will not help until the cause is removed" if exit_code == EXIT_CANNOT_SERVE else ""
     logger.log(level, "ended%s", advice, extra={"fields": {"exit_code": exit_code}})

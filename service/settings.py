@@ -1,6 +1,4 @@
-"""The settings of the process: `SIGHTLINE_*` variables and flags of the same names, read once and
-frozen.
-"""
+"""The frozen settings of the process: `SIGHTLINE_*` variables and flags of the same names."""
 
 import argparse
 import os
@@ -331,8 +329,7 @@ def service_parser() -> Parser:
 def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dict[str, Any]:
     """Add the flags of the settings to a parser, and return the texts of all its flags by name.
 
-    Raises:
-        SettingsError: a flag is one of an earlier version.
+    Raises `SettingsError` for a flag of an earlier version.
     """
     add_options(parser, Settings)
     _reject_replaced(flag_name, {argument.partition("=")[0] for argument in arguments})
@@ -342,10 +339,8 @@ def read_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> dic
 def make_settings(flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the settings of flags by field name, then of environment variables, then the defaults.
 
-    A flag that is None is absent.
-
-    Raises:
-        SettingsError: an environment variable `SIGHTLINE_*` is unknown, or a value is invalid.
+    A flag that is None is absent. Raises `SettingsError` if a variable `SIGHTLINE_*` is unknown, or
+    a value is invalid.
     """
     _reject_replaced(env_name, environment)
     flag_values = {

@@ -18,11 +18,8 @@ MIN_DESCRIPTORS = 64  # with fewer, every connection would be rejected
 def check_settings(settings: Settings) -> Sequence[Key]:
     """Check what the settings name, and return the API keys.
 
-    Raises:
-        SettingsError: the process may open too few files.
-        KeysError: the file of keys cannot be used.
-        QuotaStorageError: the storage of quotas cannot be used.
-        TracesError: traces cannot be sent.
+    Raises `SettingsError` if the process may open too few files, and `KeysError`,
+    `QuotaStorageError` or `TracesError` if the keys, quotas or traces cannot be used.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= most < MIN_DESCRIPTORS:

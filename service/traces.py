@@ -71,12 +71,9 @@ class Traces:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, headers: Iterable[tuple[bytes, bytes]], started: float) -> "Span":
-        """Return the span of a call; its client may have a span of its own.
+        """Return the span of a call that began at `started` (`time.monotonic`).
 
-        Args:
-            name: name of the span.
-            headers: headers of the request; `tracestate` may have several lines.
-            started: time of `time.monotonic` at which the call began.
+        The headers may name a span of the client; `tracestate` may have several lines.
         """
         from opentelemetry.trace import SpanKind
 
@@ -97,12 +94,8 @@ class Traces:
     ) -> None:
         """End the span of a call and create those of its phases.
 
-        Args:
-            span: result of `begin`.
-            attributes: attributes of the span; None leaves one out.
-            error: error code if the service failed.
-            phases: milliseconds of each phase, in the order of the phases.
-            finished: time of `time.monotonic` at which the last phase ended.
+        None leaves an attribute out. `error` is an error code if the service failed. `phases` are
+        milliseconds, in order; the last one ended at `finished` (`time.monotonic`).
         """
         from opentelemetry.trace import StatusCode, set_span_in_context
 
@@ -157,8 +150,7 @@ def _shown(url: str | None) -> dict[str, str]:
 def check_traces() -> None:
     """Check that spans can be sent to the collector, if there is one.
 
-    Raises:
-        TracesError: the URL is not valid, or the extra is not installed.
+    Raises `TracesError` if the URL is not valid, or the extra is not installed.
     """
     endpoint = traces_endpoint()
     if endpoint is None:

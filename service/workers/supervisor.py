@@ -373,10 +373,8 @@ class Supervisor:
                 )
 
     async def _check_former(self, worker: WorkerProcess, models: dict[str, Any], failed: set[str]) -> None:
-        """Check that a new worker serves all models that worked before, except removed ones.
-
-        Raises:
-            ApiError: the bundle of such a model is damaged.
+        """Check that a new worker serves all models that worked before, except removed ones; raises
+        `ApiError` if the bundle of one is damaged.
         """
         lost = ", ".join(sorted(self._former.keys() - models.keys()))
         if lost and failed - self._failed:
@@ -608,11 +606,7 @@ class Supervisor:
         return merged
 
     async def _load(self, name: str, only_if_lazy: bool) -> None:
-        """Load a model in all workers, or in none.
-
-        Raises:
-            ApiError: a worker cannot load it.
-        """
+        """Load a model in all workers, or in none. Raises `ApiError` if a worker cannot load it."""
         async with self._changes:
             workers = self._changeable()
             prepared = await self._gather(workers, "prepare_load", name, only_if_lazy)
@@ -628,11 +622,7 @@ class Supervisor:
                 self._served[name] = [digests.pop(), "ready"]
 
     async def _unload(self, name: str) -> None:
-        """Unload a model in all workers.
-
-        Raises:
-            ApiError: `model_not_found`.
-        """
+        """Unload a model in all workers. Raises `ApiError` with `model_not_found`."""
         async with self._changes:
             for _, result in await self._gather(self._changeable(), "unload", name):
                 if isinstance(result, ApiError):

@@ -120,12 +120,9 @@ class WorkerServer(DrainingServer):
             self.end(EXIT_FAILED)
 
     def _accept(self, sock: socket.socket, on_end: Callable[[], None], elsewhere: tuple[int, int]) -> None:
-        """Serve a connection.
+        """Serve a connection; `on_end` tells the supervisor that it has ended.
 
-        Args:
-            sock: the connection.
-            on_end: tells the supervisor that the connection has ended.
-            elsewhere: number of connections of all other workers, and of the same client to them.
+        `elsewhere` counts connections of all other workers, and of the same client to them.
         """
         task = asyncio.create_task(self._serve_connection(sock, on_end, elsewhere))
         self.server_state.tasks.add(task)
@@ -215,14 +212,9 @@ class WorkerServer(DrainingServer):
 def run_worker(
     settings: Settings, plan: ThreadPlan, number: int, control: socket.socket, handover: socket.socket
 ) -> NoReturn:
-    """Run one worker, then exit the process.
+    """Run one worker, with its share of the limits in `settings`, then exit the process.
 
-    Args:
-        settings: the worker's share of the limits.
-        plan: numbers of threads of the graphs.
-        number: number of the worker in log lines, from 1.
-        control: socket of the channel to the supervisor.
-        handover: socket over which the supervisor sends connections.
+    `number` is that of the worker in log lines, from 1.
     """
     configure_logging(settings.log_level, worker=number)
     explain_bus_errors()

@@ -634,9 +634,7 @@ class Manifest(_Part):
         """The decoder step, the layer and the heads of the cross-attention that align words.
 
         Without a recorded alignment, they are the step that writes and all heads of the last layer.
-
-        Raises:
-            KeyError: the model has no cross-attention.
+        Raises `KeyError` without cross-attention.
         """
         cross = self.attention_of("cross")
         if self.alignment is None:
@@ -682,7 +680,6 @@ class Manifest(_Part):
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """All graphs in the bundle."""
         graphs = (self.encoder, self.decoder, self.rows, self.similar, self.predict)
         return tuple(graph for graph in graphs if graph is not None)
 
@@ -717,11 +714,7 @@ class Manifest(_Part):
         return self.limits.max_target_tokens - (prompt_tokens - 1)
 
     def attention_of(self, kind: str) -> AttentionMaps:
-        """Return the description of the first attention maps of one kind.
-
-        Raises:
-            KeyError: the model has no attention maps of that kind.
-        """
+        """Return the first attention maps of one kind. Raises `KeyError` if there are none."""
         by_kind: dict[str, AttentionMaps] = {maps.kind: maps for maps in reversed(self.attention)}
         return by_kind[kind]
 
@@ -735,10 +728,8 @@ def sha256_of(path: Path) -> str:
 def _open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a file of a bundle without following symbolic links, and without blocking on a FIFO.
 
-    Raises:
-        BundleError: the file cannot be opened, is not a regular file, or has several hard links, so
-            that it could be changed under another name.
-        FileNotFoundError: there is no such file.
+    Raises `FileNotFoundError`, or `BundleError` if the file cannot be opened, is not a regular
+    file, or has several hard links, so that it could be changed under another name.
     """
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -760,11 +751,9 @@ def _open_regular(path: Path) -> Iterator[BufferedReader]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and validate `manifest.json`. The files that it lists are not opened.
+    """Read and validate `manifest.json`; the files that it lists are not opened.
 
-    Raises:
-        BundleError: there is no manifest, it is not JSON, its schema version is not supported, or a
-            field is invalid.
+    Raises `BundleError`, also if the schema version is not supported.
     """
     path = folder / MANIFEST
     try:
@@ -793,10 +782,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
     """Check all files of a bundle: regular files, matching SHA-256, finite weights.
 
     Every file that the service or ONNX Runtime would open must be listed in the manifest: graphs,
-    layers after pooling, tokenizers and the external data of graphs.
-
-    Raises:
-        BundleError: a check failed; the message names the file.
+    layers after pooling, tokenizers and the external data of graphs. Raises `BundleError`, which
+    names the file.
     """
     dense = () if manifest.embedding is None else manifest.embedding.dense
     files = [*(graph.file for graph in manifest.graphs), *(layer.file for layer in dense)]
@@ -844,11 +831,7 @@ def _check_finite(path: Path, tensors: Sequence[ExternalTensor]) -> None:
 
 
 def read_bundle(folder: Path) -> Manifest:
-    """Read the manifest of a bundle and check all its files.
-
-    Raises:
-        BundleError: see `read_manifest` and `check_files`.
-    """
+    """Read the manifest of a bundle and check all its files. Raises `BundleError`."""
     manifest = read_manifest(folder)
     check_files(folder, manifest)
     return manifest

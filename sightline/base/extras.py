@@ -14,10 +14,7 @@ ENVIRONMENTS: Mapping[str, frozenset[str]] = {
 
 
 def install_command(extras: str, checkout: Path = CHECKOUT) -> str:
-    """Return the command that installs extras, from the checkout or the file of the release.
-
-    `extras` are separated by commas.
-    """
+    """Return the command that installs comma-separated extras, from the checkout or the release."""
     if not (checkout / "pyproject.toml").is_file():
         return f"run pip install './sightline_serving-{__version__}-py3-none-any.whl[{extras}]'"
     for environment, contained in ENVIRONMENTS.items():

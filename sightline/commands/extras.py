@@ -31,12 +31,7 @@ EXTRA_OF = {
 def missing_library(error: ModuleNotFoundError, extras: str) -> str | None:
     """Return the name of the library that is not installed and the command that installs it.
 
-    Args:
-        error: error of the import.
-        extras: extras that the command needs, comma-separated.
-
-    Returns:
-        None if no extra has the module.
+    None if none of the comma-separated extras has the module.
     """
     library = LIBRARIES.get((error.name or "").partition(".")[0])
     if library is None:

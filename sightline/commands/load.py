@@ -170,11 +170,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
 
 
 def client_of(options: LoadOptions) -> Client:
-    """Return a client with the key of --key-file.
-
-    Raises:
-        UsageError: the URL or the file cannot be used.
-    """
+    """Return a client with the key of --key-file. Raises `UsageError`."""
     try:
         key = options.key_file.read_text(encoding="ascii").strip() if options.key_file else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -188,11 +184,7 @@ def client_of(options: LoadOptions) -> Client:
 
 
 def load_of(options: LoadOptions) -> Load:
-    """Return the load with the requests of --prompts.
-
-    Raises:
-        UsageError: the prompts cannot be used.
-    """
+    """Return the load with the requests of --prompts. Raises `UsageError`."""
     target = TARGETS[options.endpoint]
     try:
         prompts = read_prompts(options.prompts)

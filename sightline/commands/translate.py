@@ -82,7 +82,6 @@ class Source:
 
 
 def run(parser: Parser, words: Sequence[str]) -> int:
-    """Translate a file and return the exit code."""
     flags = ("bundles", "provider", "threads")
     add_options(parser, Settings, flags)
     options, texts = parse_with(parser, words, TranslateOptions, flags)
@@ -145,9 +144,7 @@ def run(parser: Parser, words: Sequence[str]) -> int:
 def read_source(file: str) -> Source:
     """Read a file, or standard input for `-`.
 
-    Raises:
-        LineError: a line is not UTF-8.
-        OSError: the file cannot be read.
+    Raises `OSError`, or `LineError` if a line is not UTF-8.
     """
     name = "standard input" if file == "-" else file
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
@@ -172,11 +169,8 @@ def translate_into(
 ) -> int:
     """Translate the lines that the output does not have yet, and return the exit code.
 
-    Raises:
-        BundleError: the bundle cannot be loaded.
-        LineError: a line has more tokens than the model reads.
-        UsageError: the model rejects a parameter.
-        RuntimeUnavailableError: the installed ONNX Runtime cannot use the requested provider.
+    Raises `LineError` if a line is too long, `UsageError` if the model rejects a parameter, and the
+    errors of `load_service`.
     """
     num_left = len(source.lines) - output.num_done
     service, model = load_service(folder, manifest, settings)
@@ -214,8 +208,7 @@ def translate_into(
 def check_lengths(source: Source, model: ServedModel, first: int, parameters: GenerateParameters) -> None:
     """Check that the model can read every line from index `first` on, or every sentence of them.
 
-    Raises:
-        LineError: the first line or sentence that has too many tokens.
+    Raises `LineError` for the first line or sentence that has too many tokens.
     """
     limit, languages = model.manifest.limits.max_source_tokens, model.manifest.languages
     for number, line in enumerate(source.lines[first:], first + 1):
@@ -238,10 +231,8 @@ async def translated(
 ) -> AsyncIterator[list[str]]:
     """Yield the translations in order, in groups of those that are ready.
 
-    Many lines are in progress at once, so that the engine decodes them in one batch.
-
-    Raises:
-        ApiError: a line failed.
+    Many lines are in progress at once, so that the engine decodes them in one batch. Raises
+    `ApiError` if a line failed.
     """
     waiting = iter(lines)
     running: deque[asyncio.Task[str]] = deque()
@@ -270,10 +261,7 @@ async def translated(
 
 async def translate_line(service: Service, model: ServedModel, line: str, parameters: GenerateParameters) -> str:
     """Translate a line. With `split_sentences`, all whitespace around and between its sentences is
-    kept; otherwise a blank line yields an empty one.
-
-    Raises:
-        ApiError: the engine failed, or the line has too many sentences.
+    kept; otherwise a blank line yields an empty one. Raises `ApiError`.
     """
     is_split = parameters.split_sentences
     if not line.strip():

@@ -28,7 +28,6 @@ class Prompt:
 
     @property
     def texts(self) -> list[str]:
-        """The texts among the parts."""
         return [part for part in self.parts if isinstance(part, str)]
 
     def encode(self, tokenizer: TextTokenizer) -> list[int]:
@@ -53,7 +52,7 @@ def raw_prompt(text: str, tokenizer: TextTokenizer) -> Prompt:
 def apply_chat_template(
     template: ChatTemplate, system: Sequence[str], turns: Sequence[Turn], tokenizer: TextTokenizer
 ) -> Prompt:
-    """Format a dialogue as the prompt of a chat model.
+    """Format a dialogue, whose first turn is the user's, as the prompt of a chat model.
 
     Special tokens in the template are recognized by their names. Messages are plain text, so that a
     user cannot end a message or insert one.
@@ -64,12 +63,6 @@ def apply_chat_template(
 
     The prompt ends with the beginning of the model's reply, or with the text of the last message if
     it is the assistant's: the model continues it.
-
-    Args:
-        template: chat template of the model.
-        system: system messages.
-        turns: messages of user and assistant; the first is the user's.
-        tokenizer: tokenizer of the source.
     """
     parts = list[str | int]()
     for text, is_message in format_dialogue(template, system, turns):
@@ -80,16 +73,9 @@ def apply_chat_template(
 def format_dialogue(
     template: ChatTemplate, system: Sequence[str], turns: Sequence[Turn], now: datetime | None = None
 ) -> list[tuple[str, bool]]:
-    """Format a dialogue as texts of the template and of messages.
+    """Format a dialogue as texts, in order, each with True if it is that of a message.
 
-    Args:
-        template: chat template of the model.
-        system: system messages.
-        turns: messages of user and assistant.
-        now: local time for the template; None for the time of the call.
-
-    Returns:
-        The texts in order, each with True if it is that of a message.
+    `now` is the local time for the template; None for the time of the call.
     """
     now = datetime.now() if now is None else now
     if not system and template.default_system is not None:

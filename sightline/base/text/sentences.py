@@ -85,9 +85,7 @@ class SplitText:
     def join(self, sentences: Sequence[str], language: str) -> str:
         """Replace each sentence and keep the gaps. Unchanged sentences give the text again.
 
-        Args:
-            sentences: replacement of each sentence.
-            language: language of the replacements, see `with_separators`.
+        `language` is that of the replacements, see `with_separators`.
         """
         is_changed = list(sentences) != list(self.sentences)
         gaps = self.with_separators(language).gaps if is_changed else self.gaps
@@ -120,15 +118,10 @@ def has_letter(text: str) -> bool:
 
 
 def split_sentences(text: str, language: str, max_sentences: int) -> SplitText | None:
-    """Split a text into sentences. A line break always ends a sentence.
+    """Split a text into sentences; None if there are more than `max_sentences`.
 
-    Args:
-        text: the text.
-        language: BCP 47 tag of its language; for an unknown one, general rules are used.
-        max_sentences: maximum number of sentences.
-
-    Returns:
-        The sentences and gaps; None if there are more than `max_sentences`.
+    A line break always ends a sentence. The language is a BCP 47 tag; for an unknown one, general
+    rules are used.
     """
     language = language.partition("-")[0]  # `sentencex` knows ISO 639 codes
     sentences: list[str] = []
@@ -181,12 +174,7 @@ def _sentence_end(line: str, start: int, position: int, language: str) -> int | 
     """Return the end of the sentence that `sentencex` ends at a position; None if it goes on there.
 
     In scripts with spaces, a sentence ends only before whitespace. Abbreviations end none.
-
-    Args:
-        line: the line.
-        start: start of the sentence.
-        position: start of the next sentence, or of a part of this one.
-        language: ISO 639 code.
+    `position` is the start of the next sentence, or of a part of this one.
     """
     if position <= start:
         return None
