@@ -55,19 +55,15 @@ def sentences_of(manifest: Manifest) -> tuple[str, ...]:
 def choose_alignment(
     sessions: Sessions, folder: Path, sentences: Sequence[str] = (), guided: Guided | None = None
 ) -> Alignment | None:
-    """Choose the heads that align words.
+    """Choose the heads that align words, None without cross-attention or a usable sentence.
+
+    A usable sentence has two words and fits the limits of the model.
 
     Args:
-        sessions: the bundle.
-        folder: folder of the bundle, with its tokenizers.
-        sentences: source sentences, of which the first `MAX_SENTENCES` are used; by default those
-            of `sentences_of`.
+        sentences: of the source language; the first `MAX_SENTENCES` are used. By default, those of
+            `sentences_of`.
         guided: the head that was trained to align words. It is chosen without a comparison, and its
             agreement is measured.
-
-    Returns:
-        The entry of the manifest; None if the model has no cross-attention, or if no sentence has
-        two words and fits the limits of the model.
     """
     manifest = sessions.manifest
     if manifest.cross_attention is None:

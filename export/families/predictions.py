@@ -91,16 +91,7 @@ def _name_table(family: str, projection: str, tensors: Tensors) -> None:
 
 
 def prediction_modules(model: Description, modules: Mapping[str, Source], tensors: Tensors) -> dict[str, Source]:
-    """Return the modules of the head of a model.
-
-    Args:
-        model: the model.
-        modules: its other modules.
-        tensors: the checkpoint.
-
-    Raises:
-        ImportFailedError: tensors that should be one are stored twice with different values.
-    """
+    """Return the modules of the head of a model, given its other modules."""
     if model.predictions is None:
         return {}
     names = _MODULES[model.family]

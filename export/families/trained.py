@@ -54,11 +54,7 @@ def state_tensors(module: "nn.Module") -> Tensors:
 
 
 def describe(config: ArchitectureConfig, tensors: Tensors) -> tuple[Description, Weights]:
-    """Return the description and the named weights of a trained model.
-
-    Raises:
-        ImportFailedError: the configuration has a key that the description would ignore.
-    """
+    """Return the description and the named weights of a trained model."""
     family = FAMILIES[architecture_of(config)]
     keys = Config({"architecture": family.name, **asdict(config)}, CONFIG)
     model = family.describe(keys, tensors)

@@ -43,8 +43,6 @@ class PositionScores:
         """Create a builder.
 
         Args:
-            layers: builder of the stack.
-            options: options of the scores.
             max_positions: longest sequence in tokens.
             size: S, (1,) int64.
             positions: 0 to S - 1, (S,) int64.
@@ -57,10 +55,7 @@ class PositionScores:
         self._positions = positions
 
     def add(self, module: str, attention: Attention, query: str, key: str) -> str:
-        """Add the scores (B, H, S, S) of a layer for its queries and keys (B, S, H * D).
-
-        They have the scale of the other scores.
-        """
+        """Add the scores (B, H, S, S) of a layer for its queries and keys (B, S, H * D), scaled."""
         graph = self._graph
         scores = []
         for part in self._options.projections:
