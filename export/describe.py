@@ -105,8 +105,7 @@ class Described:
 def build(described: Described, file: WeightFile) -> Graphs:
     """Build the graphs of a described checkpoint; their constants are added to `file`.
 
-    Raises `ImportFailedError` if the configuration or the weights have a part that the graphs
-    ignore.
+    Raises `ImportFailedError` if the graphs ignore a part of the configuration or the weights.
     """
     if described.recurrent is not None:
         from sightline.export.graphs.recurrent_graphs import build as build_recurrent
@@ -286,7 +285,7 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
 def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, list[str]]:
     """Remove special tokens beyond the vocabulary, and return their names with the tokenizer.
 
-    No text and no template of texts contains them: the tokenizer of Gemma 3 has a token of images
+    No text and no template of texts contains them. The tokenizer of Gemma 3 has a token of images
     that models without images do not have.
     """
     document = json.loads(tokenizer.to_str())

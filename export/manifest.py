@@ -70,9 +70,7 @@ def _write_others(folder: Path, described: Described) -> list[str]:
 
 
 def _write_tokenizer(path: Path, tokenizer: Tokenizer, vocabulary: int) -> None:
-    """Write a tokenizer of at most `vocabulary` tokens, without its settings of padding and
-    truncation.
-    """
+    """Write a tokenizer without padding and truncation, of at most `vocabulary` tokens."""
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > vocabulary:
         raise ImportFailedError(

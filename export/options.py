@@ -181,8 +181,9 @@ class CheckpointOptions(RunOptions, ImportOptions):
 
 
 class GetOptions(ImportOptions):
-    """Download a model from a Hugging Face hub or the catalogue, and import it as a verified
-    bundle.
+    """Download a model from a Hugging Face hub or the catalogue, and import it as a bundle.
+
+    The bundle is verified.
     """
 
     example = "minilm"

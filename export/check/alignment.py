@@ -6,8 +6,7 @@ translation is scored again with each source word left out. The reference link o
 the source word whose absence lowers its log-probability most. Each head, the mean of all heads of
 each layer, and means of a few heads are compared with these links by the words with the largest
 weights, both at the step that writes a target token and at the next one, which reads it. A head
-that was trained to align words (`guided`) needs no comparison: it was trained at the step that
-writes.
+trained to align words (`guided`) needs no comparison: it was trained at the step that writes.
 
 Row 0 of a cross-attention map is that of the step that reads the start token and writes the first
 token of the target.
@@ -60,8 +59,7 @@ def choose_alignment(
     A usable sentence has two words and fits the limits of the model.
 
     Args:
-        sentences: of the source language; the first `MAX_SENTENCES` are used. By default, those of
-            `sentences_of`.
+        sentences: source sentences, at most the first `MAX_SENTENCES`; by default `sentences_of`.
         guided: the head that was trained to align words. It is chosen without a comparison, and its
             agreement is measured.
     """

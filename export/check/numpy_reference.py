@@ -4,8 +4,7 @@ An import compares the ONNX graphs with it, and therefore needs neither PyTorch 
 Several texts are computed at once, so that each weight is read only once: the tokens of all texts
 follow each other on one axis, and only attention treats the texts separately.
 
-Evaluated with `Rounded` arithmetic, it also measures by how much rounding to float32 can change its
-results.
+With `Rounded` arithmetic, it also measures by how much rounding to float32 changes its results.
 
 Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H heads, D width of a
 head, R positions of a text whose results are kept.
@@ -191,9 +190,7 @@ class ReferenceLayers:
     """Layers of one stack. Arrays (N, …) have the tokens of all texts, one text after another."""
 
     def __init__(self, weights: Weights, name: str, stack: Stack, arithmetic: Arithmetic = EXACT) -> None:
-        """Create the layers of `name`, "encoder" or "decoder", with which the names of modules
-        start.
-        """
+        """Create layers; the names of their modules start with `name`, "encoder" or "decoder"."""
         self.weights = weights
         self.name = name
         self.stack = stack
@@ -331,9 +328,7 @@ class ReferenceLayers:
     def _position_scores(
         self, module: str, options: Disentangled, attention: Attention, queries: list[Array], keys: list[Array]
     ) -> list[Array | None]:
-        """Return the scores (H, T, T) of relative positions of each text, with queries and keys (T,
-        H, D).
-        """
+        """Return the scores (H, T, T) of positions for queries and keys (T, H, D) of each text."""
         table = self.weights.read(f"{self.name}.relative.weight").astype(np.float64)
         if options.has_norm:
             table = self.norm(table, f"{self.name}.relative_norm")

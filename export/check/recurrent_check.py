@@ -99,8 +99,7 @@ def _differ_where_close(
 ) -> bool:
     """Return True if rounding explains the first token in which two generations differ.
 
-    Rounding may increase the logit of one candidate and decrease that of the other, each by at most
-    its limit.
+    Rounding may increase one logit and decrease the other, each by at most its limit.
     """
     same = next(index for index, pair in enumerate(zip(expected, generated, strict=False)) if pair[0] != pair[1])
     read = [first_id, *expected[:same]]

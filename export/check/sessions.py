@@ -1,7 +1,4 @@
-"""Slow execution of the graphs of a bundle, for verification.
-
-States are updated in place, as in the service.
-"""
+"""Slow execution of a bundle's graphs for verification. States are updated in place, as served."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,9 +105,7 @@ def open_sessions(folder: Path, manifest: Manifest) -> Sessions:
 
 
 def default_language_ids(manifest: Manifest) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens before a source, those after it, and the first of the target, which are
-    forced.
-    """
+    """Return the tokens before a source, those after it, and the forced first ones of a target."""
     languages = manifest.languages
     if languages is None:
         return (), (), ()

@@ -103,10 +103,10 @@ def reference_outputs(
     """Compute the outputs of a model with the reference.
 
     Returns:
-        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `encoder_slots.i` (layers, H,
-        R, k), `labels.i`, `predictions.i` (R, V), `logits.i` (R, V), `decoder.i` (layers, H, R, T)
-        and `cross.i` (layers, H, R, S), as far as the model has them. R are the positions of
-        `compared_rows`.
+        Of text i: `hidden.i` (S, M), `encoder.i` (layers, H, R, S), `encoder_slots.i`
+        (layers, H, R, k), `labels.i`, `predictions.i` (R, V), `logits.i` (R, V), `decoder.i`
+        (layers, H, R, T) and `cross.i` (layers, H, R, S), as far as the model has them. R are the
+        positions of `compared_rows`.
     """
     outputs: dict[str, Array] = {}
     memories: list[Array] | None = None
@@ -141,9 +141,7 @@ def reference_outputs(
 def rounding_limits(
     model: Description, weights: Weights, texts: ComparedTexts
 ) -> tuple[dict[str, Array], dict[str, float]]:
-    """Return `reference_outputs`, and by name the largest difference that float32 rounding
-    explains.
-    """
+    """Return `reference_outputs` and, by name, the largest error that float32 rounding explains."""
     exact = reference_outputs(model, weights, texts)
     largest = dict.fromkeys(exact, 0.0)
     short = list(range(1, len(texts.sources)))
@@ -211,10 +209,7 @@ class GraphRunner:
         return ComparedTexts(texts.sources, tuple(map(tuple, targets))), outputs | decoded
 
     def _encode(self, session: Any, sources: Sequence[Sequence[int]]) -> list[dict[str, Array]]:
-        """Return the outputs of the encoder graph for each source, without padding.
-
-        Attention maps have the rows of `compared_rows`.
-        """
+        """Return each source's encoder outputs without padding; maps have `compared_rows`."""
         feeds = padded_sources(sources, self._manifest.tokens.pad_id)
         kinds = {attention.kind: attention.outputs for attention in self._encoder_maps}
         maps = [name for names in kinds.values() for name in names]
@@ -336,9 +331,7 @@ class _Collected:
 
 
 def check_scores(bundle: object, outputs: Mapping[str, Array]) -> None:
-    """Raise `VerificationError` unless the other scores of a decoder graph follow from logits (B,
-    V).
-    """
+    """Check that the other outputs of a decoder graph follow from its logits (B, V)."""
     logits = outputs["logits"].astype(np.float64)
     if np.isnan(logits).any():
         return  # the comparison of logits finds it

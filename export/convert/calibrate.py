@@ -64,8 +64,9 @@ def _with_outputs(path: Path, described: Graph) -> Graph:
 def _translate(
     sessions: Sessions, source: Sequence[int], encoder: dict[str, float], step: dict[str, float], projected: str
 ) -> None:
-    """Generate from one source and update the ranges; the vocabulary's product has input
-    `projected`.
+    """Generate from one source and update the ranges.
+
+    `projected` is the input of the projection to the vocabulary.
     """
     manifest = sessions.manifest
     *filled, token_id = manifest.decoder_prompt_ids(source)

@@ -63,8 +63,7 @@ def quantize_bundle(
         VerificationError: the bundle loses too much; nothing is written.
         BundleError: `source` is damaged or not float32, or `bundle` exists and is not a folder
             without subfolders.
-        ValueError: a sentence is too long, the name is not valid, or calibration sentences are
-            missing.
+        ValueError: a sentence is too long, a name is not valid, or calibration is missing.
     """
     is_static = "per-tensor" in recipe.schemes.values()
     if is_static and not calibration:
@@ -96,9 +95,8 @@ def quantize_bundle(
 def half_bundle(source: Path, bundle: Path, text: Text | None, force: bool = False) -> Quantization:
     """Convert a float32 bundle to float16 for CUDA, see `sightline.export.convert.half`.
 
-    Arguments and errors are those of `quantize_bundle`. A model that is not an encoder-decoder, or
-    a state without an axis that grows, is a `BundleError`; a weight too large for float16 a
-    `ValueError`.
+    Arguments and errors are those of `quantize_bundle`; also a `BundleError` if the model is not an
+    encoder-decoder or a state has no axis that grows, a `ValueError` if a weight is too large.
     """
     record = Quantization(bits=16, block_size=None, schemes={}, float32_digest="", quality=None)
 
@@ -191,9 +189,7 @@ def _measure(source: Path, original: Manifest, converted: Sessions, text: Text, 
 
 
 def _write_rewritten(source: Path, manifest: Manifest, folder: Path, rewrite: Rewrite) -> dict[str, Any]:
-    """Write converted graphs, their weights and other files; return the changed fields of the
-    manifest.
-    """
+    """Write converted graphs, weights and other files; return changed fields of the manifest."""
     fields = [name for name in ("encoder", "decoder", "similar", "predict") if getattr(manifest, name) is not None]
     graphs = [getattr(manifest, name).file for name in fields]
     originals = [onnx.load_model(source / name, load_external_data=False) for name in graphs]

@@ -25,8 +25,7 @@ def round_matrix(matrix: Floats) -> tuple[NDArray[np.int8], Floats]:
     Of the two, the one with the smaller sum of squared errors is chosen.
 
     Returns:
-        Codes (..., R, C) and scales (..., R, 1) or (..., 1, C), whose product is the rounded
-        matrix.
+        Codes (..., R, C) and scales (..., R, 1) or (..., 1, C): their product is the matrix.
     """
     rounded = []
     for axis in (-1, -2):

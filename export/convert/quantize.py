@@ -1,7 +1,6 @@
 """Quantization of matrix products with constant weights to 8 or 4 bits.
 
-There are three schemes. In all of them, the rounding of a row of the batch does not depend on the
-other rows.
+There are three schemes. In all of them, a row of the batch is rounded independently of others.
 
 - `group-wise`: `MatMulNBits` of ONNX Runtime, with one float32 scale per block of weights along the
   inner axis. With `accuracy_level` 4, it also rounds the activations of each row in the same
@@ -55,13 +54,13 @@ Floats = NDArray[np.float32]
 def quantize_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Floats]:
     """Quantize each block of a row with its own scale, in 4 or 8 bits.
 
-    The weight with the largest magnitude of a block gets the code 0, which stands for -2 ** (bits -
-    1). The scale therefore has the opposite sign of that weight. The rows (N, K) have the inner
-    axis of the product last, and are padded with zeros to whole blocks.
+    The weight with the largest magnitude of a block gets the code 0, which stands for -2 **
+    (bits - 1). The scale therefore has the opposite sign of that weight. The rows (N, K) have the
+    inner axis of the product last, and are padded with zeros to whole blocks.
 
     Returns:
-        Codes (N, blocks, block_size * bits / 8) and scales (N, blocks). A weight is (code - 2 **
-        (bits - 1)) * scale. Two 4-bit codes share a byte, the first in its lower half.
+        Codes (N, blocks, block_size * bits / 8) and scales (N, blocks). A weight is
+        (code - 2 ** (bits - 1)) * scale. Two 4-bit codes share a byte, the first in its lower half.
     """
     count, size = rows.shape
     zero = 1 << (bits - 1)
@@ -81,8 +80,8 @@ def exact_blocks(rows: Floats, bits: int, block_size: int) -> tuple[Codes, Float
     divisor or a divisor of it. Arguments are those of `quantize_blocks`.
 
     Returns:
-        Codes and scales as of `quantize_blocks`, and zero points (N, blocks). A weight is (code -
-        zero) * scale. None if a block cannot hold its weights.
+        Codes and scales as of `quantize_blocks`, and zero points (N, blocks). A weight is
+        (code - zero) * scale. None if a block cannot hold its weights.
     """
     parts = []
     for start in range(0, len(rows), EXACT_ROWS):

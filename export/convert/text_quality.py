@@ -291,8 +291,7 @@ def _compare_outputs(
 def greedy_outputs(sessions: Sessions, sources: Sequence[Ids]) -> list[list[int]]:
     """Generate greedily from several sources, without the end token.
 
-    Of the generation settings, only suppressed tokens and the target prefix of the default language
-    apply.
+    Suppressed tokens and the target prefix of the default language apply, other settings do not.
     """
     manifest = sessions.manifest
     _, _, prefix = default_language_ids(manifest)

@@ -101,9 +101,7 @@ def _qwen_windows(config: Config) -> tuple[int | None, ...]:
 
 
 def _windows(config: Config, defaults: Sequence[bool]) -> tuple[int | None, ...]:
-    """Return the window of each layer; without `layer_types`, layers with True in `defaults` have
-    one.
-    """
+    """Return the window of each layer; without `layer_types`, `defaults` says which have one."""
     window: int | None = config.integer("sliding_window", 0, least=0, most=MAX_WINDOW) or None
     if not config.boolean("use_sliding_window", False):
         window = None

@@ -98,8 +98,7 @@ class ProjectedKeys:
 class RelativeKeys:
     """Learned vectors of distances, added to the keys (Shaw et al. 2018, equations 4 and 5).
 
-    All heads of a layer share the 2 * span + 1 vectors. Larger distances share the first or the
-    last vector.
+    All heads of a layer share the 2 * span + 1 vectors; larger distances the first or the last.
     """
 
     span: int

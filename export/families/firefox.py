@@ -104,8 +104,7 @@ _MATRIX = re.compile(r"[a-z]+_W[qkvof12]?")
 def describe(
     settings: Mapping[str, Any], tensors: Tensors, file: str, max_tokens: int | None = None
 ) -> tuple[Description, Weights]:
-    """Describe a model, and check its options and the shapes of its tensors. Unknown options are
-    errors.
+    """Describe a model, and check the shapes of its tensors; an unknown option is an error.
 
     Args:
         settings: content of the tensor `special:model.yml`, with lists as tuples.

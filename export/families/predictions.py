@@ -1,5 +1,4 @@
-"""Heads that predict masked tokens, of models that were trained to (Devlin et al. 2019, section
-3.1).
+"""Heads that predict masked tokens, of models trained to (Devlin et al. 2019, section 3.1).
 
 They score all tokens of the vocabulary at a position of the text: a dense layer, an activation, a
 normalization, and the product with the table of embeddings.

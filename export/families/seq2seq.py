@@ -153,8 +153,8 @@ def _embeddings(start: str, tensors: Tensors, *, has_output: bool) -> dict[str, 
     """Return the modules of the embeddings and of the output projection.
 
     The tensors of the checkpoint decide which tables are shared, as in transformers 5: a table that
-    is stored is used even if it differs from the others, and the place of a missing one is taken by
-    `shared`, unless candidates differ. The bundle stores equal tables once.
+    is stored is used even if it differs from the others, and `shared` takes the place of a missing
+    one. Without `shared`, the stored tables must be equal. The bundle stores equal tables once.
 
     With `has_output`, a missing projection is tied to `shared`; otherwise to the table of the
     decoder, or there is none.

@@ -1,7 +1,6 @@
 """Families of the models that `model` trains.
 
-Their checkpoints are training runs, and the tensors are those of `state_dict`. PyTorch is not
-needed.
+Their checkpoints are training runs, with the tensors of `state_dict`. PyTorch is not needed.
 """
 
 from collections.abc import Mapping

@@ -21,8 +21,7 @@ Axis = str | int  # name of a dynamic axis, or size of a fixed one
 
 
 class WeightFile:
-    """File with the tensors of several graphs, written as they are added. Equal ones are stored
-    once.
+    """File with the tensors of several graphs, written as they are added; equal ones once.
 
     Use it in a `with` statement, or call `close`. With `half`, `GraphBuilder.weight` stores a
     matrix as float16 if float16 represents it exactly. `path` is in the folder of the graphs.

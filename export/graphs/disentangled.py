@@ -55,7 +55,10 @@ class PositionScores:
         self._positions = positions
 
     def add(self, module: str, attention: Attention, query: str, key: str) -> str:
-        """Add the scores (B, H, S, S) of a layer for its queries and keys (B, S, H * D), scaled."""
+        """Add the scores (B, H, S, S) of a layer for its queries and keys (B, S, H * D).
+
+        They have the scale of the other scores.
+        """
         graph = self._graph
         scores = []
         for part in self._options.projections:

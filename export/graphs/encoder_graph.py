@@ -89,9 +89,7 @@ class EncoderAttentionBuilder:
     """
 
     def __init__(self, layers: LayerBuilder, max_positions: int, size: str, lengths: str) -> None:
-        """Create a builder for at most `max_positions` tokens, size S (1,) int64 and lengths (B,)
-        int64.
-        """
+        """Create a builder for `max_positions` tokens; `size` (1,) and `lengths` (B,) are int64."""
         self._layers = layers
         self._graph = layers.graph
         self._max_positions = max_positions
@@ -106,9 +104,7 @@ class EncoderAttentionBuilder:
         )
 
     def add(self, number: int, attention: Attention, x: str) -> str:
-        """Add the attention (B, S, M) of a layer to x (B, S, M), with the weights as a graph
-        output.
-        """
+        """Add a layer's attention to x, both (B, S, M), with the weights as a graph output."""
         module = f"encoder.{number}.self_attention"
         parts = self._query_key_value(module, attention, x) if attention.has_projections else [x, x, x]
         if attention.rotary is not None:

@@ -14,9 +14,7 @@ class LayerBuilder:
     """Adds layers of one stack to a graph."""
 
     def __init__(self, graph: GraphBuilder, weights: Weights, name: str, stack: Stack) -> None:
-        """Create a builder of `name`, "encoder" or "decoder", with which the names of modules
-        start.
-        """
+        """Create a builder; names of its modules start with `name`, "encoder" or "decoder"."""
         self.graph = graph
         self.weights = weights
         self.name = name

@@ -10,9 +10,7 @@ from sightline.export.graphs.nodes import FLOAT
 
 
 def predict_graph(model: Description, weights: Weights, file: WeightFile) -> onnx.ModelProto | None:
-    """Build the graph from `hidden` (N, M) to `logits` (N, V), None if the model predicts no
-    tokens.
-    """
+    """Build the graph from `hidden` (N, M) to `logits` (N, V), None without token predictions."""
     stack, options = model.encoder, model.predictions
     if stack is None or options is None:
         return None

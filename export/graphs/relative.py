@@ -16,8 +16,7 @@ from sightline.export.graphs.layers import LayerBuilder
 def bias_of_distances(options: RelativeBias, table: Array, reach: int) -> Array:
     """Return the bias (H, 2 * reach - 1) of all distances from a table (buckets, H).
 
-    Column `reach - 1 + distance` has the bias of a key that is `distance` positions after the
-    query.
+    Column `reach - 1 + distance` is for a key that is `distance` positions after the query.
     """
     return np.ascontiguousarray(table[buckets(options, np.arange(1 - reach, reach))].T)
 

@@ -3,8 +3,7 @@
 The template is rendered in a sandbox with placeholder messages, and cut at the placeholders.
 Messages with whitespace around them show whether the template removes it. Then many dialogues are
 rendered with both the template and, by the code of the service, the parts. A template whose output
-depends on more than these parts, such as one that changes messages in another way, cannot be
-converted.
+depends on more, such as one that changes messages in another way, cannot be converted.
 """
 
 import re
@@ -415,9 +414,7 @@ def read_pair_template(folder: FolderFiles, instruction: str, special_tokens: Co
 
 
 def _pair_text(renderer: _Renderer, *, has_instruction: bool) -> str:
-    """Return the text of a template with slots for the contents of its messages, and no other
-    parts.
-    """
+    """Return the text of a template with slots for the contents of its messages."""
     roles = {"instruction": SYSTEM, "query": "query", "document": "document"}
     slots = [slot for slot in roles if slot != "instruction" or has_instruction]
 

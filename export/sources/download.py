@@ -223,9 +223,7 @@ def extract(archive: Path, member: str, target: Path) -> None:
 
 
 def extract_all(archive: Path, folder: Path) -> None:
-    """Unpack a zip archive into a folder. Links, large files and paths out of the folder are
-    refused.
-    """
+    """Unpack a zip archive; links, large files and paths out of the folder are refused."""
     try:
         with zipfile.ZipFile(archive) as opened:
             members = opened.infolist()

@@ -136,8 +136,7 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
 
 
 def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
-    """Check the settings by the limits of requests; return them, and a note for each that is left
-    out.
+    """Check the settings by the limits of requests; also return a note for each one left out.
 
     A setting with a wrong value that `generate` does not use, because nothing is sampled or there
     is one beam, is left out. Others raise `ImportFailedError`.

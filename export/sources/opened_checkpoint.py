@@ -147,8 +147,7 @@ def first_of(names: Iterable[str]) -> str:
 class Config:
     """JSON object that records the keys that were read.
 
-    The typed methods return the default for a missing key and for `null`; without a default, both
-    are errors.
+    The typed methods return the default for a missing key and for `null`, or fail without one.
     """
 
     def __init__(self, values: Mapping[str, Any], file: str) -> None:
@@ -298,9 +297,7 @@ class FolderFiles:
         return (self.path / _checked(name)).is_file()
 
     def json(self, name: str) -> Any:
-        """Return the content of a JSON file, or None if there is no such file; invalid JSON is an
-        error.
-        """
+        """Return the content of a JSON file, or None without one; invalid JSON is an error."""
         text = self.text(name)
         if text is None:
             return None
@@ -498,7 +495,7 @@ def convert_pickle(source: Path, out: Path, name: str) -> None:
 
 
 def _checked(name: str) -> str:
-    """Return a relative name, which may not be absolute or leave the folder with ".."."""
+    """Return a relative name; an absolute one, or one with "..", is refused."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise ImportFailedError(f"a configuration file names the path {_shown(name)}, which leaves its folder")
@@ -549,7 +546,7 @@ def open_folder(path: Path, allowed: Iterable[Path] = ()) -> Folder:
 def detect_kind(path: Path) -> Kind:
     """Recognise the kind of a GGUF file, or of a folder by its files.
 
-    A file of another kind raises `UsageError`. A folder of no known kind raises
+    A missing path, or a file of another kind, raises `UsageError`; a folder of no known kind
     `ImportFailedError`, whose message says what it is.
     """
     if not path.exists():

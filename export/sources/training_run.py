@@ -24,11 +24,9 @@ class TrainingRun(FolderFiles):
     """A folder with the configuration, the tokenizer and the weights of a model."""
 
     def __init__(self, path: Path, half_weights: bool = False) -> None:
-        """Open a checkpoint. With `half_weights`, matrices are rounded to float16 when they are
-        read.
+        """Open a checkpoint; with `half_weights`, matrices are read rounded to float16.
 
-        Raises `FileNotFoundError`, or `ValueError` if the configuration does not match the
-        tokenizer.
+        Raises `FileNotFoundError`, or `ValueError` if configuration and tokenizer do not match.
         """
         super().__init__(path)
         self.config, self.tokenizer = load_parts(path)
