@@ -98,8 +98,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
         VerificationError: the bundle differs from the checkpoint; nothing is written.
         BundleError: the bundle exists and is not a folder without subfolders.
         FileNotFoundError: a file of a training run is missing.
-        ValueError: a training run cannot be read, a sentence is too long, or an option does not
-            suit the model.
+        ValueError: a training run is unreadable, a sentence too long, or an option does not fit.
     """
     path, metadata, options = export.checkpoint, export.metadata, export.options
     _check_options(export)

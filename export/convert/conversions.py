@@ -51,12 +51,10 @@ def quantize_bundle(
     """Quantize a float32 bundle, see `sightline.export.convert.quantize`.
 
     Args:
-        bundle: folder to write or replace.
         text: parallel text for measuring BLEU, or plain text for the measures of
             `sightline.export.convert.text_quality`; None to skip the comparison.
         force: write the bundle even if it loses too much.
-        calibration: sentences for measuring the activations, needed by static per-tensor
-            quantization.
+        calibration: sentences for the ranges of activations in static per-tensor quantization.
         name: name of the model; None for the name of the folder.
 
     Raises:
