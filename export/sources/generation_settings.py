@@ -81,7 +81,7 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
     Args:
         config: config.json, which holds the settings of checkpoints without the other file.
         generation: generation_config.json.
-        is_decoder_only: the prompt takes the place of the first inputs; its lengths are not used.
+        is_decoder_only: the prompt replaces the first inputs; lengths that include it are unused.
     """
     source = config if generation is None else generation
     for key, values in _NEUTRAL.items():
