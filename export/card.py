@@ -22,15 +22,7 @@ DATA_HEADER = ("file", "SHA-256")
 
 
 def write_card(bundle: Path, record: RunRecord) -> bool:
-    """Write the model card of a bundle, unless the user has written or changed it.
-
-    Args:
-        bundle: the written bundle.
-        record: record of the training.
-
-    Returns:
-        True if the card was written.
-    """
+    """Write the model card of a bundle and return True, unless the user wrote or changed it."""
     path = bundle / CARD
     if path.exists() and MARK not in path.read_text(encoding="utf-8"):
         return False

@@ -62,11 +62,7 @@ GGUF_GROWTH = 8  # times the size of a file with 4 bits for each weight is its s
 
 
 def export(options: CheckpointOptions) -> Verification | Quantization:
-    """Export a training run, or a folder that others wrote; see `_write` for the result.
-
-    Raises:
-        UsageError: the bundle would replace its checkpoint.
-    """
+    """Export a training run, or a folder that others wrote; see `_write` for the result."""
     out = options.out
     _check_apart(options.checkpoint, out)
     with run_checkpoint(options.checkpoint) as (checkpoint, note):
@@ -86,12 +82,7 @@ def export(options: CheckpointOptions) -> Verification | Quantization:
 def _recorded(record: RunRecord | None, is_named: bool) -> dict[str, Any]:
     """Return the fields of the metadata that the record of a training determines.
 
-    Args:
-        record: the record.
-        is_named: True if an option names the languages.
-
-    Raises:
-        UsageError: the languages of the training are not language tags, and no option names them.
+    Languages that are not language tags are an error, unless an option names them (`is_named`).
     """
     if record is None:
         return {}
@@ -114,11 +105,7 @@ def _print_note(note: str) -> None:
 
 
 def _check_apart(checkpoint: Path, out: Path) -> None:
-    """Check that a bundle does not replace its checkpoint.
-
-    Raises:
-        UsageError: one folder contains the other.
-    """
+    """Raise `UsageError` if the bundle or its checkpoint contains the other."""
     source, resolved = checkpoint.resolve(), out.resolve()
     is_inside = source.is_dir() and not is_run(source) and resolved.is_relative_to(source)
     if source.is_relative_to(resolved) or is_inside:
@@ -148,16 +135,9 @@ def export_folder(
     """Export a folder; see `_write` for the result.
 
     Args:
-        options: options of the command.
-        out: folder of the bundle.
-        checkpoint: the folder.
-        kind: kind of the folder.
         record: record of the training, if the folder belongs to a training run.
         provenance: location from which it was downloaded.
         cache: folder that symbolic links may lead into; by default the cache of huggingface_hub.
-
-    Raises:
-        UsageError: `--bits` contradicts another option.
     """
     clean_up(out)  # before the metadata of the existing bundle is read
     metadata = metadata_of(options, out, _recorded(record, options.languages is not None))
@@ -184,21 +164,11 @@ def _has_8_bits(kind: Kind, provenance: Provenance) -> bool:
 
 
 def _write(export: Export, bits: int, is_default: bool) -> Verification | Quantization:
-    """Export a checkpoint.
+    """Export a checkpoint; return its verification, or the measured loss if it is quantized.
 
     Fewer than 32 bits are a conversion of the verified float32 bundle, as by the command
-    `quantize`. By default, a bundle that would lose too much stays float32.
-
-    Args:
-        export: what to export.
-        bits: bits per weight.
-        is_default: True without the option `--bits`.
-
-    Returns:
-        The verification of a float32 bundle, or the measured loss of a quantized one.
-
-    Raises:
-        VerificationError: the bundle loses too much; nothing is written.
+    `quantize`. A bundle that would lose too much raises `VerificationError`, and nothing is
+    written; without the option `--bits` (`is_default`), it stays float32.
     """
     out = export.bundle
     with clear_disk_errors(out):
@@ -239,11 +209,7 @@ def _export(export: Export) -> Exported:
 
 
 def _sentences_of_language(bundle: Path, manifest: Manifest) -> PlainText:
-    """Return texts in the source language of a model that it can read, for measuring the loss.
-
-    Raises:
-        UsageError: all texts are too long.
-    """
+    """Return texts in the source language of a model that it can read, for measuring the loss."""
     from sightline.export.check.alignment import sentences_of
 
     is_english = manifest.languages is None or manifest.languages.source == "en"
@@ -410,12 +376,8 @@ def _drop_too_long(
 ) -> list[str]:
     """Return the sentences of a file that are not too long for the model.
 
-    Sentences of the default file that are too long are skipped. In a file that the user names, they
-    are an error.
-
-    Raises:
-        ValueError: a sentence of the user's file is too long, or all sentences of the default file
-            are.
+    Others are skipped in the default file, which must keep a sentence, and a `ValueError` in a file
+    that the user names.
     """
     too_long = _too_long(limit, lengths)
     if len(too_long) == len(numbered):

@@ -39,11 +39,7 @@ class PresumedTensors(Tensors):
 
 
 def check_configuration(path: Path) -> Support:
-    """Return whether the model of a config.json, or of a folder with one, can be imported.
-
-    Raises:
-        UsageError: there is no such file, or it is not a JSON object.
-    """
+    """Return whether the model of a config.json, or of a folder with one, can be imported."""
     file = path / CONFIG if path.is_dir() else path
     values = _read(file)
     config = Config(values, CONFIG)
@@ -69,11 +65,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _kind(config: Config) -> str:
-    """Return the kind of a supported model.
-
-    Raises:
-        ImportFailedError: it is not supported.
-    """
+    """Return the kind of a supported model; raise `ImportFailedError` for others."""
     model = describe_configuration(find_family(config), config, PresumedTensors())
     if model.decoder is not None:
         # generation_config.json, which most repositories have, takes precedence at import.

@@ -105,8 +105,7 @@ class Described:
 def build(described: Described, file: WeightFile) -> Graphs:
     """Build the graphs of a described checkpoint; their constants are added to `file`.
 
-    Raises:
-        ImportFailedError: the configuration or the weights have a part that the graphs ignore.
+    Raises `ImportFailedError` if the graphs ignore a part of the configuration or the weights.
     """
     if described.recurrent is not None:
         from sightline.export.graphs.recurrent_graphs import build as build_recurrent
@@ -125,9 +124,7 @@ def build(described: Described, file: WeightFile) -> Graphs:
 def described(source: FolderFiles, options: ExportOptions) -> Iterator[Described]:
     """Describe a checkpoint, whose weights can be read within the context.
 
-    Raises:
-        ImportFailedError: the checkpoint is not supported.
-        ValueError: the files of a training run do not belong together.
+    Raises `ImportFailedError`, or `ValueError` if files of a training run do not belong together.
     """
     if isinstance(source, TrainingRun):
         yield _describe_run(source)
@@ -183,9 +180,6 @@ def _chat_of_run(run: TrainingRun) -> tuple[ChatTemplate | None, tuple[int, ...]
     """Return the chat template of a language model, and the token that ends a message.
 
     Runs without a record were trained on dialogues in a plain format.
-
-    Raises:
-        ValueError: the tokenizer has no such token.
     """
     if run.record is None or run.record.has_dialogues is None:
         return PLAIN_DIALOGUES, ()
@@ -289,12 +283,10 @@ def _describe_folder(folder: Folder, options: ExportOptions) -> Described:
 
 
 def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, list[str]]:
-    """Remove special tokens beyond the vocabulary, which no text and no template of texts contains.
+    """Remove special tokens beyond the vocabulary, and return their names with the tokenizer.
 
-    The tokenizer of Gemma 3 has a token of images that models without images do not have.
-
-    Returns:
-        The tokenizer, and the names of the removed tokens.
+    No text and no template of texts contains them. The tokenizer of Gemma 3 has a token of images
+    that models without images do not have.
     """
     document = json.loads(tokenizer.to_str())
     removed = [token for token in document["added_tokens"] if token["special"] and token["id"] >= vocabulary]
@@ -307,11 +299,7 @@ def _without_unused(tokenizer: Tokenizer, vocabulary: int) -> tuple[Tokenizer, l
 
 
 def _check_modules(model: Description, sentences: SentenceOptions) -> None:
-    """Check that modules.json suits the architecture.
-
-    Raises:
-        ImportFailedError: it does not.
-    """
+    """Check that modules.json suits the architecture."""
     expected, is_complete = "computes embeddings", True
     if sentences.is_cross_encoder:
         expected, is_complete = "scores pairs of texts", model.head is not None
@@ -373,11 +361,7 @@ def _rotary_note(model: Description, config: Config) -> tuple[str, ...]:
 
 
 def _with_embedding(described: Described, folder: Folder, sentences: SentenceOptions) -> Described:
-    """Add the pooling and the layers after it.
-
-    Raises:
-        ImportFailedError: their weights are missing, or have another size.
-    """
+    """Add the pooling and the layers after it."""
     assert described.model is not None and described.model.encoder is not None, "an encoder has an embedding"
     layers, values, size = list[Dense](), list[Array](), described.model.encoder.output_size
     for number, module in enumerate(sentences.dense):
@@ -432,9 +416,6 @@ def _languages(
     The languages are None if the checkpoint does not name them. A configuration for one target
     language forces the token of that language. With languages, the request chooses the token, and
     that language is the default.
-
-    Raises:
-        ImportFailedError: the tokens of languages are in places that are not supported.
     """
     config = folder.json(f"{folder.module}{TOKENIZER_CONFIG}") or {}
     ids = tokenizers.language_ids

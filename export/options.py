@@ -300,11 +300,7 @@ class PackOptions(RewriteOptions):
 
 
 def languages_of(codes: Sequence[str]) -> Languages:
-    """Return the languages of a translation model from two BCP 47 tags, in their usual case.
-
-    Raises:
-        UsageError: a tag is not a language tag.
-    """
+    """Return the languages of a translation model from two BCP 47 tags, in their usual case."""
     source, target = codes
     try:
         return Languages(sources=(_with_usual_case(source),), targets=(_with_usual_case(target),))
@@ -340,11 +336,7 @@ def _existing_metadata(bundle: Path, name: str) -> BundleMetadata:
 def metadata_of(options: ImportOptions, out: Path, known: Mapping[str, Any]) -> BundleMetadata:
     """Return the metadata that options give, completed by those of the existing bundle.
 
-    Args:
-        options: options of the command.
-        out: folder of the bundle.
-        known: fields that the record of the training has. Options precede them, and they precede
-            the existing bundle.
+    Options precede `known`, the fields from the record of the training, which precedes the bundle.
     """
     present = _existing_metadata(out, options.name or out.resolve().name)
     present = dataclasses.replace(present, **known)

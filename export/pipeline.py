@@ -92,18 +92,13 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
 
     Files in the folder of an existing bundle that its manifest does not list are kept.
 
-    Args:
-        export: what to export.
-        stream: shows the progress if it is a terminal.
-
     Raises:
         ImportFailedError: the checkpoint is not supported or damaged, or there is too little memory
             or disk space; nothing is written.
         VerificationError: the bundle differs from the checkpoint; nothing is written.
         BundleError: the bundle exists and is not a folder without subfolders.
         FileNotFoundError: a file of a training run is missing.
-        ValueError: a training run cannot be read, a sentence is too long, or an option does not
-            suit the model.
+        ValueError: a training run is unreadable, a sentence too long, or an option does not fit.
     """
     path, metadata, options = export.checkpoint, export.metadata, export.options
     _check_options(export)
@@ -150,8 +145,7 @@ def export_checkpoint(export: Export, stream: TextIO = sys.stderr) -> Exported:
 def _check_options(export: Export) -> None:
     """Check that the options suit the kind of the source.
 
-    Raises:
-        UsageError: only a Firefox model has a shortlist, and it has no config.json.
+    Only a Firefox model has a shortlist, and it has no config.json.
     """
     if export.options.ignored_keys and export.kind == "firefox":
         raise UsageError(f"{export.checkpoint} is a Firefox model, which has no config.json; leave out --ignore-key")
@@ -167,21 +161,11 @@ def _check_options(export: Export) -> None:
 def verify_bundle(
     bundle: Path, manifest: Manifest, path: Path, options: ExportOptions = NO_OPTIONS, *, kind: Kind
 ) -> Verification:
-    """Compare a bundle on disk with its checkpoint.
+    """Compare a bundle on disk, whose files were checked, with its checkpoint.
 
-    Args:
-        bundle: folder of the bundle.
-        manifest: its manifest; its files have been checked.
-        path: folder of the checkpoint from which it was exported.
-        options: sentences and tolerance of the check. The manifest says how the bundle was
-            exported.
-        kind: kind of the checkpoint.
-
-    Raises:
-        VerificationError: they differ.
-        BundleError: the bundle is quantized, or its tokenizer is not that of the checkpoint.
-        FileNotFoundError: a file of a training run is missing.
-        ValueError: the checkpoint cannot be read, or a sentence is too long.
+    The manifest says how the bundle was exported. `options` has the sentences and the tolerance of
+    the check. A `FileNotFoundError` names a missing file of a training run; other errors are those
+    of `compare`, and `BundleError` for a quantized bundle.
     """
     if manifest.quantization is not None:
         raise BundleError(
@@ -233,9 +217,6 @@ def _check_resources(num_bytes: int, folder: Path) -> None:
 
     The verification needs more memory than the import: ONNX Runtime holds all weights. With 538 MB
     of weights it was measured at 896 MB, and the import at 341 MB.
-
-    Raises:
-        ImportFailedError: there is too little.
     """
     needed, available = BASE_BYTES + num_bytes, available_memory()
     if available is not None and needed > available:
@@ -258,11 +239,7 @@ def _giga(num_bytes: int) -> str:
 def check_in_child(export: Export, folder: Path, manifest: Manifest, guided: tuple[int, int] | None) -> Checked:
     """Check a written bundle in a child process, whose memory is released at its end.
 
-    Args:
-        export: the checkpoint, and the options of the check.
-        folder: the bundle.
-        manifest: its manifest.
-        guided: layer and head of the cross-attention that was trained to align words.
+    `guided` is the layer and head of the cross-attention that was trained to align words.
     """
     # "spawn" starts a new interpreter, which does not inherit the memory of this one.
     context = multiprocessing.get_context("spawn")

@@ -4,8 +4,7 @@ An import compares the ONNX graphs with it, and therefore needs neither PyTorch 
 Several texts are computed at once, so that each weight is read only once: the tokens of all texts
 follow each other on one axis, and only attention treats the texts separately.
 
-Evaluated with `Rounded` arithmetic, it also measures by how much rounding to float32 can change its
-results.
+With `Rounded` arithmetic, it also measures by how much rounding to float32 changes its results.
 
 Axes: N tokens of all texts, T queries of a text, S keys of a text, M width, H heads, D width of a
 head, R positions of a text whose results are kept.
@@ -43,12 +42,7 @@ class Arithmetic:
     """Arithmetic of exact results, as far as float64 is exact."""
 
     def round(self, x: Array, terms: int = 0) -> Array:
-        """Return numbers with the errors that the arithmetic makes.
-
-        Args:
-            x: results of an operation.
-            terms: number of terms, if the results are sums.
-        """
+        """Return numbers with the errors of the arithmetic; sums have `terms` terms."""
         return x
 
     def product(self, left: Array, right: Array) -> Array:
@@ -154,12 +148,9 @@ def attend(
 
     Args:
         query: (T, H, D).
-        key: (S, KV, D); head h of the queries uses head h // (H / KV).
-        value: the same.
-        scale: factor of the scores.
+        key, value: (S, KV, D); head h of the queries uses head h // (H / KV).
         bias: is added to the scores, (H, T, S).
         visible: False for keys that a query does not attend to, (T, S).
-        arithmetic: its errors.
         softcap: limit of the scaled scores, see `Attention.softcap`.
 
     Returns:
@@ -199,14 +190,7 @@ class ReferenceLayers:
     """Layers of one stack. Arrays (N, …) have the tokens of all texts, one text after another."""
 
     def __init__(self, weights: Weights, name: str, stack: Stack, arithmetic: Arithmetic = EXACT) -> None:
-        """Create the layers.
-
-        Args:
-            weights: weights of the model.
-            name: "encoder" or "decoder", the start of the names of its modules.
-            stack: options of the layers.
-            arithmetic: its errors.
-        """
+        """Create layers; the names of their modules start with `name`, "encoder" or "decoder"."""
         self.weights = weights
         self.name = name
         self.stack = stack
@@ -263,9 +247,6 @@ class ReferenceLayers:
         """Add a sublayer to x (N, M), with its normalization before or after.
 
         Args:
-            x: the residual states.
-            module: name of the sublayer.
-            compute: returns the result of the sublayer for its input.
             layer: number of the layer, if its first normalization may be absent.
             source: input of the sublayer, x by default.
         """
@@ -289,19 +270,10 @@ class ReferenceLayers:
         biases: Sequence[Array | None],
         visible: Sequence[Mask | None],
     ) -> tuple[Array, list[Array], list[Array]]:
-        """Attend from the tokens of each text to those of its memory.
+        """Attend from the tokens x (N, M) of each text to those of its memory.
 
-        Self-attention has memory = x, at positions 0, 1, … of each text.
-
-        Args:
-            module: name of the attention, such as "encoder.0.self_attention".
-            options: its options; the window is left to `visible`.
-            x: (N, M).
-            lengths: number of tokens of each text.
-            memory: the same for the tokens that are attended to.
-            memory_lengths: the same for them.
-            biases: of each text, see `attend`.
-            visible: of each text, see `attend`.
+        Self-attention has memory = x, at positions 0, 1, … of each text. The window of the options
+        is left to `visible`, which has an entry for each text like `biases` (see `attend`).
 
         Returns:
             The output (N, M), the attention weights (H, T, S) of each text, and those of projected
@@ -356,15 +328,7 @@ class ReferenceLayers:
     def _position_scores(
         self, module: str, options: Disentangled, attention: Attention, queries: list[Array], keys: list[Array]
     ) -> list[Array | None]:
-        """Return the scores (H, T, T) of relative positions of each text.
-
-        Args:
-            module: name of the attention.
-            options: options of the scores.
-            attention: options of the attention.
-            queries: (T, H, D) of each text.
-            keys: the same.
-        """
+        """Return the scores (H, T, T) of positions for queries and keys (T, H, D) of each text."""
         table = self.weights.read(f"{self.name}.relative.weight").astype(np.float64)
         if options.has_norm:
             table = self.norm(table, f"{self.name}.relative_norm")
@@ -422,12 +386,9 @@ class ReferenceLayers:
         return table[buckets(options, offsets)].transpose(2, 0, 1)
 
     def feed_forward(self, x: Array, layer: int, before: Array) -> Array:
-        """Return the output (N, M) of the feed-forward sublayer of a layer.
+        """Return the output (N, M) of the feed-forward sublayer for x (N, M).
 
-        Args:
-            x: (N, M).
-            layer: number of the layer.
-            before: input of the layer, which a parallel layer reads in place of x.
+        `before` is the input of the layer, which a parallel layer reads in place of x.
         """
         options, module = self.stack.feed_forward, f"{self.name}.{layer}.feed_forward"
 

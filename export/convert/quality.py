@@ -31,11 +31,7 @@ class ParallelText:
 
 
 def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: ParallelText) -> Quality:
-    """Compute the BLEU of both bundles with each of `NUM_BEAMS`.
-
-    Raises:
-        ValueError: a sentence is too long for the model.
-    """
+    """Compute the BLEU of both bundles with each of `NUM_BEAMS`."""
     sources = encode_sources(float32.manifest, tokenizer, text.pairs.sources)
     bleu, signature = [], ""
     for num_beams in NUM_BEAMS:
@@ -50,9 +46,7 @@ def compare(float32: Sessions, quantized: Sessions, tokenizer: Tokenizer, text: 
 def check_loss(quality: Quality) -> None:
     """Check that no BLEU is more than `MAX_LOSS` lower than that of the float32 bundle.
 
-    Raises:
-        VerificationError: a BLEU is too low, or that of float32 is so low that no loss would be too
-            large.
+    A BLEU of float32 that is so low that no loss would be too large is an error, too.
     """
     for bleu in quality.bleu:
         if bleu.float32 <= MAX_LOSS:
@@ -69,11 +63,7 @@ def check_loss(quality: Quality) -> None:
 
 
 def encode_sources(manifest: Manifest, tokenizer: Tokenizer, sentences: Sequence[str]) -> list[list[int]]:
-    """Encode source sentences.
-
-    Raises:
-        ValueError: a sentence is too long for the model.
-    """
+    """Encode source sentences; raise `ValueError` for one that is too long for the model."""
     limit = manifest.limits.max_source_tokens
     sources = encode_lines(tokenizer, sentences)
     for number, source in enumerate(sources, start=1):

@@ -72,12 +72,8 @@ def _phi3_modules(model: Description, tensors: Tensors) -> Mapping[str, Source]:
 def _rows_of(module: str, attention: Attention, part: str, *, by_head: bool = False) -> AdaptedModule:
     """Return the queries, keys or values of a module that stores all of them.
 
-    Args:
-        module: its name in the checkpoint.
-        attention: options of the attention.
-        part: "query", "key" or "value".
-        by_head: the queries, keys and values of the same head are consecutive. By default, all
-            queries precede all keys.
+    `part` is "query", "key" or "value". With `by_head`, those of the same head are consecutive;
+    otherwise all queries precede all keys.
     """
     size, counts = attention.head_size, (attention.heads, attention.kv_heads, attention.kv_heads)
     index = ("query", "key", "value").index(part)

@@ -117,11 +117,7 @@ def label_names(config: Config) -> tuple[str, ...]:
 
 
 def label_kind(config: Config, num_labels: int) -> Literal["classes", "independent", "score"]:
-    """Return the kind of the labels of a text.
-
-    Raises:
-        ImportFailedError: the model predicts several numbers instead of labels.
-    """
+    """Return the kind of the labels of a text; a model that predicts several numbers is refused."""
     problem = config.get("problem_type", None)
     if num_labels == 1:  # as cross-encoders of sentence-transformers
         return "score"
@@ -197,9 +193,7 @@ def layer_modules(layer: str) -> dict[str, Source]:
 def embedding_modules(embeddings: str, skip: int = 0) -> dict[str, Source]:
     """Return the modules of embeddings with BERT's names.
 
-    Args:
-        embeddings: the module that contains them.
-        skip: number of rows at the start of the table of positions that no token uses.
+    No token uses the first `skip` rows of the table of positions.
     """
     return {
         "embedding": f"{embeddings}.word_embeddings",

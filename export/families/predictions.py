@@ -1,5 +1,4 @@
-"""Heads that predict masked tokens, of models that were trained to (Devlin et al. 2019, section
-3.1).
+"""Heads that predict masked tokens, of models trained to (Devlin et al. 2019, section 3.1).
 
 They score all tokens of the vocabulary at a position of the text: a dense layer, an activation, a
 normalization, and the product with the table of embeddings.
@@ -91,16 +90,7 @@ def _name_table(family: str, projection: str, tensors: Tensors) -> None:
 
 
 def prediction_modules(model: Description, modules: Mapping[str, Source], tensors: Tensors) -> dict[str, Source]:
-    """Return the modules of the head of a model.
-
-    Args:
-        model: the model.
-        modules: its other modules.
-        tensors: the checkpoint.
-
-    Raises:
-        ImportFailedError: tensors that should be one are stored twice with different values.
-    """
+    """Return the modules of the head of a model, given its other modules."""
     if model.predictions is None:
         return {}
     names = _MODULES[model.family]

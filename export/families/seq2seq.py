@@ -153,17 +153,11 @@ def _embeddings(start: str, tensors: Tensors, *, has_output: bool) -> dict[str, 
     """Return the modules of the embeddings and of the output projection.
 
     The tensors of the checkpoint decide which tables are shared, as in transformers 5: a table that
-    is stored is used even if it differs from the others, and the place of a missing one is taken by
-    `shared`. The bundle stores equal tables once.
+    is stored is used even if it differs from the others, and `shared` takes the place of a missing
+    one. Without `shared`, the stored tables must be equal. The bundle stores equal tables once.
 
-    Args:
-        start: start of the names.
-        tensors: the checkpoint.
-        has_output: a missing projection is tied to `shared`. False: to the table of the decoder, or
-            there is none.
-
-    Raises:
-        ImportFailedError: tables differ that could take the place of a missing one.
+    With `has_output`, a missing projection is tied to `shared`; otherwise to the table of the
+    decoder, or there is none.
     """
     shared, tables = f"{start}shared", [f"{start}{stack}.embed_tokens" for stack in ("encoder", "decoder")]
     stored = [name for name in (*tables, "lm_head") if f"{name}.weight" in tensors]

@@ -57,8 +57,7 @@ FAMILIES = tuple(family for families in FAMILIES_BY_KIND.values() for family in 
 def find_family(config: Config) -> Family:
     """Return the family of a checkpoint by `model_type` and `architectures` of config.json.
 
-    Raises:
-        ImportFailedError: the architecture is not supported; the message lists those that are.
+    Raises `ImportFailedError`, whose message lists the supported architectures.
     """
     model_type = config.text("model_type", "")
     if model_type == "xlm-roberta" and "lora_adaptations" in config:
@@ -101,10 +100,8 @@ def describe(
     """Describe a checkpoint, and mark the tensors that do not change its outputs as known.
 
     Args:
-        family: its family.
-        config: config.json.
-        tensors: the weights, whose shapes are compared with the description. Quantized matrices
-            are decoded in the view that the returned weights have.
+        tensors: the weights, whose shapes are compared with the description. Quantized matrices are
+            decoded in the view that the returned weights have.
         tokenizer: tokenizer.json. It decides the token types of text pairs, and is only needed for
             models with token types.
         input_names: `model_input_names` of tokenizer_config.json, None if it has none.
@@ -112,9 +109,6 @@ def describe(
         is_embedding: the folder is one of sentence-transformers. Its decoder-only model computes
             embeddings and generates no text, whatever class saved it.
         answers: token ids of yes and no, if a decoder-only model is a reranker.
-
-    Raises:
-        ImportFailedError: the checkpoint is not supported.
     """
     if is_embedding and family.base:
         config.override("architectures", [family.base])
@@ -141,11 +135,7 @@ def describe(
 
 
 def describe_configuration(family: Family, config: Config, tensors: Tensors) -> Description:
-    """Describe a configuration. The shapes of the tensors are not checked.
-
-    Raises:
-        ImportFailedError: it is not supported.
-    """
+    """Describe a configuration. The shapes of the tensors are not checked."""
     config.ignore(*_HARMLESS, *GENERATION_KEYS)
     packed_format(config)
     try:
@@ -159,17 +149,9 @@ def describe_configuration(family: Family, config: Config, tensors: Tensors) -> 
 def pass_over_unread(config: Config, ignored: Sequence[str] = ()) -> list[str]:
     """Ignore the keys of config.json that the class of the model in transformers does not read.
 
-    It may read any key if the repository has code of its own, or was saved by a later version.
-
-    Args:
-        config: config.json, of which all known keys were read.
-        ignored: names of keys to ignore in any case.
-
-    Returns:
-        A note, if there are such keys.
-
-    Raises:
-        UsageError: a key of `ignored` does not exist, or is known.
+    It may read any key if the repository has code of its own, or was saved by a later version. All
+    known keys must have been read before. Keys of `ignored` are ignored in any case; one that does
+    not exist, or is known, raises `UsageError`. Returns a note, if there are ignored keys.
     """
     unread = config.unread()
     for name in ignored:
@@ -198,11 +180,7 @@ def rotary_limits(model: Description) -> list[int]:
 
 
 def _check_tables(model: Description) -> None:
-    """Check the size of tables with a row for each position, which no stored tensor limits.
-
-    Raises:
-        ImportFailedError: a table is too large.
-    """
+    """Check the size of tables with a row for each position, which no stored tensor limits."""
     for stack in (model.encoder, model.decoder):
         if stack is None:
             continue
@@ -222,8 +200,7 @@ def _check_tables(model: Description) -> None:
 def _positions(model: Description, max_tokens: int | None) -> int:
     """Return the number of positions of a model with the limit that the user chose.
 
-    Raises:
-        ImportFailedError: it is not positive, or larger than the tables of any graph should be.
+    A limit that is larger than the tables of any graph should be is refused.
     """
     positions = max_tokens or model.max_positions
     if model.has_position_limit:

@@ -23,15 +23,9 @@ _UNSUPPORTED = (
 def type_separator(tokenizer: Mapping[str, Any] | None, input_names: Sequence[str] | None = None) -> int | None:
     """Return the id of the token that ends type 0, or None if all tokens have type 0.
 
-    Args:
-        tokenizer: tokenizer.json.
-        input_names: inputs of the model that the tokenizer produces; None for those of its class,
-            which include token types.
-
-    Raises:
-        PairsUnsupportedError: token types of pairs follow another rule, or there is no
-            post-processor.
-        ImportFailedError: token types of a single text are not 0.
+    `input_names` is None for the inputs of the tokenizer's class, which include token types. Raises
+    `PairsUnsupportedError` if pairs follow another rule or there is no post-processor, and
+    `ImportFailedError` if a single text has other types than 0.
     """
     if input_names is not None and "token_type_ids" not in input_names:
         return None

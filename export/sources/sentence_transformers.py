@@ -70,14 +70,7 @@ class SentenceOptions:
 
 
 def read_sentence_options(read_json: ReadJson) -> SentenceOptions:
-    """Read the options of a folder.
-
-    Args:
-        read_json: reads a file of the folder by its relative name.
-
-    Raises:
-        ImportFailedError: the folder needs a module or an option that is not supported.
-    """
+    """Read the options of a folder, whose files `read_json` reads by their relative names."""
     modules = read_json("modules.json")
     if modules is None:
         return SentenceOptions(SentenceEmbedding(pooling="mean", normalize=False), read_tokenizer_limit(read_json, ""))
@@ -222,13 +215,9 @@ def _dense(read_json: ReadJson, folder: str) -> DenseModule:
 
 
 def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: bool) -> Pooling:
-    """Return the pooling of `config.json` in the folder of the module.
+    """Return the pooling of `config.json` in the folder of the module, which ends with a slash.
 
-    Args:
-        read_json: reads a file of the folder by its relative name.
-        folder: folder of the module, with a slash at its end.
-        is_scaled: the pooled vector gets length 1.
-        has_prompts: the model has prompts.
+    With `is_scaled`, the pooled vector gets length 1.
     """
     file, config = f"{folder}config.json", _module_config(read_json, folder)
     config.ignore("word_embedding_dimension", "embedding_dimension")
@@ -273,10 +262,9 @@ def _max_tokens(
 ) -> tuple[int | None, bool]:
     """Return the longest text in tokens, None if it has no limit.
 
-    The second result is True if sentence-transformers puts texts into the chat template.
-
-    Options of the Transformer module precede those of the tokenizer: tokenizer.json of MiniLM
-    truncates at 128 tokens, but sentence-transformers truncates at 256.
+    The second result is True if sentence-transformers puts texts into the chat template. Options of
+    the Transformer module precede those of the tokenizer: tokenizer.json of MiniLM truncates at 128
+    tokens, but sentence-transformers truncates at 256.
     """
     for name in _TRANSFORMER_FILES:
         config = _config(read_json, f"{folder}{name}")
@@ -302,8 +290,7 @@ def _max_tokens(
 def _has_template(config: Config) -> bool:
     """Return True if the Transformer module reads texts as messages of a dialogue.
 
-    Raises:
-        ImportFailedError: it reads something else than texts, or runs another method of the model.
+    A module that reads something else, or runs another method of the model, is refused.
     """
     modalities = config.section("modality_config")
     if modalities is None:
@@ -325,11 +312,7 @@ def read_tokenizer_limit(read_json: ReadJson, folder: str = "") -> int | None:
 
 
 def _module_config(read_json: ReadJson, folder: str) -> Config:
-    """Return the options in the folder of a module.
-
-    Raises:
-        ImportFailedError: they are missing.
-    """
+    """Return the options in the folder of a module."""
     file = f"{folder}config.json"
     config = _config(read_json, file)
     if config is None:

@@ -65,9 +65,6 @@ def read_or_convert_tokenizers(folder: Files) -> ConvertedTokenizers:
 
     `tokenizer.json` is used as it is, except that truncation and padding are removed, and that
     tokenizers of multilingual models add only the end token. Marian always has two other files.
-
-    Raises:
-        ImportFailedError: a file is missing or invalid, or the kind of tokenizer is not supported.
     """
     with _library_errors("the files of the tokenizer"):
         tokenizers = _read_or_convert(_TokenizerFiles(folder))
@@ -124,9 +121,6 @@ def firefox_tokenizer(data: bytes, file: str) -> Tokenizer:
 
     The ids are those of the file, and an encoded text ends with `</s>`. Invisible characters, such
     as soft hyphens, are removed before the text is tokenized, as Firefox does.
-
-    Raises:
-        ImportFailedError: the file is not a SentencePiece model with the piece `</s>`.
     """
     model = read_sentencepiece(data, file)
     if END not in model.ids:
@@ -181,11 +175,7 @@ class _TokenizerFiles:
         return read_sentencepiece(self.required(name), name)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return an option of tokenizer_config.json.
-
-        Raises:
-            ImportFailedError: it is neither true, false nor null.
-        """
+        """Return an option of tokenizer_config.json."""
         value = self.config.get(key)
         if value is None:
             return default
@@ -206,9 +196,6 @@ class _TokenizerFiles:
 
         special_tokens_map.json precedes tokenizer_config.json, unless that one has
         `added_tokens_decoder`, as in transformers.
-
-        Raises:
-            ImportFailedError: it is no text.
         """
         others = self.json("special_tokens_map.json")
         is_read = isinstance(others, dict) and "added_tokens_decoder" not in self.config
@@ -241,13 +228,8 @@ _BERT_OPTIONS = {
 def contradictions(folder: Files, tokenizer: Tokenizer, ids: Mapping[str, Collection[int]]) -> list[str]:
     """Return a note for each value in which the files of a checkpoint contradict tokenizer.json.
 
-    Args:
-        folder: the checkpoint.
-        tokenizer: its tokenizer.
-        ids: special tokens by their keys, such as `eos_token`, as the configurations name them.
-
-    Raises:
-        ImportFailedError: tokenizer_config.json gives a token another id.
+    `ids` has special tokens by their keys, such as `eos_token`, as the configurations name them. A
+    token to which tokenizer_config.json gives another id is an `ImportFailedError`.
     """
     reader, notes = _TokenizerFiles(folder), list[str]()
     for key, expected in ids.items():
@@ -315,11 +297,7 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
-    """Set a template of special tokens, such as "[CLS] $A [SEP]".
-
-    Raises:
-        ImportFailedError: a token of the template is not in the vocabulary.
-    """
+    """Set a template of special tokens, such as "[CLS] $A [SEP]"."""
     ids: list[tuple[str, int]] = []
     for name in sorted({name.split(":")[0] for name in f"{single} {pair}".split() if not name.startswith("$")}):
         id_ = tokenizer.token_to_id(name)
@@ -330,13 +308,10 @@ def _set_template(tokenizer: Tokenizer, single: str, pair: str) -> None:
 
 
 def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
-    """Add the tokens that have ids after those of the vocabulary.
+    """Add the tokens that have ids after those of the vocabulary; another id is an error.
 
     They are those of added_tokens.json, and of `added_tokens_decoder` in tokenizer_config.json,
     which also has their options.
-
-    Raises:
-        ImportFailedError: a token would get another id.
     """
     listed = reader.json("added_tokens.json") or {}
     if not isinstance(listed, dict) or not all(isinstance(id_, int) for id_ in listed.values()):
@@ -360,11 +335,7 @@ def _add_tokens(tokenizer: Tokenizer, reader: _TokenizerFiles) -> None:
 
 
 def _described_tokens(reader: _TokenizerFiles) -> list[tuple[int, AddedToken]]:
-    """Return the ids and tokens of `added_tokens_decoder`.
-
-    Raises:
-        ImportFailedError: it is malformed.
-    """
+    """Return the ids and tokens of `added_tokens_decoder`."""
     entries = reader.config.get("added_tokens_decoder") or {}
     options = ("single_word", "lstrip", "rstrip", "normalized", "special")
     try:
@@ -473,10 +444,8 @@ def _convert_deberta(reader: _TokenizerFiles) -> Tokenizer:
     """Convert the model of DeBERTa, whose mask has the id after the pieces.
 
     The model's own rules normalize a text, as in the training and in each tokenizer.json of
-    transformers 4. Version 5 ignores the rules, and composes characters (NFC).
-
-    Raises:
-        ImportFailedError: texts are split at punctuation, which no known model does.
+    transformers 4. Version 5 ignores the rules, and composes characters (NFC). Texts that are split
+    at punctuation, as no known model does, are refused.
     """
     if reader.flag("split_by_punct", False):
         raise ImportFailedError(

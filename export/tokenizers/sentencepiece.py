@@ -79,12 +79,7 @@ class SentencePieceModel:
 
 
 def read_sentencepiece(data: bytes, file: str) -> SentencePieceModel:
-    """Parse a `.spm` or `.model` file; `file` is its name in errors.
-
-    Raises:
-        ImportFailedError: the file is not a SentencePiece model, or needs an option that is not
-            supported.
-    """
+    """Parse a `.spm` or `.model` file; `file` is its name in errors."""
     try:
         return parse_sentencepiece(data)
     except (struct.error, ValueError) as error:
@@ -92,11 +87,7 @@ def read_sentencepiece(data: bytes, file: str) -> SentencePieceModel:
 
 
 def parse_sentencepiece(data: bytes) -> SentencePieceModel:
-    """Parse a `ModelProto`.
-
-    Raises:
-        ValueError: the data is malformed, or needs an option that is not supported.
-    """
+    """Parse a `ModelProto`; malformed data and options without support raise `ValueError`."""
     pieces: list[Piece] = []
     trainer: dict[int, int | bytes] = {}
     normalizer: dict[int, int | bytes] = {}
@@ -135,10 +126,7 @@ def parse_sentencepiece(data: bytes) -> SentencePieceModel:
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield (field number, value) of a protocol buffer message.
 
-    Numbers of fixed size are returned as bytes.
-
-    Raises:
-        ValueError: the message is truncated or has a deprecated group.
+    Numbers of fixed size are returned as bytes. Deprecated groups raise `ValueError`.
     """
     position = 0
     while position < len(data):
@@ -198,18 +186,15 @@ def convert_sentencepiece(
 ) -> Tokenizer:
     """Convert a model to a tokenizer without a template.
 
+    Raises `ImportFailedError`, also if a BPE model has unused pieces that texts can reach.
+
     Args:
-        model: SentencePiece model.
         ids: ids of all tokens, from 0 without gaps; those of the model by default. Pieces of the
             model that are missing here are not used. Tokens that are not in the model, such as
             pieces of the other language, are never found in a text.
         special: special tokens besides the control pieces and the unknown piece. All must have ids.
         codes: tokens that are found in a text before it is split into pieces.
         prefix: normalization steps before those of the model.
-
-    Raises:
-        ImportFailedError: the ids have gaps, a special token has no id, a score is not finite, or a
-            BPE model has unused pieces that texts can reach.
     """
     ids = model.ids if ids is None else ids
     _check_ids(model, ids, [*special, *codes])
