@@ -47,7 +47,7 @@ def _loss_and_gradients(
 
     Returns:
         The loss, the cost of each prediction (N, S) in nats, and the gradients of hidden,
-            log_weights and weight.
+        log_weights and weight.
     """
     vocab_size, num_predictions = weight.size(0), hidden.size(1)
     loss, costs = weight.new_zeros(()), weight.new_empty(hidden.shape[:2])
@@ -105,7 +105,7 @@ def projected_costs(
 
     Returns:
         The smoothed sum in nats, with gradients for `hidden` and `weight`; and the costs (N,) in
-            nats without smoothing and without gradients, 0 for ignored targets.
+        nats without smoothing and without gradients, 0 for ignored targets.
     """
     counted = targets != ignore_id
     predictions = hidden[counted].unsqueeze(1)

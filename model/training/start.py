@@ -77,7 +77,7 @@ def start_from(
 
     Raises:
         UsageError: the folder has no checkpoint, or one that cannot be trained for the task.
-        FileNotFoundError or ValueError: a file of a run is missing or damaged.
+        FileNotFoundError, ValueError: a file of a run is missing or damaged.
     """
     folder = checkpoint_folder(path)
     if is_pretrained(folder):
