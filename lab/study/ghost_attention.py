@@ -158,8 +158,7 @@ def _with_interval(row: Mapping[str, Any], index: int) -> str:
 
 
 def draw(result: Result, folder: Path) -> None:
-    """Write `ghost-attention.svg`: columns are kinds of instructions, rows measures over the turns.
-    """
+    """Write `ghost-attention.svg`: columns are kinds of instructions, rows are measures by turn."""
     with style():
         figure, grid = pyplot.subplots(len(LABELS), len(KINDS), figsize=(WIDTH, 5.8), sharex=True, sharey="row")
         for of_measure, (measured, label) in zip(grid, LABELS.items(), strict=True):

@@ -241,8 +241,7 @@ def is_smaller(ours: Row, theirs: Row) -> bool:
 
 
 def crossover(is_less: Mapping[int, bool]) -> str:
-    """Return the smallest length from which `is_less` holds at all longer ones that were measured.
-    """
+    """Return the smallest length from which `is_less` holds at all longer measured ones."""
     if not is_less:
         return "not measured"
     tokens = [length for length in sorted(is_less) if all(less for other, less in is_less.items() if other >= length)]
