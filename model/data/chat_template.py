@@ -74,7 +74,9 @@ class DialogueEncoder:
         self._special = {id_: token.content for id_, token in added.items() if token.special}
 
     def encode(self, messages: Sequence[DialogueMessage]) -> Example:
-        """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0."""
+        """Return the token ids of a dialogue, and 1 for each token of a reply, otherwise 0. Raises
+        `UsageError` if the template does not allow it, or a message contains a special token.
+        """
         text = self._template.render(messages)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         self._check_messages(messages)

@@ -29,8 +29,9 @@ def train_tokenizer(lines: Iterable[str], vocab_size: int, special_tokens: Seque
     `MAX_LEARNT_CHARACTERS` are skipped.
 
     Args:
-        vocab_size: number of tokens, including the special tokens and the 256 bytes; at least 259.
-            The tokenizer has fewer tokens if the lines do not have enough pairs to merge.
+        vocab_size: number of tokens, including the special tokens and the 256 bytes; at least 259,
+            otherwise a `ValueError` is raised. The tokenizer has fewer tokens if the lines do not
+            have enough pairs to merge.
         special_tokens: further special tokens, such as those of a chat format. Their ids follow
             those of `SPECIAL_TOKENS`. A text that contains their names is encoded as text.
     """
