@@ -28,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Result:
-    """Translate the test set with every setting over the service's HTTP API.
-
-    Raises:
-        FileNotFoundError, ValueError: The bundles cannot be served, or the test set is missing.
-    """
+    """Translate the test set with every setting over the service's HTTP API."""
     sources, references = sources_and_references(arguments.data, arguments.sentences)
     settings: list[Setting] = [(1, None), *((width, penalty) for width in WIDTHS for penalty in PENALTIES)]
     with serve(arguments.bundles) as served:

@@ -29,9 +29,8 @@ LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*|[Xx](-[A-Za-z0-9]{
 
 @dataclass(frozen=True)
 class Division:
-    """Rule that divides the records of one file between train and dev, by a hash of their texts.
-
-    Equal texts are in the same part.
+    """Rule that divides the records of one file between train and dev, by a hash of their texts, so
+    that equal texts are in the same part.
     """
 
     is_dev: bool
@@ -60,12 +59,8 @@ class Split:
     def numbered(self, kinds: dict[str, str] | None = None) -> Iterator[tuple[int, Record | None]]:
         """Yield the line number of each record, and the record or None if it has no text.
 
-        Args:
-            kinds: kinds of values that may not be mixed, with the location of the first of each;
-                one mapping for several splits compares them.
-
-        Raises:
-            CorpusError: a file cannot be read, or a line is not a record.
+        `kinds` are the kinds of values that may not be mixed, with the location of the first of
+        each; one mapping for several splits compares them.
         """
         for number, record in read_records(self.files, self.task, multi_label=self.multi_label, kinds=kinds):
             if self.part is None:
@@ -118,19 +113,14 @@ def open_corpus(
     multi_label: bool = False,
     split_seed: int = 1,
 ) -> Corpus:
-    """Find the files of a corpus, and divide train if there is no dev.
+    """Find the files of a corpus, and divide train if there is no dev, for which it is read once.
+    Records are checked while they are read.
 
     Args:
-        data: folder or file.
-        task: task that the records are for.
         source: language of sources, which is the ending of their files if there are two files.
         target: language of targets, likewise.
         multi_label: a text has any number of labels.
         split_seed: seed of the division into train and dev.
-
-    Returns:
-        The corpus. Its records are checked while they are read; a corpus that is divided was read
-        once.
 
     Raises:
         CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
@@ -180,12 +170,8 @@ def open_held_out(
     target: str | None = None,
     multi_label: bool = False,
 ) -> Split:
-    """Find the records of a file, or of the part test, or else dev, of a folder.
-
-    The arguments are those of `open_corpus`. A folder without test and dev is divided as there.
-
-    Raises:
-        CorpusError: a file is missing or cannot be read, or two files are candidates for a split.
+    """Find the records of a file, or of the part test, or else dev, of a folder, as `open_corpus`
+    does. A folder without test and dev is divided as there.
     """
     if data.is_file() and data.suffix in _formats(task):
         return Split("test", (data,), task, multi_label)
@@ -245,13 +231,8 @@ def _find_files(
 
 
 def _find_languages(folder: Path, source: str | None, target: str | None) -> tuple[str, str] | None:
-    """Return the languages of the files `train.XX` and `train.YY`, in alphabetical order.
-
-    Returns:
-        None if there are no such files.
-
-    Raises:
-        CorpusError: more than two languages are possible, or one has no partner.
+    """Return the languages of the files `train.XX` and `train.YY`, in alphabetical order, or None
+    if there are no such files.
     """
     endings = {path.name.removeprefix("train.") for path in folder.glob("train.*") if path.is_file()}
     formats = {suffix.removeprefix(".") for suffix in (*TABLES, TEXT)}
@@ -284,10 +265,7 @@ def hash_texts(texts: Iterable[str], seed: int = 0) -> int:
 
 
 def distinct(hashes: "array[int]") -> NDArray[np.uint64]:
-    """Return different values in ascending order.
-
-    `numpy.unique` takes several times the memory for this.
-    """
+    """Return different values in ascending order; `numpy.unique` takes several times the memory."""
     values = np.sort(np.frombuffer(hashes, np.uint64))
     is_first = np.ones(len(values), bool)
     np.not_equal(values[1:], values[:-1], out=is_first[1:])
@@ -306,9 +284,6 @@ def _divide(split: Split, seed: int) -> tuple[Split, Split]:
 
     About 5 % of the different records are in dev, at least 1 and at most 1,000; for an encoder, at
     least `MIN_DEV_PAIRS`, or half of fewer than 8. The first record of each label stays in train.
-
-    Raises:
-        CorpusError: a line is not a record, or there are too few different records.
     """
     hashes, labels, train_only = array("Q"), set[str](), set[int]()
     for record in split:

@@ -64,11 +64,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, with its line ending, without a byte order mark.
-
-    Raises:
-        CorpusError: the file cannot be read, or a line is too long, not UTF-8 or has a NUL byte.
-    """
+    """Yield number and text of each line, with its line ending, without a byte order mark."""
     number = 0
     with open_file(path) as file:
         while line := file.readline(MAX_LINE_BYTES + 1):
@@ -101,13 +97,9 @@ def read_records(
 
     Args:
         files: one file, or the two sides of pairs.
-        task: task that the records are for.
         multi_label: a text has any number of labels.
         kinds: kinds of values that may not be mixed, with the location of the first of each; pass
             one mapping for several files to compare them.
-
-    Raises:
-        CorpusError: a file cannot be read, or a line is not a record.
     """
     if len(files) == 2:
         return _read_pairs(*files)

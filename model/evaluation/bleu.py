@@ -63,9 +63,8 @@ class Scores:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Source sentences and their reference translations.
-
-    `tokenised_references` are the same references, lowercased, normalized and Moses-tokenized.
+    """Source sentences and references, which `tokenised_references` has lowercased, normalized and
+    Moses-tokenized.
     """
 
     sources: list[str]
@@ -79,13 +78,8 @@ def tokenised_path(folder: Path, split: str, target: str) -> Path:
 
 
 def read_test_set(folder: Path, split: str, source: str, target: str, limit: int | None = None) -> EvaluationSet:
-    """Read the first `limit` pairs of a split, or all of them.
-
-    The tokenized references are optional.
-
-    Raises:
-        FileNotFoundError: `split.source` or `split.target` is missing.
-        ValueError: the files have different numbers of lines, or the limit is less than 1.
+    """Read the first `limit` pairs of a split, or all of them. Tokenized references are optional.
+    Raises `ValueError` for files of different numbers of lines.
     """
     if limit is not None and limit < 1:
         raise UsageError(f"limit must be at least 1, got {limit}")
@@ -105,11 +99,8 @@ def read_test_set(folder: Path, split: str, source: str, target: str, limit: int
 def translate(
     model: TranslationModel, tokenizer: Tokenizer, sentences: Sequence[str], num_beams: int, length_penalty: float
 ) -> list[str]:
-    """Translate sentences by beam search, with a progress bar on a terminal.
-
-    Raises:
-        UsageError: num_beams is less than 1, or the length penalty is not finite.
-        ValueError: a sentence is too long for the model.
+    """Translate sentences by beam search, with a progress bar on a terminal. Raises `ValueError`
+    for a sentence that is too long for the model.
     """
     if num_beams < 1:
         raise UsageError(f"num_beams must be at least 1, got {num_beams}")
@@ -179,11 +170,8 @@ def search_name(num_beams: int, length_penalty: float = 1.0) -> str:
 def cased_bleu(references: Sequence[str], language: str = "") -> BLEU:
     """Return the metric of cased text, with the tokenizer of the target language.
 
-    Characters replace the words of Japanese and Korean if MeCab is not installed.
-
-    Args:
-        references: texts whose script decides if the code does not.
-        language: code of their language, such as "zh-CN" or "zho_Hans"; empty if it is not known.
+    Characters replace the words of Japanese and Korean if MeCab is not installed. The language is a
+    code such as "zh-CN" or "zho_Hans"; if it does not decide, the script of the references does.
     """
     code, text = re.split("[-_]", language.lower())[0], "".join("".join(references).split())
     tokenizer = next((name for name, codes, _ in _TOKENIZERS if code in codes.split()), None) or next(

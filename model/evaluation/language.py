@@ -95,10 +95,9 @@ def encode_all(
 def answer_dialogues(
     model: CausalModel | Llama, tokenizer: Tokenizer, records: Sequence[Record]
 ) -> list[ComparedReply]:
-    """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding.
-
-    Dialogues that are too long for the model, and those whose last reply has more than
-    `MAX_ANSWER_TOKENS` tokens, are skipped.
+    """Generate the last reply of the first `MAX_ANSWERS` dialogues by greedy decoding. Dialogues
+    that are too long for the model or end with a reply of more than `MAX_ANSWER_TOKENS` are
+    skipped.
     """
     if not _has_dialogue(records):
         return []
