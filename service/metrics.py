@@ -69,9 +69,9 @@ PROCESS_GAUGES: Mapping[str, str] = {
 # Bounds of histogram buckets in seconds; `_buckets` ends them at the request timeout. Alerts use
 # those of 1 s and 5 s.
 MINUTES = (60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, *MINUTES)
-QUEUE_SECONDS = (0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, *MINUTES)
-TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0, *MINUTES)
+SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, *MINUTES)
+QUEUE_SECONDS = (0.1, 1.0, 5.0, *MINUTES)
+TOKEN_SECONDS = (0.005, 0.025, 0.1, 1.0, 10.0, *MINUTES)
 STARTED = ("prompt_tokens", "generation_tokens", "model_reloads")  # counters that begin at 0 with a model's first use
 
 

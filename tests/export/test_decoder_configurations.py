@@ -177,6 +177,11 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     "neox share": ("gpt-neox", setting(partial_rotary_factor=0.3), r"partial_rotary_factor is 0\.3"),
     "neox bias": ("gpt-neox", setting(attention_bias=False), r"exclude this bias"),
     "neox output": ("gpt-neox", without("embed_out.weight"), r"no tensor 'embed_out.weight', although tie_word"),
+    "neox projections": (
+        "gpt-neox",
+        adding("lm_head.weight", 211, 60),
+        r"'lm_head.weight' and 'embed_out.weight' differ, although both are the projection",
+    ),
     "opt embedding": ("opt", setting(word_embed_proj_dim=30), r"no tensor 'model.decoder.project_in.weight'"),
     "opt norms": ("opt", setting(layer_norm_elementwise_affine=False), r"layer_norm_elementwise_affine is false"),
     "opt positions": ("opt", setting(max_position_embeddings=41), r"embed_positions.weight' has the shape \[42, 60\]"),
