@@ -244,7 +244,15 @@ OWN_TABLES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("tables", OWN_TABLES)
-@pytest.mark.parametrize("name", ["t5", "mt5", "marian", "bart", "mbart", "m2m100", "pegasus"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "t5",
+        "marian",
+        "m2m100",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mt5", "bart", "mbart", "pegasus")),
+    ],
+)
 def test_tables_that_differ_are_those_of_transformers(name: str, tables: str, tmp_path: Path) -> None:
     """Without a projection, it is `shared`, even if the decoder has another table."""
     SEQ2SEQ[name].save(tmp_path)
