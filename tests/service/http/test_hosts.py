@@ -57,9 +57,8 @@ async def test_requests_for_another_host_get_421_on_every_route_but_those_that_m
             ("POST", "/v1/generate"),
             ("POST", "/v2/repository/models/fake/unload"),
         ):
-            response = await running.client.request(
-                method, path, headers={"host": "evil.example"}, json={"inputs": "x"}
-            )
+            evil = {"host": "evil.example"}
+            response = await running.client.request(method, path, headers=evil, json={"inputs": "x"})
             assert response.status_code == 421, path
             assert "The service does not answer requests for this host; use localhost in the URL" in response.text
         response = await running.client.post("/v1/generate", headers={"host": "localhost:1"}, json={"inputs": "x"})
