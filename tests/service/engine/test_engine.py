@@ -268,13 +268,7 @@ def test_the_observer_is_notified_of_every_call_and_every_end() -> None:
     for source in ((5, 6), (5, 6, 7)):
         harness.generate(source, parameters=GenerateParameters(max_new_tokens=len(source) - 1))
     harness.run()
-    assert seen == [
-        ("encode", 2, 5, 6),
-        ("step", 2),
-        ("finish", 2, Generated),
-        ("step", 1),
-        ("finish", 3, Generated),
-    ]
+    assert seen == [("encode", 2, 5, 6), ("step", 2), ("finish", 2, Generated), ("step", 1), ("finish", 3, Generated)]
 
 
 def test_requests_at_the_limits_of_the_model_are_accepted() -> None:

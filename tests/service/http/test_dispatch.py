@@ -43,8 +43,7 @@ async def test_another_method_is_an_error_that_lists_the_allowed_ones(start: Sta
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/link", "/v1", "/v1/generate%0A"],
+    "path", ["/v1/generate/", "//v1/generate", "/V1/generate", "/v1/score/", "/v1/link", "/v1", "/v1/generate%0A"]
 )
 async def test_an_unknown_path_is_404(start: Start, path: str) -> None:
     async with start() as running:
