@@ -187,11 +187,7 @@ def test_pods_run_as_the_user_of_the_image_without_privileges() -> None:
         "runAsGroup": group,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
-    hardened = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
+    hardened = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     assert POD["securityContext"] == {**identity, "fsGroup": group, "fsGroupChangePolicy": "OnRootMismatch"}
     assert KSERVE_CONTAINER["securityContext"] == {**identity, **hardened}
     assert PREDICTOR["securityContext"] == {"fsGroup": group}

@@ -322,10 +322,7 @@ EXAMPLES = {
     "SightlineDown": example("Prometheus cannot reach a:8000.", [series("up", "0x30")], [series("up", "1x30")]),
     "SightlineRestarting": example(
         "a:8000 or its workers started again and again in the last 15 minutes.",
-        [
-            series("sightline_process_start_time_seconds", "0+60x30"),
-            series("sightline_workers", "0x20 1x10"),
-        ],
+        [series("sightline_process_start_time_seconds", "0+60x30"), series("sightline_workers", "0x20 1x10")],
         [  # both workers have been replaced
             series("sightline_process_start_time_seconds", "100x20 1300 1360x9"),
             series("sightline_workers", "2x30"),

@@ -201,26 +201,25 @@ async def test_loading(start: Start, make_backend: MakeBackend) -> None:
         assert (await running.client.get("/health")).json() == {"status": "ok"}
 
 
-async def test_draining(running: Running) -> None:
-    running.app.state.service.drain()
-    check(await running.post("/v1/generate", {"inputs": "x"}), "draining")
-    check(await running.client.get("/health/ready"), "draining")
-    check(await running.client.get("/health"), "draining")
+@pytest.mark.parametrize("code", ["draining", "engine_dead"])
+async def test_a_service_that_ends_is_not_ready(running: Running, code: str) -> None:
+    service = running.app.state.service
+    (service.drain if code == "draining" else service.worker.abandon_thread)()
+    check(await running.post("/v1/generate", {"inputs": "x"}), code)
+    check(await running.client.get("/health/ready"), code)
+    check(await running.client.get("/health"), code)
+    assert (await running.client.get("/health/live")).status_code == 200
 
 
-async def test_engine_dead(start: Start) -> None:
-    async with start() as running:
-        running.app.state.service.worker.abandon_thread()
-        check(await running.post("/v1/generate", {"inputs": "x"}), "engine_dead")
-        check(await running.client.get("/health/ready"), "engine_dead")
-        check(await running.client.get("/health"), "engine_dead")
-        assert (await running.client.get("/health/live")).status_code == 200
-
-
-async def test_deadline_exceeded(start: Start, make_backend: MakeBackend) -> None:
-    async with start(make_backend(step_s=0.02)) as running:
+@pytest.mark.parametrize(
+    ("settings", "timeout_ms"), [({}, "50"), ({"request_timeout_s": 0.1, "queue_timeout_s": 0.1}, "60000")]
+)
+async def test_a_client_may_only_shorten_the_deadline(
+    start: Start, make_backend: MakeBackend, settings: dict[str, Any], timeout_ms: str
+) -> None:
+    async with start(make_backend(step_s=0.02), **settings) as running:
         body = {"inputs": "x", "parameters": {"min_new_tokens": 60}}
-        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
+        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": timeout_ms}), "deadline_exceeded")
         await until(lambda: running.backend.num_busy == 0)
 
 
@@ -234,12 +233,6 @@ async def test_the_deadline_applies_while_the_engine_hangs(start: Start, make_ba
             check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "50"}), "deadline_exceeded")
         finally:
             hang.set()
-
-
-async def test_a_client_may_only_shorten_the_deadline(start: Start, make_backend: MakeBackend) -> None:
-    async with start(make_backend(step_s=0.02), request_timeout_s=0.1, queue_timeout_s=0.1) as running:
-        body = {"inputs": "x", "parameters": {"min_new_tokens": 60}}
-        check(await running.post("/v1/generate", body, **{"X-Request-Timeout-Ms": "60000"}), "deadline_exceeded")
 
 
 @pytest.mark.parametrize("value", [str(2**31 - 1), "9" * 5000])

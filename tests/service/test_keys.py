@@ -146,19 +146,12 @@ def test_a_file_that_cannot_be_replaced_is_written_in_place_and_followed_by_its_
     alice, bob = add_key(path, "alice", "use"), add_key(path, "bobby", "use")
     ring, status = KeyRing(path), path.stat()
 
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(os, "replace", Mock(side_effect=OSError(number, os.strerror(number))))
     remove_key(path, "alice")
     new = add_key(path, "carol", "use")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    changed = path.stat()
-    assert (changed.st_ino, changed.st_size, changed.st_mtime_ns) == (
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-    )
+    for name in ("st_ino", "st_size", "st_mtime_ns"):
+        assert getattr(path.stat(), name) == getattr(status, name)
     ring.reload()
     assert [ring.find(key.encode()) is not None for key in (alice, bob, new)] == [False, True, True]
     assert list(path.parent.iterdir()) == [path]

@@ -208,8 +208,7 @@ def test_a_bundle_that_cuda_cannot_run_is_rejected_if_cuda_is_requested(
     monkeypatch.setattr("sightline.service.loading.choose_provider", lambda _: "cuda")
     assert load(folder).loaded["toy"].model.provider == "cpu"
     with pytest.raises(
-        BundleError,
-        match=r"toy is float32, but CUDA needs a float16 bundle; `sightline half` writes one",
+        BundleError, match=r"toy is float32, but CUDA needs a float16 bundle; `sightline half` writes one"
     ):
         load(folder, provider="cuda")
 
@@ -260,9 +259,7 @@ def test_a_bundle_of_standard_operators_is_not_supported(folder: Path) -> None:
         load(folder, strict_loading=True)
 
 
-def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(
-    folder: Path,
-) -> None:
+def test_a_bundle_with_a_lazy_manifest_is_loaded_on_its_first_use_and_takes_no_rows_from_others(folder: Path) -> None:
     added = add_another(folder, "lazy")
     manifest = read_manifest(added)
     settings = Settings(bundles=folder, threads=1, max_state_bytes=16 * row_bytes(manifest))
@@ -496,13 +493,7 @@ def write_text_as_a_tokenizer(bundle: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        use_an_unknown_operator,
-        swap_graphs,
-        write_text_as_a_graph,
-        name_a_missing_output,
-        write_text_as_a_tokenizer,
-    ],
+    [use_an_unknown_operator, swap_graphs, write_text_as_a_graph, name_a_missing_output, write_text_as_a_tokenizer],
 )
 def test_every_error_of_loading_names_the_bundle(folder: Path, damage: Callable[[Path], None]) -> None:
     damage(folder / "toy")

@@ -389,9 +389,7 @@ def test_a_bundle_that_fails_to_load_is_named_and_the_others_are_served_unless_l
         assert problem.startswith(f"cannot serve: {folder}/broken/weights.bin does not match the SHA-256")
 
 
-def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_rows_and_the_memory(
-    folder: Path,
-) -> None:
+def test_on_a_terminal_the_first_lines_name_the_url_the_model_its_threads_and_rows_and_the_memory(folder: Path) -> None:
     terminal, end = pty.openpty()
     settings = ("--bundles", str(folder), "--port", "0", "--drain-s", "0", "--threads", "1", "--max-rows", "4")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_")}

@@ -7,13 +7,7 @@ import pytest
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.service.inference.classify import apply_function, rank_scores
 from tests.service.conftest import MakeBackend, Running, Start, changed, classifying, with_heads
-from tests.support.fake_runner import (
-    LABELS,
-    Faults,
-    fake_classifier_manifest,
-    fake_label_logits,
-    fake_label_logprobs,
-)
+from tests.support.fake_runner import LABELS, Faults, fake_classifier_manifest, fake_label_logits, fake_label_logprobs
 
 pytestmark = pytest.mark.anyio
 TEXTS = ["a dog", "Hund und a dog", "x"]

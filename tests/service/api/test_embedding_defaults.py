@@ -97,15 +97,11 @@ async def test_prompts_are_put_before_the_inputs(start: Start, make_backend: Mak
     ],
 )
 async def test_vectors_have_fewer_dimensions_if_the_model_was_trained_for_it(
-    start: Start,
-    make_backend: MakeBackend,
-    tokenizer: TextTokenizer,
-    matryoshka: tuple[int, ...] | None,
-    size: int,
-    allowed: str | None,
+    start: Start, make_backend: MakeBackend, matryoshka: tuple[int, ...] | None, size: int, allowed: str | None
 ) -> None:
     embedding = SentenceEmbedding(pooling="mean", normalize=False, matryoshka=matryoshka)
-    async with start(backend_with(make_backend, embedding), default_model="trained") as running:
+    backend = backend_with(make_backend, embedding)
+    async with start(backend, default_model="trained") as running:
         answers = [
             await running.post(path, {**body, "dimensions": size})
             for path, body in (
@@ -120,7 +116,7 @@ async def test_vectors_have_fewer_dimensions_if_the_model_was_trained_for_it(
             assert all(message in answer.text.replace("\\", "") for answer in answers)
             return
         openai, tei, ollama, raw = [answer.json() for answer in answers]
-    cut = reference(tokenizer, "mean", normalize=False)[:, :size]
+    cut = reference(backend.tokenizer, "mean", normalize=False)[:, :size]
     np.testing.assert_allclose(raw, cut, rtol=TOLERANCE)
     for vectors in ([one["embedding"] for one in openai["data"]], tei, ollama["embeddings"]):
         np.testing.assert_allclose(vectors, cut / np.linalg.norm(cut, axis=1, keepdims=True), rtol=TOLERANCE)

@@ -47,9 +47,7 @@ def client_of(wire: Wire) -> Client:
 
 def own(wire: Wire, model: str, text: str, **parameters: Any) -> Any:
     """Return the output of the native endpoint."""
-    status, result = wire.post("/v1/generate", {"model": model, "inputs": text, "parameters": parameters})
-    assert status == 200, result
-    return result
+    return wire.result("/v1/generate", {"model": model, "inputs": text, "parameters": parameters})
 
 
 def test_a_text_equals_the_text_of_generate(wire: Wire, client: Client) -> None:

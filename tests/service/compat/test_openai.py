@@ -270,7 +270,7 @@ RAW: list[tuple[str, dict[str, Any]]] = [
     ("/v2/models/{}/generate", {"text_input": "a<s>dog", "parameters": {"max_tokens": 6}}),
     (
         "/api/generate",
-        {"model": "{}", "prompt": "a<s>dog", "raw": True, "stream": False, "options": {"num_predict": 6}},
+        {"prompt": "a<s>dog", "options": {"num_predict": 6}, "model": "{}", "raw": True, "stream": False},
     ),
 ]
 
@@ -282,11 +282,8 @@ async def test_special_tokens_are_read_in_raw_prompts_and_not_in_sources(
     before, after = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("dog", is_start=False)
     raw, plain = [*before, tokenizer.token_id("<s>"), *after], tokenizer.encode("a<s>dog")
     backend = with_languages(make_backend("plain", "sentences", "pair"), pair="en-de")
-    backend.manifests = (
-        *backend.manifests[:1],
-        backend.manifests[1].model_copy(update={"training_unit": "sentence"}),
-        *backend.manifests[2:],
-    )
+    first, sentences, pair = backend.manifests
+    backend.manifests = (first, sentences.model_copy(update={"training_unit": "sentence"}), pair)
     async with start(backend, default_model="plain") as running:
         for model, ids in (("plain", raw), ("sentences", plain), ("pair", plain)):
             fields = {name: model if value == "{}" else value for name, value in body.items()}

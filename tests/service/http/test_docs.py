@@ -25,64 +25,23 @@ from tests.service.conftest import Serve, Start
 
 pytestmark = pytest.mark.anyio
 
+GET_PATHS = (
+    *("/", "/docs", "/openapi.json", "/page/{file}", "/metrics", "/ping", "/health", "/health/live", "/health/ready"),
+    *("/v1/models", "/v1/models/{model_id}", "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
+    *("/api/ps", "/api/tags", "/api/version", "/info", "/languages"),
+)
+POST_PATHS = (
+    *(f"/v1/{name}" for name in ("generate", "score", "encode", "attention", "align", "classify", "similar", "rerank")),
+    *(f"/v1/{name}" for name in ("tag", "answer", "fill-mask", "tokenize", "detokenize")),
+    *("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v2/rerank", "/v2/repository/index"),
+    *(f"/v2/repository/models/{{model_name}}/{verb}" for verb in ("load", "unload")),
+    *(f"/api/{name}" for name in ("generate", "chat", "embed", "embeddings", "show")),
+    *("/", "/generate", "/generate_stream", "/embed", "/embed_all", "/embed_sparse", "/similarity", "/predict"),
+    *("/rerank", "/tokenize", "/decode", "/translate"),
+)
 ROUTES = {
-    ("post", "/v1/generate"),
-    ("post", "/v1/score"),
-    ("post", "/v1/encode"),
-    ("post", "/v1/attention"),
-    ("post", "/v1/align"),
-    ("post", "/v1/classify"),
-    ("post", "/v1/similar"),
-    ("post", "/v1/rerank"),
-    ("post", "/v2/rerank"),
-    ("post", "/v1/tag"),
-    ("post", "/v1/answer"),
-    ("post", "/v1/fill-mask"),
-    ("post", "/embed_sparse"),
-    ("post", "/rerank"),
-    ("post", "/v1/tokenize"),
-    ("post", "/v1/detokenize"),
-    ("post", "/v1/completions"),
-    ("post", "/v1/chat/completions"),
-    ("post", "/v1/embeddings"),
-    ("post", "/translate"),
-    ("post", "/api/generate"),
-    ("post", "/api/chat"),
-    ("post", "/api/embed"),
-    ("get", "/api/tags"),
-    ("post", "/api/embeddings"),
-    ("get", "/api/ps"),
-    ("post", "/api/show"),
-    ("get", "/api/version"),
-    ("get", "/languages"),
-    ("post", "/generate"),
-    ("post", "/generate_stream"),
-    ("post", "/embed"),
-    ("post", "/embed_all"),
-    ("post", "/similarity"),
-    ("post", "/predict"),
-    ("post", "/tokenize"),
-    ("post", "/decode"),
-    ("get", "/"),
-    ("post", "/"),
-    ("get", "/info"),
-    ("get", "/v1/models"),
-    ("get", "/v1/models/{model_id}"),
-    ("get", "/health"),
-    ("get", "/health/live"),
-    ("get", "/health/ready"),
-    ("get", "/ping"),
-    ("get", "/metrics"),
-    ("get", "/openapi.json"),
-    ("get", "/docs"),
-    ("get", "/page/{file}"),
-    ("get", "/v2"),
-    ("get", "/v2/health/live"),
-    ("get", "/v2/health/ready"),
-    ("get", "/v2/models/stats"),
-    ("post", "/v2/repository/index"),
-    ("post", "/v2/repository/models/{model_name}/load"),
-    ("post", "/v2/repository/models/{model_name}/unload"),
+    *(("get", path) for path in GET_PATHS),
+    *(("post", path) for path in POST_PATHS),
     *(
         (method, f"/v2/models/{{model_name}}{version}{path}")
         for version in ("", "/versions/{model_version}")
@@ -92,8 +51,6 @@ ROUTES = {
         )
     ),
 }
-
-
 OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 

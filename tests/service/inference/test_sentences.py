@@ -156,10 +156,7 @@ READS: dict[str, tuple[Any, Callable[[Any], Any]]] = {  # of each API: body for 
     "/v1/completions": (lambda text: {"model": "fake", "prompt": text}, lambda body: body["choices"][0]["text"]),
     "/generate": (lambda text: {"inputs": text, "parameters": {"details": True}}, lambda body: body["generated_text"]),
     "/": (lambda text: {"inputs": text}, lambda body: body[0]["generated_text"]),
-    "/api/generate": (
-        lambda text: {"model": "fake", "prompt": text, "stream": False},
-        lambda body: body["response"],
-    ),
+    "/api/generate": (lambda text: {"model": "fake", "prompt": text, "stream": False}, lambda body: body["response"]),
     "/v2/models/fake/generate": (lambda text: {"text_input": text}, lambda body: body["text_output"]),
     "/v2/models/fake/infer": (
         lambda text: {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]},

@@ -157,9 +157,7 @@ def test_limits_of_connections_hold_for_all_workers_and_a_second_signal_ends_the
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
-def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail_or_given_up_after_three_times(
-    run: Run,
-) -> None:
+def test_a_worker_that_is_killed_is_replaced_and_only_its_requests_fail_or_given_up_after_three_times(run: Run) -> None:
     with run() as service:
         service.wait_ready()
         with Load(service) as load:
