@@ -71,7 +71,9 @@ LONG_SCORES = 1 << 22
 # It has at least this length, because reading the weights takes longer than computing with so few
 # tokens. It then consists of three chunks.
 LEAST_LONG = 2 * PREFILL_TOKENS + 6
-LONG_TARGET = 140  # longest text of a decoder with an encoder: beyond the last bucket of T5, at distance 128
+# Longest text of a decoder with an encoder, whose graph runs once for each token: beyond the last
+# bucket of relative positions, at distance 128, or without buckets longer than the others.
+BUCKETED_TARGET, LONG_TARGET = 140, 40
 # Attention weights and logits of a longer text are compared at about this number of positions.
 MAX_ROWS = 48
 MAP_LAYERS = 4  # number of layers whose attention maps an encoder returns at a time
@@ -371,7 +373,8 @@ def random_inputs(manifest: Manifest, model: Description, seed: int) -> tuple[li
     prompts = [list(manifest.decoder_prompt_ids(source)) for source in sources]
     if model.encoder is not None and model.decoder is not None:
         # The decoder reads random tokens after the long text, because generated ones often repeat.
-        longest = min(lengths[0], LONG_TARGET, manifest.limits.max_target_tokens - new_tokens)
+        most = LONG_TARGET if model.decoder.relative_bias is None else BUCKETED_TARGET
+        longest = min(lengths[0], most, manifest.limits.max_target_tokens - new_tokens)
         forced = generator.integers(model.vocabulary, size=max(0, longest - len(prompts[0])))
         prompts[0] += [int(id_) for id_ in forced]
     return sources, prompts, new_tokens
