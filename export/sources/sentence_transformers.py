@@ -122,7 +122,7 @@ def _matryoshka(config: Any) -> tuple[int, ...] | None:
 def _cross_encoder(read_json: ReadJson, steps: Sequence[tuple[str, str]]) -> SentenceOptions:
     """Read the options of a CrossEncoder."""
     folder, answers = steps[0][1], None
-    prompts, default = _prompts(read_json, "activation_fn")
+    prompts, default = _prompts(read_json)
     instruction = "" if default is None else prompts[default]
     if len(steps) > 1:
         config = _module_config(read_json, steps[1][1])
@@ -238,7 +238,7 @@ def _pooling(read_json: ReadJson, folder: str, is_scaled: bool, has_prompts: boo
     return _POOLING_MODES[selected[0]]
 
 
-def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | None]:
+def _prompts(read_json: ReadJson) -> tuple[dict[str, str], str | None]:
     """Return the prompts by name, and the name of the default prompt."""
     file = "config_sentence_transformers.json"
     config = _config(read_json, file)
@@ -252,8 +252,7 @@ def _prompts(read_json: ReadJson, *ignored: str) -> tuple[dict[str, str], str | 
             f"{file}: default_prompt_name must be one of the prompts ({', '.join(prompts) or 'there are none'}), got "
             f"{default!r}"
         )
-    config.ignore("__version__", "similarity_fn_name", "model_type", *ignored)
-    config.check_all_read()
+    config.neutral("truncate_dim", None)  # the library reads no other keys
     return prompts, default
 
 

@@ -103,6 +103,7 @@ def test_prompts_and_transformer_in_a_folder() -> None:
             "prompts": {"query": "query: ", "passage": "passage: "},
             "default_prompt_name": "passage",
             "similarity_fn_name": "cosine",
+            "my_note": "fine-tuned 2026",
         },
     }
     options = read_sentence_options(files.get)
@@ -157,7 +158,7 @@ def test_prompts_and_transformer_in_a_folder() -> None:
             "default_prompt_name must be one of the prompts \\(q\\), got 'd'",
         ),
         ({"config_sentence_transformers.json": {"prompts": ["q"]}}, "prompts must map names to texts"),
-        ({"config_sentence_transformers.json": {"truncate": 1}}, "truncate"),
+        ({"config_sentence_transformers.json": {"truncate_dim": 1}}, "truncate_dim is 1, which is not supported"),
         (
             {
                 "1_Pooling/config.json": MEAN | {"include_prompt": False},
