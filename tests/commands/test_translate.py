@@ -55,15 +55,10 @@ def test_each_line_is_translated_and_blank_lines_stay_blank(translated: Translat
         assert translated([LINES[index]]) == (0, f"{lines[index]}\n", "")
 
 
-def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(
-    translated: Translate,
-) -> None:
+def test_the_last_line_needs_no_end_and_a_mark_of_byte_order_does_not_count(translated: Translate) -> None:
     expected = translated(["A man sleeps.", "", "A man sleeps."])
     assert expected[0] == 0
-    for data in (
-        b"A man sleeps.\n\nA man sleeps.",
-        b"\xef\xbb\xbfA man sleeps.\n\nA man sleeps.\n",
-    ):
+    for data in (b"A man sleeps.\n\nA man sleeps.", b"\xef\xbb\xbfA man sleeps.\n\nA man sleeps.\n"):
         assert translated(data) == expected
     assert translated(b"") == (0, "", "")
 

@@ -129,11 +129,7 @@ def test_a_generated_targets_maps_are_those_of_forcing_it(
     ]
     found = [(request, target) for request in requests for target in run(runner, [request])[0].targets]
     forced = [
-        replace(
-            request,
-            parameters=FORCED,
-            target_prefix=tuple(token.id for token in target.tokens),
-        )
+        replace(request, parameters=FORCED, target_prefix=tuple(token.id for token in target.tokens))
         for request, target in found
     ]
     for (_, target), result in zip(found, run(runner, forced), strict=True):

@@ -137,8 +137,7 @@ def test_a_changed_weight_is_found(
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if any(map(name.count, SLOW)) else []) for name in SYSTEMS],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if any(map(name.count, SLOW)) else []) for name in SYSTEMS]
 )
 @pytest.mark.parametrize(("form", "largest"), [("half", 0.02), ("int8", 0.2)])
 def test_encoders_in_float16_and_in_8_bits_stay_near_float32(

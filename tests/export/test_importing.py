@@ -325,10 +325,7 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
 
 @pytest.mark.usefixtures("unverified")
 def test_a_full_disk_is_an_error_that_leaves_nothing(
-    folder: Path,
-    small_disk: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk becomes full while each of the files is written, because it grows by one page."""
     monkeypatch.setattr(pipeline, "_check_resources", lambda *_: None)
@@ -505,12 +502,7 @@ def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsy
     ],
 )
 def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
-    verify: Any,
-    error: type[Exception],
-    message: str,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    verify: Any, error: type[Exception], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))

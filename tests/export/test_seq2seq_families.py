@@ -162,11 +162,7 @@ def test_a_forced_first_token_counts_in_the_length_penalty(
     most = pair.imported.generation.defaults.max_new_tokens
     assert most is not None and len(pair.imported.generation.start_ids) == 2
     for length_penalty in (-1.0, 0.0, 0.8, 1.2, 1.4, 2.0):
-        settings: dict[str, Any] = {
-            "num_beams": 4,
-            "length_penalty": length_penalty,
-            "early_stopping": early_stopping,
-        }
+        settings: dict[str, Any] = {"num_beams": 4, "length_penalty": length_penalty, "early_stopping": early_stopping}
         # With few tokens, hypotheses of different lengths have similar scores.
         settings["suppress_tokens"] = sorted({0, 1, *range(3, 92)} - {pair.imported.generation.start_ids[1]})
         for source in pair.sources:

@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from sightline.model.architectures.transformer import Transformer
-from sightline.model.checkpoint import (
-    average,
-    load_checkpoint,
-    load_metadata,
-    save_checkpoint,
-    save_tensors,
-)
+from sightline.model.checkpoint import average, load_checkpoint, load_metadata, save_checkpoint, save_tensors
 from sightline.model.config import TransformerConfig
 from sightline.model.parts import CONFIG, TOKENIZER, WEIGHTS
 
@@ -121,8 +115,7 @@ def test_an_invalid_configuration_file_is_rejected_with_its_name(checkpoint: Pat
     """A JSON list must not end in a traceback."""
     (checkpoint / CONFIG).write_text(text, encoding="utf-8")
     with pytest.raises(
-        ValueError,
-        match=r"of this version of Sightline: .*config\.json (is not valid JSON|must contain a JSON object)",
+        ValueError, match=r"of this version of Sightline: .*config\.json (is not valid JSON|must contain a JSON object)"
     ):
         load_checkpoint(checkpoint)
 

@@ -187,26 +187,14 @@ def test_blank_lines_of_json_are_no_records(tmp_path: Path) -> None:
 
 
 PAIR_ERRORS = [
-    (
-        '{"source": "a" "target": "b"}',
-        f"line 1, column 16: JSON error: Expecting ',' delimiter; {ONE_PAIR}",
-    ),
+    ('{"source": "a" "target": "b"}', f"line 1, column 16: JSON error: Expecting ',' delimiter; {ONE_PAIR}"),
     (
         '{"source": "a", "target": "b"}\n{"source": "a", "target": "b"',
         f"line 2, column 30: JSON error: Expecting ',' delimiter; {ONE_PAIR}",
     ),
-    (
-        '{"source": "a", "target": NaN}',
-        f"line 1: JSON error: NaN is not a JSON value; {ONE_PAIR}",
-    ),
-    (
-        '{"source": "a", "source": "b"}',
-        f"line 1: JSON error: the field 'source' occurs twice; {ONE_PAIR}",
-    ),
-    (
-        '["a", "b"]',
-        f"line 1: expected a JSON object, got a list; {ONE_PAIR}",
-    ),
+    ('{"source": "a", "target": NaN}', f"line 1: JSON error: NaN is not a JSON value; {ONE_PAIR}"),
+    ('{"source": "a", "source": "b"}', f"line 1: JSON error: the field 'source' occurs twice; {ONE_PAIR}"),
+    ('["a", "b"]', f"line 1: expected a JSON object, got a list; {ONE_PAIR}"),
     ('{"source": "a", "goal": "b"}', "line 1: unknown field 'goal'; the fields are source and target"),
     ('{"source": "a"}', "line 1: missing field 'target'; the fields are source and target"),
     ("{}", "line 1: missing field 'source'; the fields are source and target"),
@@ -241,10 +229,7 @@ def test_a_paired_surrogate_is_a_character(tmp_path: Path) -> None:
     [
         ("1.5", "line 1: label must be a string, an integer or a boolean, got a number"),
         ("null", "line 1: label must be a string, an integer or a boolean, got null"),
-        (
-            "NaN",
-            f"line 1: JSON error: NaN is not a JSON value; {ONE_TEXT}",
-        ),
+        ("NaN", f"line 1: JSON error: NaN is not a JSON value; {ONE_TEXT}"),
         ('["a"]', "line 1: label is a list; add --multi-label to train with several labels a text"),
         ('" "', "line 1: label is blank; add a name"),
         (
@@ -402,10 +387,7 @@ def test_a_quote_that_is_not_closed_is_an_error_of_the_line_where_it_opens(tmp_p
             "text\nfünf\n".encode("latin-1"),
             "line 2, column 2 (in bytes): byte 0xfc is not UTF-8; convert the file to UTF-8",
         ),
-        (
-            "text\n".encode("utf-16"),
-            "line 1, column 1 (in bytes): byte 0xff is not UTF-8; convert the file to UTF-8",
-        ),
+        ("text\n".encode("utf-16"), "line 1, column 1 (in bytes): byte 0xff is not UTF-8; convert the file to UTF-8"),
         (
             "text\n".encode("utf-16-le"),
             "line 1, column 2: NUL byte; the file is binary or not UTF-8; convert it to UTF-8",
@@ -414,10 +396,7 @@ def test_a_quote_that_is_not_closed_is_an_error_of_the_line_where_it_opens(tmp_p
             b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR",
             "line 1, column 1 (in bytes): byte 0x89 is not UTF-8; convert the file to UTF-8",
         ),
-        (
-            b"a\xed\xa0\x80",
-            "line 1, column 2 (in bytes): byte 0xed is not UTF-8; convert the file to UTF-8",
-        ),
+        (b"a\xed\xa0\x80", "line 1, column 2 (in bytes): byte 0xed is not UTF-8; convert the file to UTF-8"),
     ],
     ids=["Latin-1", "UTF-16 with mark", "UTF-16", "PNG", "surrogate"],
 )

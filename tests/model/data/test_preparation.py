@@ -85,11 +85,7 @@ def toy() -> Tokenizer:
 
 
 def run_prepare(
-    run: Path,
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    encode: Encode = encode_records,
-    max_length_tokens: int = 100,
+    run: Path, corpus: Corpus, tokenizer: Tokenizer, encode: Encode = encode_records, max_length_tokens: int = 100
 ) -> Prepared:
     return prepare(run, corpus, check_corpus(corpus), tokenizer, encode, max_length_tokens)
 

@@ -336,11 +336,7 @@ def limit_file_size() -> Iterator[Callable[[int], None]]:
 
 
 def test_a_full_disk_leaves_a_run_that_resumes_to_the_same_weights(
-    tmp_path: Path,
-    corpus: Path,
-    toy_config: MakeConfig,
-    unbroken: Path,
-    limit_file_size: Callable[[int], None],
+    tmp_path: Path, corpus: Path, toy_config: MakeConfig, unbroken: Path, limit_file_size: Callable[[int], None]
 ) -> None:
     run = tmp_path / "run"
     train(run, corpus, toy_config, dataclasses.replace(TOY, max_epochs=1))
