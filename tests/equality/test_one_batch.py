@@ -5,13 +5,20 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 
-from sightline.service.engine.request import Generated, GenerateRequest, Target, TokenEvent
+from sightline.service.engine.request import Generated, GenerateRequest, TokenEvent
 from sightline.service.parameters import FORCED, GenerateParameters
 from sightline.service.runtime.ort import OnnxRunner
-from tests.equality.running import final, make_request, run, run_events
+from tests.equality.running import (
+    assert_same_maps,
+    assert_same_targets,
+    final,
+    make_request,
+    run,
+    run_events,
+    without_maps,
+)
 
 KINDS = frozenset({"encoder", "cross", "decoder"})
 PREFIX = (268, 301)  # two tokens like any other
@@ -36,19 +43,6 @@ MIX: tuple[dict[str, Any], ...] = (
 
 def mixed_requests(sources: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
     return [make_request(source, **MIX[number % len(MIX)]) for number, source in enumerate(sources[:60])]
-
-
-def assert_same_targets(expected: Sequence[Target], given: Sequence[Target]) -> None:
-    """Return all values of targets for a bitwise comparison."""
-    for one, other in zip(expected, given, strict=True):
-        assert without_maps(other) == without_maps(one)
-        assert_same_maps(one, other)
-
-
-def assert_same_maps(expected: Target, given: Target) -> None:
-    assert given.attention.keys() == expected.attention.keys()
-    for kind, maps in expected.attention.items():
-        np.testing.assert_array_equal(given.attention[kind], maps)
 
 
 def assert_same_results(expected: Sequence[Generated], given: Sequence[Generated]) -> None:
@@ -106,10 +100,6 @@ def test_with_maps_equals_without(runner: OnnxRunner, requests: list[GenerateReq
     assert all(target.attention.keys() == KINDS for result in with_maps for target in result.targets)
     given = [replace(result, targets=tuple(map(without_maps, result.targets))) for result in with_maps]
     assert_same_results(without, given)
-
-
-def without_maps(target: Target) -> Target:
-    return replace(target, attention={})
 
 
 @pytest.mark.parametrize("prefix", [(), PREFIX])
