@@ -255,10 +255,10 @@ def test_missing_metadata_are_an_error_or_a_stated_assumption(tmp_path: Path) ->
     (tmp_path / "other").mkdir()
     *_, note = convert(write_gguf(path, llama, "default"), tmp_path / "other").notes
     assert note.endswith("tokenizer.ggml.pre default: texts are split into words as those of GPT-2 are, it is assumed")
-    with pytest.raises(ImportFailedError, match=r"has no tokenizer.ggml.pre, so that it is not known how texts are sp"):
+    with pytest.raises(ImportFailedError, match=r"no tokenizer.ggml.pre, so that it is not known how texts are split"):
         convert(write_gguf(path, llama, ""), tmp_path)
     path.write_bytes(write_gguf(path, llama, "llama-bpe").read_bytes().replace(b"bos_", b"box_"))
-    with pytest.raises(ImportFailedError, match=r"has no tokenizer.ggml.bos_token_id, but its texts start with this"):
+    with pytest.raises(ImportFailedError, match=r"no tokenizer.ggml.bos_token_id, but its texts start with this token"):
         convert(path, tmp_path)
 
 
