@@ -63,17 +63,17 @@ def without_maps(target: Target) -> Target:
     return replace(target, attention={})
 
 
-def assert_same_maps(expected: Target, given: Target) -> None:
-    assert given.attention.keys() == expected.attention.keys()
+def assert_same_maps(expected: Target, actual: Target) -> None:
+    assert actual.attention.keys() == expected.attention.keys()
     for kind, maps in expected.attention.items():
-        np.testing.assert_array_equal(given.attention[kind], maps)
+        np.testing.assert_array_equal(actual.attention[kind], maps)
 
 
-def assert_same_targets(expected: Sequence[Target], given: Sequence[Target]) -> None:
+def assert_same_targets(expected: Sequence[Target], actual: Sequence[Target]) -> None:
     """Compare all values of targets bit by bit."""
-    for one, other in zip(expected, given, strict=True):
-        assert without_maps(other) == without_maps(one)
-        assert_same_maps(one, other)
+    for first, second in zip(expected, actual, strict=True):
+        assert without_maps(second) == without_maps(first)
+        assert_same_maps(first, second)
 
 
 def assert_alone_equals_batched(runner: Runner, sources: Sequence[Sequence[int]], kinds: frozenset[str]) -> None:

@@ -134,7 +134,7 @@ def test_contradictions_of_the_files_of_a_tokenizer_are_noted(case: str, folder:
         tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
-        starts = [one.removeprefix("tokenizer_config.json ")[: len(note)] for one in model.notes]
+        starts = [text.removeprefix("tokenizer_config.json ")[: len(note)] for text in model.notes]
     assert starts == ([note] if note else [])
 
 
