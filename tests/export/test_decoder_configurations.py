@@ -56,9 +56,7 @@ def test_rotary_options_of_transformers_4(edited: EditAndImport, name: str, key:
     assert_same_outputs(*edited(name, lambda config, _: older_form(config, key)))
 
 
-def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(
-    edited: EditAndImport,
-) -> None:
+def test_gpt2_without_a_prefix_and_with_masks_and_a_copy_of_the_embedding(edited: EditAndImport) -> None:
     def edit(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         for name in list(tensors):
             tensors[name.removeprefix("transformer.")] = tensors.pop(name)
@@ -153,11 +151,7 @@ REJECTED: Mapping[str, tuple[str, Edit, str]] = {
     ),
     "dynamic without a factor": ("llama", rope(rope_type="dynamic"), r"has no key 'factor'"),
     "longrope without factors": ("llama", rope(rope_type="longrope"), r"has no key 'short_factor'"),
-    "too few factors": (
-        "phi3",
-        rope(long_factor=[1.0] * 4),
-        r"long_factor must be a list of 5 positive numbers",
-    ),
+    "too few factors": ("phi3", rope(long_factor=[1.0] * 4), r"long_factor must be a list of 5 positive numbers"),
     "factor of zero": ("phi3", rope(short_factor=[1.0] * 4 + [0.0]), r"short_factor must be a list of 5 positive"),
     "phi3 rope type": ("phi3", rope(rope_type="linear", factor=2.0), r"the rope type 'linear' is not one of Phi-3"),
     "phi3 packed": (

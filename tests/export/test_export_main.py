@@ -76,10 +76,7 @@ def test_a_failed_verification_exits_with_1_and_writes_nothing(
     ("arguments", "message"),
     [
         (["nowhere", "--out", "toy"], "nowhere does not exist; name the folder of a checkpoint"),
-        (
-            ["nowhere", "--out", "toy", "--kind", "training"],
-            "nowhere is not a checkpoint: it has no config.json",
-        ),
+        (["nowhere", "--out", "toy", "--kind", "training"], "nowhere is not a checkpoint: it has no config.json"),
         (["verify", "nowhere", "--checkpoint", "elsewhere"], "nowhere is not a bundle: it has no manifest.json"),
         (
             ["nowhere", "--out", "toy", "--kind", "training", "--sentences", "none.txt"],
@@ -340,12 +337,7 @@ def test_quantize_without_text_in_the_language_asks_for_it(
     ],
 )
 def test_quantize_on_missing_text_exits_with_2(
-    bundle: Path,
-    tmp_path: Path,
-    parallel_text: Path,
-    more: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    bundle: Path, tmp_path: Path, parallel_text: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "small"
     arguments = ["quantize", str(bundle), "--out", str(out), "--bits", "8", "--data", str(parallel_text)]

@@ -128,11 +128,7 @@ BART_CASES = (
     case(activation_function="relu"),
     case(tie_word_embeddings=False),
 )
-T5_CASES = (
-    case(relative_attention_max_distance=7),
-    case(layer_norm_epsilon=0.1),
-    case(feed_forward_proj="gated-silu"),
-)
+T5_CASES = (case(relative_attention_max_distance=7), case(layer_norm_epsilon=0.1), case(feed_forward_proj="gated-silu"))
 MODERNBERT_ROPE = {
     "full_attention": {"rope_type": "default", "rope_theta": 160000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},

@@ -99,62 +99,43 @@ def test_a_tokenizer_without_a_form_of_pairs_refuses_pairs_alone(
     assert any(note.startswith("pairs of texts are refused") for note in exported.notes)
 
 
+def added(id_: int, content: str, **options: bool) -> dict[str, Any]:
+    return {"added_tokens_decoder": {str(id_): {"content": content, **options}}}
+
+
+OTHER_TOKEN = "but tokenizer.json: it is none, or one of other options."
+BERT_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+# What tokenizer_config.json says, and the note about it.
 CONTRADICTIONS: Mapping[str, tuple[dict[str, Any], str]] = {
-    "lowercase": ({"do_lower_case": True}, "tokenizer_config.json says do_lower_case true, but tokenizer.json: false."),
-    "prefix": (
-        {"add_prefix_space": True},
-        "tokenizer_config.json says add_prefix_space true, but tokenizer.json: false.",
-    ),
-    "added": (
-        {"added_tokens_decoder": {"4": {"content": "word0", "special": False}}},
-        "tokenizer_config.json says an added token 'word0', but tokenizer.json: it is none, or one of other options.",
-    ),
-    "options": (
-        {"added_tokens_decoder": {"2": {"content": "[CLS]", "special": True, "lstrip": True}}},
-        "tokenizer_config.json says an added token '[CLS]', but tokenizer.json: it is none, or one of other options.",
-    ),
+    "lowercase": ({"do_lower_case": True}, "says do_lower_case true, but tokenizer.json: false."),
+    "prefix": ({"add_prefix_space": True}, "says add_prefix_space true, but tokenizer.json: false."),
+    "added": (added(4, "word0", special=False), f"says an added token 'word0', {OTHER_TOKEN}"),
+    "options": (added(2, "[CLS]", special=True, lstrip=True), f"says an added token '[CLS]', {OTHER_TOKEN}"),
     "padding": (
         {"pad_token": "[SEP]"},
-        "tokenizer_config.json has the pad_token [SEP], whose id is 3, but the configuration has the id 0, which",
+        "has the pad_token [SEP], whose id is 3, but the configuration has the id 0, which",
     ),
     "none": (
         {"do_lower_case": False, "add_prefix_space": False, "pad_token": "[PAD]", "eos_token": "[CLS]"}
-        | {"added_tokens_decoder": {"2": {"content": "[CLS]", "special": True}}},
+        | added(2, "[CLS]", special=True),
         "",
     ),
+    **{option: ({option: False}, f"says {option} false, but tokenizer.json: true.") for option in BERT_OPTIONS},
 }
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
 def test_contradictions_of_the_files_of_a_tokenizer_are_noted(case: str, folder: Path) -> None:
-    config, expected = CONTRADICTIONS[case]
+    config, note = CONTRADICTIONS[case]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = word_tokenizer()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if case in BERT_OPTIONS:
+        tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
-        assert [note[: len(expected)] for note in model.notes] == ([expected] if expected else [])
-
-
-@pytest.mark.parametrize("option", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
-def test_options_of_the_normalizer_of_bert_are_compared(option: str, folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({option: False}))
-    tokenizer = word_tokenizer()
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    with open_folder(folder) as opened, described(opened, ExportOptions()) as model:
-        (note,) = model.notes
-    assert note.startswith(f"tokenizer_config.json says {option} false, but tokenizer.json: true.")
-
-
-def test_a_token_with_two_ids_is_refused(folder: Path) -> None:
-    config = {"added_tokens_decoder": {"7": {"content": "[CLS]", "special": True}}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    raised = pytest.raises(
-        ImportFailedError, match=r"gives the token '\[CLS\]' the id 7, but tokenizer.json 2; correct"
-    )
-    with raised, open_folder(folder) as opened, described(opened, ExportOptions()):
-        pass
+        starts = [text.removeprefix("tokenizer_config.json ")[: len(note)] for text in model.notes]
+    assert starts == ([note] if note else [])
 
 
 @pytest.mark.usefixtures("no_child")
@@ -164,14 +145,13 @@ def test_keys_that_the_user_ignores_are_recorded(
     edit(folder, auto_map={}, embedding_twist=2, note="x")
     words = [str(folder), "--out", str(tmp_path / "bundle"), "--ignore-key", "embedding_twist", "--ignore-key"]
     assert main([*words, "hidden_size"]) == 2
-    assert (
+    error = (
         "--ignore-key hidden_size: config.json has no unknown key of this name; its unknown keys are embedding_twist, n"
-        in (capsys.readouterr().err)
     )
+    assert error in capsys.readouterr().err
     assert main([*words, "note"]) == 0
-    assert "note: config.json has keys that do not change the model and are ignored: embedding_twist, note\n" in (
-        capsys.readouterr().err
-    )
+    note = "note: config.json has keys that do not change the model and are ignored: embedding_twist, note\n"
+    assert note in capsys.readouterr().err
     manifest = read_manifest(tmp_path / "bundle")
     assert manifest.origin is not None and manifest.origin.ignored_keys == ("embedding_twist", "note")
     assert "| ignored keys | embedding_twist, note |" in model_card(manifest, RunRecord())
@@ -203,9 +183,8 @@ def edit(folder: Path, **changes: Any) -> None:
 
 
 def drop_tensor(folder: Path) -> None:
-    tensors = bert_tensors()
-    del tensors["encoder.layer.1.output.dense.weight"]
-    save_file(tensors, folder / "model.safetensors")
+    kept = {name: array for name, array in bert_tensors().items() if name != "encoder.layer.1.output.dense.weight"}
+    save_file(kept, folder / "model.safetensors")
 
 
 def truncate(folder: Path) -> None:
@@ -278,6 +257,10 @@ ERRORS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "tokenizer.json").write_text("{}"),
         "tokenizer.json is not a tokenizer of the tokenizers library",
     ),
+    "two ids of a token": (
+        lambda folder: (folder / "tokenizer_config.json").write_text(json.dumps(added(7, "[CLS]", special=True))),
+        "gives the token '[CLS]' the id 7, but tokenizer.json 2; correct",
+    ),
     "file": (become_file, "checkpoint is a file; name the folder of a checkpoint"),
     "empty folder": (clear, "checkpoint is empty; name the folder of a checkpoint"),
     "missing folder": (shutil.rmtree, "checkpoint does not exist; name the folder of a checkpoint"),
@@ -325,10 +308,7 @@ def test_too_little_memory_or_disk_space_is_an_error_with_the_numbers(
 
 @pytest.mark.usefixtures("unverified")
 def test_a_full_disk_is_an_error_that_leaves_nothing(
-    folder: Path,
-    small_disk: Callable[[int], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, small_disk: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The disk becomes full while each of the files is written, because it grows by one page."""
     monkeypatch.setattr(pipeline, "_check_resources", lambda *_: None)
@@ -443,21 +423,15 @@ def test_layers_after_pooling_that_do_not_fit_are_not_served(folder: Path, tmp_p
         read_manifest(tmp_path / "bundle")
     document["embedding"]["dense"] = [layer | {"inputs": 4, "outputs": 17}]  # as many numbers
     path.write_text(json.dumps(document))
-    with pytest.raises(
-        BundleError, match=r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
-    ):
+    message = r"embedding\.dense reads vectors of 4 numbers, but the hidden states have 16"
+    with pytest.raises(BundleError, match=message):
         load_backend(Settings(bundles=tmp_path, threads=1), lambda _: NullObserver())
 
 
 @pytest.mark.parametrize(
     ("shape", "bias", "changes", "message"),
     [
-        (
-            (5, 12),
-            None,
-            {},
-            "from 12 to 5 numbers after vectors of 16 has a weight of shape .5, 12.; the folder may belong",
-        ),
+        ((5, 12), None, {}, "from 12 to 5 numbers after vectors of 16 has a weight of shape .5, 12.; the folder may"),
         ((5, 16), None, {"out_features": 6}, "from 16 to 6 numbers after vectors of 16 has a weight of shape .5, 16."),
         ((5, 16), None, {"bias": True}, "has no tensor 'linear.bias'"),
         ((5, 16), np.ones(6, np.float32), {}, "numbers after vectors of 16 has a bias of shape .6.; the folder may"),
@@ -505,12 +479,7 @@ def test_an_output_that_is_no_bundle_is_kept(folder: Path, tmp_path: Path, capsy
     ],
 )
 def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
-    verify: Any,
-    error: type[Exception],
-    message: str,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    verify: Any, error: type[Exception], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))

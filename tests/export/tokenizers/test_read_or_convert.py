@@ -15,12 +15,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 from sightline.base.text.tokenizer import TextTokenizer
 from sightline.export.check.serving import TEXTS as ODD_TEXTS
 from sightline.export.import_errors import ImportFailedError
-from sightline.export.tokenizers import (
-    CONVERSIONS,
-    ConvertedTokenizers,
-    firefox_tokenizer,
-    read_or_convert_tokenizers,
-)
+from sightline.export.tokenizers import CONVERSIONS, ConvertedTokenizers, firefox_tokenizer, read_or_convert_tokenizers
 from sightline.export.tokenizers.language_tokens import M2M100, MBART, MBART_50, language_ids
 from sightline.export.tokenizers.sentencepiece import Piece, PieceKind, SentencePieceModel
 from tests.base.text.kinds import SENTENCES, byte_level
