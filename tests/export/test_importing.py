@@ -36,7 +36,7 @@ from sightline.service.settings import Settings
 from tests.export.failing_checks import differ, end_process
 from tests.export.folders_of_others import bert_tensors, word_tokenizer, write_bert
 from tests.support.export import main
-from tests.support.training_runs import UNCHECKED
+from tests.support.training_runs import omit_check
 from tests.zoo.folders import modules
 
 METADATA = BundleMetadata("imported", "a test", "MIT")
@@ -482,7 +482,7 @@ def test_a_bundle_that_fails_verification_does_not_replace_the_old_one(
     verify: Any, error: type[Exception], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
+        patched.setattr(pipeline, "check_in_child", omit_check)
         export_checkpoint(Export(folder, tmp_path / "bundle", METADATA))
     before = (tmp_path / "bundle" / "manifest.json").read_bytes()
     monkeypatch.setattr(pipeline, "check", verify)  # pickled by its name, so that the child calls it

@@ -59,7 +59,7 @@ from sightline.model.evaluation.bleu import EvaluationSet
 from tests.export.folders_of_others import WIDTH, bert_tensors, write_bert
 from tests.export.products import everywhere
 from tests.support.export import main
-from tests.support.training_runs import UNCHECKED
+from tests.support.training_runs import omit_check
 
 TEXTS = ("word1 word2 word3 word4", "word9", "word30 word2 word17", "word5 word6 word5 word6 word5 word6")
 
@@ -114,7 +114,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     write_hf(checkpoints / "translator", T5ForConditionalGeneration(t5))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "check_in_child", lambda *_: pipeline.Checked(UNCHECKED, None, 1))
+        patch.setattr(pipeline, "check_in_child", omit_check)
         for folder in sorted(checkpoints.iterdir()):
             export_checkpoint(Export(folder, bundles / folder.name, BundleMetadata(folder.name, "a test", "MIT")))
     return bundles
